@@ -1,0 +1,103 @@
+"""What a method is: frozen hyper-parameters and coroutines that ask."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from types import UnionType
+from typing import Any, ClassVar, Generic, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from torch import Tensor
+
+from fedcc.core.model import Model
+from fedcc.core.roles import Client, Server
+from fedcc.core.samples import Samples
+
+T = TypeVar("T")
+Up = TypeVar("Up")
+Down = TypeVar("Down")
+Family = Literal["parameters", "distillation", "bound"]
+
+
+def option(default: T, meaning: str, source: str = "", *, low: float | None = None, high: float | None = None) -> T:
+    """A hyper-parameter with its meaning, the place its default comes from, and the range it may take."""
+    metadata = {"meaning": meaning, "source": source, "low": low, "high": high}
+    return field(default=default, metadata=metadata)
+
+
+@dataclass(frozen=True, eq=False)
+class Trained:
+    """What training leaves behind: the clients' models and the server's; a method's ``predict`` reads these."""
+
+    classes: int
+    clients: Mapping[int, Model] = field(default_factory=dict)
+    server: Mapping[str, Model] = field(default_factory=dict)
+
+
+class Method(ABC, Generic[Up, Down]):
+    """A federated method: subclass it as a frozen dataclass of hyper-parameters.
+
+    ``client`` and ``server`` read like the paper's algorithm: they await requests (fits, predictions) and return
+    messages. They never train, and know nothing of engines, devices or transports.
+    """
+
+    family: ClassVar[Family]
+    source: ClassVar[str]  # the paper it comes from
+    uploads_models: ClassVar[bool] = False  # clients hand their models over once, at the end, for prediction
+
+    def __post_init__(self) -> None:
+        hints = get_type_hints(type(self))
+        for f in fields(self):  # type: ignore[arg-type]
+            _check(f.name, getattr(self, f.name), hints[f.name], f.metadata.get("low"), f.metadata.get("high"))
+
+    @property
+    def name(self) -> str:
+        return type(self).__name__
+
+    def outputs(self, classes: int) -> int:
+        """How many outputs a client's network has."""
+        return classes
+
+    def rounds(self, rounds: int) -> int:
+        """How many rounds the method needs where T are asked for."""
+        return rounds
+
+    async def start(self, s: Server) -> Mapping[int, Down | None]:
+        """Before the first round: a downlink for every client; None where there is nothing to say yet."""
+        return dict.fromkeys(s.archs)
+
+    @abstractmethod
+    async def client(self, c: Client, down: Down | None) -> Up:
+        """One client's round: from what it received to what it sends."""
+
+    @abstractmethod
+    async def server(self, s: Server, ups: Mapping[int, Up]) -> Mapping[int, Down | None]:
+        """The server's part: from the uplinks that arrived to a downlink for **every** client."""
+
+    @abstractmethod
+    async def predict(self, t: Trained, samples: Samples) -> Tensor:
+        """Scores [N, classes] by the method's own rule; [clients, N, classes] where each client predicts alone."""
+
+
+AnyMethod = Method[Any, Any]
+
+
+def _check(name: str, value: Any, hint: Any, low: float | None, high: float | None) -> None:
+    """Refuse a value of the wrong type or out of range, naming the value and the rule."""
+    options = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+    if value is None and type(None) in options:
+        return
+    for kind in options:
+        if get_origin(kind) is Literal:
+            if value in get_args(kind):
+                return
+            raise ValueError(f"{name} must be one of {', '.join(map(str, get_args(kind)))}, got {value!r}")
+    if bool in options and not isinstance(value, bool):
+        raise ValueError(f"{name} must be true or false, got {value!r}")
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if (float in options and not number) or (options[0] is int and not (number and isinstance(value, int))):
+        raise ValueError(f"{name} must be {'a whole number' if options[0] is int else 'a number'}, got {value!r}")
+    if number and (value != value or (low is not None and value < low) or (high is not None and value > high)):
+        rule = f"at least {low:g}" if high is None else f"from {low:g} to {high:g}"
+        raise ValueError(f"{name} must be {rule}, got {value}")

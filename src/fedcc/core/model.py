@@ -1,0 +1,72 @@
+"""Architectures, models and what a network returns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from torch import Tensor, nn
+
+Factory = Callable[[int], nn.Module]
+"""Builds a network with the given number of outputs. Hashable: a function, a class, or a frozen dataclass."""
+
+State = Mapping[str, Tensor]
+"""Parameters and buffers by name, as in ``state_dict()``; never changed in place."""
+
+
+class Outputs(NamedTuple):
+    """What every network returns: logits [N, outputs] and what entered the last linear layer, [N, width]."""
+
+    logits: Tensor
+    features: Tensor
+
+
+@dataclass(frozen=True)
+class Arch:
+    """A network's description: the factories of its trunks, its outputs, and the shape of one input.
+
+    Several trunks stand side by side: their features are concatenated and enter one linear head (FedConcat).
+    """
+
+    trunks: tuple[Factory, ...]
+    outputs: int
+    shape: tuple[int, ...]
+    tokens: bool = False  # inputs are integers (indices), not floats
+
+    @property
+    def name(self) -> str:
+        return "+".join(factory_name(trunk) for trunk in self.trunks)
+
+    def __str__(self) -> str:
+        return f"{self.name}({self.outputs} outputs)"
+
+
+def factory_name(factory: Factory) -> str:
+    """A network's name for people: ``resnet14``, or the name of the caller's function or class."""
+    own = getattr(factory, "__qualname__", None)
+    return str(own) if own is not None else str(factory)
+
+
+@dataclass(frozen=True, eq=False)
+class Model:
+    """An architecture and its state."""
+
+    arch: Arch
+    state: State
+
+    def with_(self, state: State) -> Model:
+        """The same model with these entries replaced; the others (integer counters) stay."""
+        missing = [name for name in state if name not in self.state]
+        if missing:
+            raise ValueError(f"{self.arch} has no entries named {missing[:3]}")
+        for name, value in state.items():
+            if value.shape != self.state[name].shape:
+                expected = tuple(self.state[name].shape)
+                raise ValueError(f"{self.arch}: {name} must have shape {expected}, got {tuple(value.shape)}")
+        return Model(self.arch, {**self.state, **state})
+
+    @property
+    def floating(self) -> State:
+        """Weights and running statistics, without integer counters: what crosses the wire."""
+        return {name: value for name, value in self.state.items() if value.is_floating_point()}

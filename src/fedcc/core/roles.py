@@ -1,0 +1,131 @@
+"""The two sides of a federation: all that each of them can see.
+
+There is no attribute through which a server could touch a client's model or data, and neither side holds a public
+label: those are dropped when the split is made (the evaluator alone keeps them).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedcc.core.model import Arch, Model
+from fedcc.core.requests import Fit, Fitted, Frozen, Init, Predict, Recipe
+from fedcc.core.rng import SERVER, Key
+from fedcc.core.samples import Samples
+from fedcc.core.step import Gradient, Loss
+
+
+@dataclass(eq=False, kw_only=True)
+class Role:
+    """What a client and a server have in common: the public samples, the run's recipe, their own key and memory."""
+
+    public: Samples
+    classes: int
+    recipe: Recipe
+    key: Key
+    memory: dict[str, Any] = field(default_factory=dict)  # tensors and JSON values that survive between rounds
+    log: dict[str, float] = field(default_factory=dict)  # numbers of this round, for the record; never sent
+
+    @property
+    def round(self) -> int:
+        return self.key.round
+
+    def begin(self, round: int) -> None:
+        """A new round: its key, and an empty log."""
+        self.key = self.key.of(round=round)
+        self.log = {}
+
+    def recipe_(self, **changes: Any) -> Recipe:
+        """The run's recipe with some values changed; None leaves a value as it is."""
+        return replace(self.recipe, **{name: value for name, value in changes.items() if value is not None})
+
+    def fitting(
+        self,
+        phase: str,
+        model: Model,
+        loss: Loss,
+        *,
+        recipe: Recipe | None = None,
+        constants: Mapping[str, Any] | None = None,
+        frozen: Mapping[str, Frozen] | None = None,
+        gradient: Gradient | None = None,
+        only: str | None = None,
+        joint: bool = True,
+        **streams: Samples,
+    ) -> Fit:
+        """The request to train ``model``; ``phase`` names it in the keys of its batches and in errors."""
+        return Fit(
+            model=model,
+            loss=loss,
+            streams=streams,
+            key=self.key.of(phase=phase),
+            recipe=recipe or self.recipe,
+            constants=constants or {},
+            frozen=frozen or {},
+            gradient=gradient,
+            only=only,
+            joint=joint,
+        )
+
+
+@dataclass(eq=False, kw_only=True)
+class Client(Role):
+    """One client: its id, network, model and private samples, and the public samples that all share."""
+
+    id: int
+    arch: Arch
+    private: Samples
+    _model: Model | None = None
+    _optimizer: Mapping[str, Tensor] = field(default_factory=dict)
+
+    @property
+    def model(self) -> Model:
+        if self._model is None:
+            raise RuntimeError(f"client {self.id} has no model yet")
+        return self._model
+
+    @model.setter
+    def model(self, model: Model) -> None:
+        self._model = model
+
+    def begin(self, round: int) -> None:
+        super().begin(round)
+        self._optimizer = {}
+
+    def counts(self) -> Tensor:
+        """Private samples per class, [classes]; known to the client alone."""
+        return torch.bincount(self.private["y"], minlength=self.classes)
+
+    async def fit(self, phase: str, loss: Loss, **request: Any) -> Fitted:
+        """Train the client's own model and keep the result. Takes what :meth:`fitting` takes."""
+        fit = self.fitting(phase, self.model, loss, **request)
+        if fit.recipe.reset == "round" and fit.only is None:
+            fit = replace(fit, optimizer=self._optimizer)
+        fitted = await fit
+        self.model, self._optimizer = fitted.model, fitted.optimizer
+        return fitted
+
+    def predict(self, samples: Samples) -> Predict:
+        """The own model's outputs on clean inputs."""
+        return Predict(self.model, samples)
+
+
+@dataclass(eq=False, kw_only=True)
+class Server(Role):
+    """The server: public samples, the clients' architectures, and models of its own."""
+
+    archs: Mapping[int, Arch]
+    models: dict[str, Model] = field(default_factory=dict)
+
+    def init(self, arch: Arch, name: str = "init") -> Init:
+        """A first model of the server's own; the name keys its weights."""
+        return Init(arch, self.key.of(client=SERVER, phase=name))
+
+    def to_all(self, message: Any) -> dict[int, Any]:
+        """The same downlink for every client."""
+        return dict.fromkeys(self.archs, message)

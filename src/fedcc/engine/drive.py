@@ -1,0 +1,98 @@
+"""The driver: it advances coroutines, groups equal requests, and has an engine serve a group at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine, Hashable, Sequence
+from typing import Any, TypeVar
+
+import torch
+
+from fedcc.core.requests import Executor, Fit, Gather, Init, Predict, Request
+
+T = TypeVar("T")
+
+
+def drive(coroutines: Sequence[Coroutine[Any, Any, T]], executor: Executor) -> list[T]:
+    """Run coroutines to their ends, serving what they ask for; their results, in order.
+
+    The largest group is served first and the rest wait, so a client that skipped a phase is joined by the others at
+    the next one instead of staying out of step for good.
+    """
+    results: dict[int, T] = {}
+    pending: dict[int, tuple[Request[Any], list[Request[Any]], dict[int, Any]]] = {}
+
+    def advance(i: int, answer: Any) -> None:
+        try:
+            request = coroutines[i].send(answer)
+        except StopIteration as stop:
+            pending.pop(i, None)
+            results[i] = stop.value
+            return
+        if not isinstance(request, Request):
+            raise TypeError(f"a method may await requests only, got {type(request).__name__}")
+        pending[i] = (request, list(request.requests) if isinstance(request, Gather) else [request], {})
+        if isinstance(request, Gather) and not request.requests:
+            advance(i, ())
+
+    try:
+        for i in range(len(coroutines)):
+            advance(i, None)
+        while pending:
+            groups: dict[Hashable, list[tuple[int, int]]] = {}
+            for i, (_, parts, answers) in pending.items():
+                for j, part in enumerate(parts):
+                    if j not in answers:
+                        groups.setdefault(signature(part), []).append((i, j))
+            group = max(groups.values(), key=len)
+            served = executor.serve([pending[i][1][j] for i, j in group])
+            for (i, j), answer in zip(group, served, strict=True):
+                pending[i][2][j] = answer
+            for i in dict.fromkeys(i for i, _ in group):
+                request, parts, answers = pending[i]
+                if len(answers) == len(parts):
+                    advance(
+                        i, tuple(answers[j] for j in range(len(parts))) if isinstance(request, Gather) else answers[0]
+                    )
+    finally:
+        for coroutine in coroutines:
+            coroutine.close()
+    return [results[i] for i in range(len(coroutines))]
+
+
+def signature(request: Request[Any]) -> Hashable:
+    """Equal for requests that may be served together.
+
+    Never by epochs, learning rate or sizes, which would split ragged clients.
+    """
+    if isinstance(request, Init):
+        return (Init, request.arch)
+    if isinstance(request, Predict):
+        return (Predict, request.model.arch, request.samples.view, request.samples.shape)
+    if isinstance(request, Fit):
+        return (
+            Fit,
+            request.model.arch,
+            request.loss,
+            request.gradient,
+            request.only,
+            request.joint,
+            request.recipe.batch,
+            tuple(
+                (name, s.view, tuple((n, c.dtype, c.shape[1:]) for n, c in s.columns.items()))
+                for name, s in request.streams.items()
+            ),
+            _shapes(request.constants),
+            tuple((name, f.model.arch, f.stream) for name, f in request.frozen.items()),
+        )
+    raise TypeError(f"no engine serves {type(request).__name__}")
+
+
+def _shapes(tree: Any) -> Hashable:
+    if isinstance(tree, torch.Tensor):
+        return (tree.shape, tree.dtype)
+    if isinstance(tree, dict):
+        return tuple((name, _shapes(value)) for name, value in tree.items())
+    if isinstance(tree, tuple | list):
+        return tuple(map(_shapes, tree))
+    hashable: Hashable = tree
+    return hashable

@@ -1,0 +1,296 @@
+"""The plain engine: one request after another. The reference for every other engine, and the one for CPUs."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Literal, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from fedcc.core.model import Arch, Model, Outputs
+from fedcc.core.requests import Fit, Fitted, Init, Predict, Recipe, Request
+from fedcc.core.rng import Key
+from fedcc.core.samples import Samples
+from fedcc.core.step import Batch, Step, Tensors
+from fedcc.engine.plan import augmentation, batches
+from fedcc.nets.network import Network, build
+
+Precision = Literal["fp32", "bf16", "fp64"]
+PRECISIONS: tuple[Precision, ...] = ("fp32", "bf16", "fp64")
+PREDICT_BATCH = 500
+
+
+class Monitor(Protocol):
+    """Told what an engine does, as it does it."""
+
+    def fitting(self, fit: Fit) -> None:
+        """A fit begins."""
+        ...
+
+    def trained(self, samples: int) -> None:
+        """A step has been made on so many samples."""
+        ...
+
+
+class Plain:
+    """Serves requests one by one on one device.
+
+    ``precision`` is ``fp32`` (no TF32), ``bf16`` (autocast; weights and statistics stay fp32) or ``fp64`` (for tests).
+    """
+
+    name = "plain"
+
+    def __init__(
+        self, device: str | torch.device = "cpu", precision: Precision = "fp32", monitor: Monitor | None = None
+    ):
+        if precision not in PRECISIONS:
+            raise ValueError(f"precision must be one of {', '.join(PRECISIONS)}, got {precision!r}")
+        self.device = torch.device(device)
+        self.precision = precision
+        self.dtype = torch.float64 if precision == "fp64" else torch.float32
+        self.monitor = monitor
+        self.seconds: dict[str, float] = {}  # by phase, since last cleared
+        self._modules: dict[tuple[Arch, str], Network] = {}
+        if self.device.type == "cuda" and precision == "fp32":
+            torch.backends.cuda.matmul.allow_tf32 = False
+            torch.backends.cudnn.allow_tf32 = False
+
+    def serve(self, requests: Sequence[Request[Any]]) -> list[Any]:
+        return [self._serve(request) for request in requests]
+
+    def _serve(self, request: Request[Any]) -> Any:
+        begun = time.perf_counter()
+        answer: Any
+        try:
+            if isinstance(request, Fit):
+                phase, answer = request.key.phase, self.fit(request)
+            elif isinstance(request, Predict):
+                phase, answer = "predict", self.predict(request)
+            elif isinstance(request, Init):
+                phase, answer = "init", self.init(request)
+            else:
+                raise TypeError(f"the plain engine does not serve {type(request).__name__}")
+        except Exception as error:
+            if isinstance(request, Fit | Init):
+                error.add_note(str(request.key))
+            raise
+        self.seconds[phase] = self.seconds.get(phase, 0.0) + time.perf_counter() - begun
+        return answer
+
+    # -- the three requests
+
+    def init(self, request: Init) -> Model:
+        state = build(request.arch, request.key).state_dict()
+        return Model(request.arch, {name: self._place(value) for name, value in state.items()})
+
+    @torch.no_grad()
+    def predict(self, request: Predict) -> Outputs:
+        module = self._load(request.model, "predict").eval()
+        samples, parts = request.samples, []
+        for start in range(0, len(samples), PREDICT_BATCH):
+            x = samples.view.clean(samples.x[start : start + PREDICT_BATCH].to(self.device), self.dtype)
+            parts.append(self._forward(module, x))
+        if not parts:
+            raise ValueError("there is nothing to predict: no samples were given")
+        return Outputs(torch.cat([p.logits for p in parts]), torch.cat([p.features for p in parts]))
+
+    def fit(self, fit: Fit) -> Fitted:
+        steps = fit.steps
+        if self.monitor:
+            self.monitor.fitting(fit)
+        if steps == 0:
+            return Fitted(fit.model, 0, 0.0, fit.optimizer)
+        module = self._load(fit.model, "fit")
+        teachers = {name: self._load(f.model, f"teacher {name}").eval() for name, f in fit.frozen.items()}
+        params = _trainable(module, fit.only)
+        adam = torch.optim.Adam(params.values(), lr=fit.recipe.lr, fused=True)
+        _restore(adam, params, fit.optimizer)
+        feed = Feed(fit, steps, self.device, self.dtype)
+        total = torch.zeros((), dtype=torch.float64, device=self.device)
+        with torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
+            torch.manual_seed(fit.key.of(stream="dropout").integer())
+            for t in range(steps):
+                adam.param_groups[0]["lr"] = learning_rate(fit.recipe, t, steps)
+                loss = self._backward(fit, feed, t, module, params, teachers)
+                if fit.gradient is not None:
+                    self._adjust(fit, feed, t, module, params, teachers)
+                adam.step()
+                total += loss
+                if self.monitor:
+                    self.monitor.trained(feed.batch * len(fit.streams))
+        mean = float(total) / steps
+        if not math.isfinite(mean):
+            raise FloatingPointError(f"the loss is not finite ({mean}) after {steps} steps with lr {fit.recipe.lr}")
+        state = {n: v.detach().clone(memory_format=torch.contiguous_format) for n, v in module.state_dict().items()}
+        return Fitted(Model(fit.model.arch, state), steps, mean, _remember(adam, params, fit.recipe))
+
+    # -- one step
+
+    def _backward(
+        self, fit: Fit, feed: Feed, t: int, module: Network, params: Tensors, teachers: Mapping[str, Network]
+    ) -> Tensor:
+        """Gradients of step t into the parameters; the loss."""
+        for parameter in params.values():
+            parameter.grad = None
+        inputs, columns = feed.inputs(t), feed.columns(t)
+        streams: Mapping[str, Batch]
+        if fit.joint:
+            outputs = self._forward(
+                module, torch.cat(list(inputs.values())) if len(inputs) > 1 else next(iter(inputs.values()))
+            )
+            cuts = [torch.split(part, feed.batch) for part in outputs]
+            parts = {name: Outputs(*pair) for name, *pair in zip(inputs, *cuts, strict=True)}
+            streams = {name: Batch(parts[name], columns[name]) for name in inputs}
+        else:
+            streams = Lazily(inputs, lambda name: Batch(self._forward(module, inputs[name]), columns[name]))
+        with torch.no_grad():
+            seen = {name: self._forward(teachers[name], inputs[f.stream]) for name, f in fit.frozen.items()}
+        loss = fit.loss(Step(streams, params, fit.constants, seen))
+        loss.backward()  # type: ignore[no-untyped-call]
+        return loss.detach()
+
+    def _adjust(
+        self, fit: Fit, feed: Feed, t: int, module: Network, params: Tensors, teachers: Mapping[str, Network]
+    ) -> None:
+        """A second pass at theta + offsets, if the gradient asks for one, and its transform."""
+        assert fit.gradient is not None
+        offsets = fit.gradient.ascent(_grads(params))
+        if offsets is not None:
+            saved = {name: p.detach().clone() for name, p in params.items()}
+            with torch.no_grad():
+                for name, p in params.items():
+                    p.add_(offsets[name])
+            with _still(module):
+                self._backward(fit, feed, t, module, params, teachers)
+            with torch.no_grad():
+                for name, p in params.items():
+                    p.copy_(saved[name])
+        for name, grad in fit.gradient.transform(_grads(params)).items():
+            params[name].grad = grad
+
+    def _forward(self, module: Network, x: Tensor) -> Outputs:
+        if x.ndim == 4:
+            x = x.contiguous(memory_format=torch.channels_last)
+        if self.precision != "bf16":
+            out: Outputs = module(x)
+            return out
+        with torch.autocast(self.device.type, torch.bfloat16):
+            logits, features = module(x)
+        return Outputs(logits.float(), features.float())
+
+    # -- modules
+
+    def _load(self, model: Model, use: str) -> Network:
+        """A module with this model's state; one is kept per architecture and use."""
+        module = self._modules.get((model.arch, use))
+        if module is None:
+            module = build(model.arch, Key(0)).to(self.device, self.dtype)
+            if len(model.arch.shape) == 3:
+                module = module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+            self._modules[(model.arch, use)] = module
+        module.load_state_dict(model.state)
+        return module
+
+    def _place(self, value: Tensor) -> Tensor:
+        return value.to(self.device, self.dtype if value.is_floating_point() else value.dtype)
+
+
+class Feed:
+    """The batches of a fit: inputs and columns of step t, by stream."""
+
+    def __init__(self, fit: Fit, steps: int, device: torch.device, dtype: torch.dtype):
+        self.batch, self.dtype = fit.recipe.batch, dtype
+        self.samples: dict[str, Samples] = {name: s.to(device) for name, s in fit.streams.items()}
+        keys = {name: fit.key.of(stream=name) for name in fit.streams}
+        self.plan = {n: batches(keys[n], len(s), self.batch, steps).to(device) for n, s in self.samples.items()}
+        self.draws = {n: augmentation(keys[n], s.view, self.batch, steps).to(device) for n, s in self.samples.items()}
+
+    def inputs(self, t: int) -> dict[str, Tensor]:
+        return {
+            name: s.view.augmented(s.x[self.plan[name][t]], self.draws[name][t], self.dtype)
+            for name, s in self.samples.items()
+        }
+
+    def columns(self, t: int) -> dict[str, dict[str, Tensor]]:
+        return {
+            name: {n: c[self.plan[name][t]] for n, c in s.columns.items() if n != "x"}
+            for name, s in self.samples.items()
+        }
+
+
+class Lazily(Mapping[str, Batch]):
+    """Streams that are forwarded when the loss first reads them, and not at all if it never does."""
+
+    def __init__(self, names: Mapping[str, Any], make: Callable[[str], Batch]):
+        self._names, self._make, self._made = names, make, dict[str, Batch]()
+
+    def __getitem__(self, name: str) -> Batch:
+        if name not in self._made:
+            self._made[name] = self._make(name)
+        return self._made[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
+def learning_rate(recipe: Recipe, t: int, steps: int) -> float:
+    """The learning rate of step t of a fit."""
+    if recipe.schedule == "cosine":
+        return recipe.lr * 0.5 * (1 + math.cos(math.pi * t / steps))
+    return recipe.lr
+
+
+def _trainable(module: nn.Module, only: str | None) -> dict[str, nn.Parameter]:
+    """Train mode for the named part (all of it by default), evaluation mode and no gradient for the rest."""
+    module.train(only is None)
+    if only is not None:
+        module.get_submodule(only).train()
+    params = {}
+    for name, parameter in module.named_parameters():
+        trained = only is None or name.startswith(f"{only}.")
+        parameter.requires_grad_(trained)
+        if trained:
+            params[name] = parameter
+    return params
+
+
+def _grads(params: Tensors) -> dict[str, Tensor]:
+    return {name: p.grad if p.grad is not None else torch.zeros_like(p) for name, p in params.items()}
+
+
+@contextlib.contextmanager
+def _still(module: nn.Module) -> Iterator[None]:
+    """BatchNorm by batch statistics that leaves the running ones alone."""
+    norms = [m for m in module.modules() if isinstance(m, _BatchNorm) and m.track_running_stats]
+    for m in norms:
+        m.track_running_stats = False
+    try:
+        yield
+    finally:
+        for m in norms:
+            m.track_running_stats = True
+
+
+def _remember(adam: torch.optim.Adam, params: Mapping[str, Tensor], recipe: Recipe) -> dict[str, Tensor]:
+    if recipe.reset == "phase":
+        return {}
+    return {
+        f"{slot}/{name}": value.detach().clone()
+        for name, p in params.items()
+        for slot, value in adam.state[p].items()
+        if isinstance(value, Tensor)
+    }
+
+
+def _restore(adam: torch.optim.Adam, params: Mapping[str, Tensor], saved: Mapping[str, Tensor]) -> None:
+    for key, value in saved.items():
+        slot, _, name = key.partition("/")
+        adam.state[params[name]][slot] = value.clone()

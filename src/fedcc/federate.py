@@ -1,0 +1,98 @@
+"""The round loop. Start reading here: downlinks -> clients -> uplinks -> server -> downlinks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from fedcc.core.messages import WIRE, carried, nbytes
+from fedcc.core.method import AnyMethod, Trained
+from fedcc.core.requests import Executor, Init, gather
+from fedcc.core.rng import Key
+from fedcc.core.roles import Client, Server
+from fedcc.engine.drive import drive
+
+
+class Cohort(Protocol):
+    """The clients, wherever they are: in this process or across machines."""
+
+    wire: str  # the number format of what crosses the wire
+
+    def round(self, t: int, downs: Mapping[int, Any]) -> Mapping[int, Any]:
+        """Uplinks of the clients that took part, by id; a client that did not answer is missing."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class Round:
+    """One round as it happened: which messages went up and down, and how many bytes they held."""
+
+    t: int
+    ups: Mapping[int, Any]
+    downs: Mapping[int, Any]  # what the server sends after this round
+    bytes_up: int
+    bytes_down: int  # of what the clients of this round had received
+
+
+def federate(method: AnyMethod, server: Server, cohort: Cohort, rounds: int, executor: Executor) -> Iterator[Round]:
+    """The one loop, for every method: no branch on the kind of method."""
+    downs = drive([method.start(server)], executor)[0]
+    for t in range(1, method.rounds(rounds) + 1):
+        received = downs
+        server.begin(t)
+        ups = cohort.round(t, received)
+        if ups:
+            downs = drive([method.server(server, dict(sorted(ups.items())))], executor)[0]
+        bytes_up = sum(nbytes(up, cohort.wire) for up in ups.values())
+        bytes_down = sum(nbytes(received[k], cohort.wire) for k in ups)
+        yield Round(t, ups, downs, bytes_up, bytes_down)
+
+
+class Simulated:
+    """All clients in this process, driven together by one engine."""
+
+    def __init__(
+        self,
+        method: AnyMethod,
+        clients: list[Client],
+        executor: Executor,
+        *,
+        participation: float = 1.0,
+        wire: str = "fp32",
+    ):
+        if not 0 < participation <= 1:
+            raise ValueError(f"participation must be above 0 and at most 1, got {participation}")
+        if wire not in WIRE:
+            raise ValueError(f"wire must be one of {', '.join(WIRE)}, got {wire!r}")
+        self.method, self.clients, self.executor = method, clients, executor
+        self.participation, self.wire = participation, wire
+        self.present: list[Client] = []  # those of the latest round
+        models = drive([_ask(clients)], executor)[0]
+        for client, model in zip(clients, models, strict=True):
+            client.model = model
+
+    def round(self, t: int, downs: Mapping[int, Any]) -> dict[int, Any]:
+        self.present = self.participants(t)
+        for client in self.present:
+            client.begin(t)
+        jobs = [self.method.client(client, carried(downs[client.id], self.wire)) for client in self.present]
+        ups = drive(jobs, self.executor)
+        return {client.id: carried(up, self.wire) for client, up in zip(self.present, ups, strict=True)}
+
+    def participants(self, t: int) -> list[Client]:
+        """The clients of round t: all, or a sample that depends on the seed and the round alone."""
+        number = max(1, round(self.participation * len(self.clients)))
+        if number == len(self.clients):
+            return self.clients
+        key = Key(self.clients[0].key.seed, t, phase="participation")
+        chosen = key.generator().choice(len(self.clients), number, replace=False)
+        return [self.clients[i] for i in sorted(chosen)]
+
+    def trained(self, server: Server) -> Trained:
+        """What there is to predict with now."""
+        return Trained(server.classes, {c.id: c.model for c in self.clients}, dict(server.models))
+
+
+async def _ask(clients: list[Client]) -> Any:
+    return await gather(*(Init(c.arch, c.key.of(round=0, phase="init")) for c in clients))

@@ -1,0 +1,64 @@
+"""Loss terms that several methods share. Each sees one step of one client and returns a mean over the batch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fedcc.core.step import Loss, Step
+
+
+@dataclass(frozen=True)
+class CrossEntropy(Loss):
+    """Cross entropy with the labels in column ``y``; ``known`` restricts the softmax to that many first outputs."""
+
+    stream: str
+    known: int | None = None
+
+    def __call__(self, step: Step) -> Tensor:
+        batch = step[self.stream]
+        return F.cross_entropy(batch.logits[:, : self.known], batch["y"])
+
+
+@dataclass(frozen=True)
+class SoftCrossEntropy(Loss):
+    """Cross entropy with the soft labels in column ``target``: the mean of -sum_c q_c log p_c."""
+
+    stream: str
+
+    def __call__(self, step: Step) -> Tensor:
+        batch = step[self.stream]
+        return -(batch["target"] * F.log_softmax(batch.logits, -1)).sum(-1).mean()
+
+
+@dataclass(frozen=True)
+class Distill(Loss):
+    """KL(target || softmax), the mean over the batch, Eq. (2).
+
+    A row whose target is all zero adds neither loss nor gradient. ``known`` restricts the softmax to that many
+    first outputs.
+    """
+
+    stream: str
+    known: int | None = None
+
+    def __call__(self, step: Step) -> Tensor:
+        batch = step[self.stream]
+        q = batch["target"]
+        return (torch.xlogy(q, q) - q * F.log_softmax(batch.logits[:, : self.known], -1)).sum(-1).mean()  # Eq. (2)
+
+
+@dataclass(frozen=True)
+class LogitDistance(Loss):
+    """The mean over batch and classes of |z - target|^power: power 1 is FedMD's alignment of logits."""
+
+    stream: str
+    power: int = 1
+
+    def __call__(self, step: Step) -> Tensor:
+        batch = step[self.stream]
+        difference = batch.logits - batch["target"]
+        return difference.abs().mean() if self.power == 1 else difference.square().mean()

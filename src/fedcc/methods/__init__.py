@@ -1,0 +1,48 @@
+"""The methods, in the order of the paper's Table I. Each file says only what its method does differently."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any
+
+from fedcc.core.method import AnyMethod
+from fedcc.core.naming import unknown
+from fedcc.methods.bounds import Centralized, Local
+from fedcc.methods.fedavg import FedAvg
+from fedcc.methods.fedcc import FedCC
+from fedcc.methods.fedmd import FedMD
+from fedcc.methods.ssl import SSL
+
+METHODS: dict[str, type[AnyMethod]] = {
+    "fedavg": FedAvg,
+    "fedmd": FedMD,
+    "fedcc": FedCC,
+    "ssl": SSL,
+    "local": Local,
+    "centralized": Centralized,
+}
+"""Every method by its name on the command line, in Table I's order; then those that share nothing or everything."""
+
+
+def make(name: str, settings: Mapping[str, Any] | None = None) -> AnyMethod:
+    """A method by name with some hyper-parameters set.
+
+    >>> make("FedCC", {"lam": 0.5}).lam
+    0.5
+    """
+    kind = METHODS.get(name.lower())
+    if kind is None:
+        raise unknown("method", name, METHODS)
+    known = [f.name for f in fields(kind)]  # type: ignore[arg-type]
+    for key in settings or {}:
+        if key not in known:
+            raise (
+                unknown(f"setting of {kind.__name__}", key, known)
+                if known
+                else ValueError(f"{kind.__name__} has no settings, got {key!r}")
+            )
+    return kind(**(settings or {}))
+
+
+__all__ = ["METHODS", "SSL", "Centralized", "FedAvg", "FedCC", "FedMD", "Local", "make"]

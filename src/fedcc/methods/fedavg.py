@@ -1,0 +1,73 @@
+"""FedAvg: weighted averaging of locally trained weights.
+
+McMahan et al., "Communication-efficient learning of deep networks from decentralized data", AISTATS 2017.
+Shares weights and running statistics; receives the average; predicts with the averaged model.
+Deviations: none. Integer BatchNorm counters are neither sent nor averaged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from fedcc.core.messages import Weights
+from fedcc.core.method import Family, Method, Trained
+from fedcc.core.model import Arch, State
+from fedcc.core.requests import Fitted, Predict
+from fedcc.core.roles import Client, Server
+from fedcc.core.samples import Samples
+from fedcc.losses import CrossEntropy
+
+
+@dataclass(frozen=True)
+class FedAvg(Method[Weights, Weights]):
+    """Every client trains the received model on its own data; the server averages by number of samples."""
+
+    family: ClassVar[Family] = "parameters"
+    source: ClassVar[str] = "McMahan et al., AISTATS 2017"
+
+    async def start(self, s: Server) -> Mapping[int, Weights]:
+        s.models["global"] = await s.init(one_network(self.name, s.archs))
+        return s.to_all(Weights.of(s.models["global"]))
+
+    async def client(self, c: Client, down: Weights | None) -> Weights:
+        assert down is not None
+        c.model = c.model.with_(down.state)
+        await self.train(c, down)
+        return Weights.of(c.model, len(c.private))
+
+    async def train(self, c: Client, received: Weights) -> Fitted:
+        """Local training from the received weights: what most variants change."""
+        return await c.fit("fit", CrossEntropy("private"), private=c.private)
+
+    async def server(self, s: Server, ups: Mapping[int, Weights]) -> Mapping[int, Weights]:
+        s.models["global"] = s.models["global"].with_(average(list(ups.values())))
+        return s.to_all(Weights.of(s.models["global"]))
+
+    async def predict(self, t: Trained, samples: Samples) -> Tensor:
+        return (await Predict(t.server["global"], samples)).logits
+
+
+def average(uplinks: list[Weights]) -> State:
+    """sum_k p_k w_k with p_k = n_k / sum_j n_j, running statistics included."""
+    total = sum(up.samples for up in uplinks)
+    shares = [up.samples / total for up in uplinks]
+    return {
+        name: torch.stack([p * up.state[name] for p, up in zip(shares, uplinks, strict=True)]).sum(0)
+        for name in uplinks[0].state
+    }
+
+
+def one_network(method: str, archs: Mapping[int, Arch]) -> Arch:
+    """The network that all clients have, or a refusal."""
+    kinds = list(dict.fromkeys(archs.values()))
+    if len(kinds) > 1:
+        raise ValueError(
+            f"{method} averages weights, so all clients need the same network, got {', '.join(a.name for a in kinds)}; "
+            "give every client one of them, or use a method that shares predictions (FedCC, FedMD)"
+        )
+    return kinds[0]

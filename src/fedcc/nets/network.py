@@ -1,0 +1,76 @@
+"""Any network as trunks and a head, so that features are what enters the last linear layer, whoever wrote it."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from fedcc.core.model import Arch, Factory, Outputs, factory_name
+from fedcc.core.rng import Key
+
+
+class Network(nn.Module):
+    """One or more trunks side by side, their features concatenated, and one linear head."""
+
+    def __init__(self, trunks: list[nn.Module], head: nn.Linear):
+        super().__init__()
+        self.trunks = nn.ModuleList(trunks)
+        self.head = head
+
+    def forward(self, x: Tensor) -> Outputs:
+        features = [trunk(x) for trunk in self.trunks]
+        joined = features[0] if len(features) == 1 else torch.cat(features, -1)
+        return Outputs(self.head(joined), joined)
+
+
+def build(arch: Arch, key: Key) -> Network:
+    """A new network; its weights depend on the key alone."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(key.integer())
+        pairs = [_split(factory, arch) for factory in arch.trunks]
+        if len(pairs) == 1:
+            return Network([pairs[0][0]], pairs[0][1])
+        width = sum(head.in_features for _, head in pairs)
+        return Network([trunk for trunk, _ in pairs], nn.Linear(width, arch.outputs))
+
+
+def _split(factory: Factory, arch: Arch) -> tuple[nn.Module, nn.Linear]:
+    """A factory's network without its last linear layer, and that layer; proved equal to the whole."""
+    name, module = factory_name(factory), factory(arch.outputs)
+    if not isinstance(module, nn.Module):
+        raise TypeError(f"{name}({arch.outputs}) must return an nn.Module, got {type(module).__name__}")
+    probe = torch.ones(2, *arch.shape, dtype=torch.long if arch.tokens else torch.float32)
+    probe = probe if arch.tokens else probe * torch.linspace(-1, 1, probe.numel()).view_as(probe)
+    paths = {sub: path for path, sub in module.named_modules() if isinstance(sub, nn.Linear)}
+    called: list[nn.Linear] = []
+    hooks = [sub.register_forward_hook(lambda sub, *_: called.append(sub)) for sub in paths]
+    mode = module.training
+    module.eval()
+    try:
+        with torch.no_grad():
+            whole = module(probe)
+    except Exception as error:
+        error.add_note(f"while trying {name} on a batch of two inputs of shape {arch.shape}")
+        raise
+    finally:
+        for hook in hooks:
+            hook.remove()
+    if not called:
+        raise ValueError(f"{name} uses no nn.Linear; its outputs must come from a last linear layer")
+    head, path = called[-1], paths[called[-1]]
+    trunk: nn.Module = module
+    if path:
+        parent = module.get_submodule(path.rpartition(".")[0])
+        setattr(parent, path.rpartition(".")[2], nn.Identity())
+    else:
+        trunk = nn.Identity()
+    with torch.no_grad():
+        features = trunk(probe)
+        parts = head(features) if isinstance(features, Tensor) else None
+    if not isinstance(whole, Tensor) or tuple(whole.shape) != (2, arch.outputs):
+        found = tuple(whole.shape) if isinstance(whole, Tensor) else type(whole).__name__
+        raise ValueError(f"{name}({arch.outputs}) must return logits of shape (batch, {arch.outputs}), got {found}")
+    if parts is None or features.ndim != 2 or not torch.equal(parts, whole):
+        raise ValueError(f"{name}: its last nn.Linear must take features [batch, width] and give the logits themselves")
+    module.train(mode)
+    return trunk, head
