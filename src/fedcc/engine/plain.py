@@ -17,6 +17,7 @@ from fedcc.core.requests import Fit, Fitted, Init, Predict, Recipe, Request
 from fedcc.core.rng import Key
 from fedcc.core.samples import Samples
 from fedcc.core.step import Batch, Step, Tensors
+from fedcc.engine.adam import Adam
 from fedcc.engine.plan import augmentation, batches
 from fedcc.nets.network import Network, build
 
@@ -108,18 +109,16 @@ class Plain:
         module = self._load(fit.model, "fit")
         teachers = {name: self._load(f.model, f"teacher {name}").eval() for name, f in fit.frozen.items()}
         params = _trainable(module, fit.only)
-        adam = torch.optim.Adam(params.values(), lr=fit.recipe.lr, fused=True)
-        _restore(adam, params, fit.optimizer)
+        adam = Adam(params, fit.optimizer)
         feed = Feed(fit, steps, self.device, self.dtype)
         total = torch.zeros((), dtype=torch.float64, device=self.device)
         with torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
             torch.manual_seed(fit.key.of(stream="dropout").integer())
             for t in range(steps):
-                adam.param_groups[0]["lr"] = learning_rate(fit.recipe, t, steps)
                 loss = self._backward(fit, feed, t, module, params, teachers)
                 if fit.gradient is not None:
                     self._adjust(fit, feed, t, module, params, teachers)
-                adam.step()
+                adam.step(learning_rate(fit.recipe, t, steps))
                 total += loss
                 if self.monitor:
                     self.monitor.trained(feed.batch * len(fit.streams))
@@ -127,7 +126,7 @@ class Plain:
         if not math.isfinite(mean):
             raise FloatingPointError(f"the loss is not finite ({mean}) after {steps} steps with lr {fit.recipe.lr}")
         state = {n: v.detach().clone(memory_format=torch.contiguous_format) for n, v in module.state_dict().items()}
-        return Fitted(Model(fit.model.arch, state), steps, mean, _remember(adam, params, fit.recipe))
+        return Fitted(Model(fit.model.arch, state), steps, mean, adam.state() if fit.recipe.reset == "round" else {})
 
     # -- one step
 
@@ -277,20 +276,3 @@ def _still(module: nn.Module) -> Iterator[None]:
     finally:
         for m in norms:
             m.track_running_stats = True
-
-
-def _remember(adam: torch.optim.Adam, params: Mapping[str, Tensor], recipe: Recipe) -> dict[str, Tensor]:
-    if recipe.reset == "phase":
-        return {}
-    return {
-        f"{slot}/{name}": value.detach().clone()
-        for name, p in params.items()
-        for slot, value in adam.state[p].items()
-        if isinstance(value, Tensor)
-    }
-
-
-def _restore(adam: torch.optim.Adam, params: Mapping[str, Tensor], saved: Mapping[str, Tensor]) -> None:
-    for key, value in saved.items():
-        slot, _, name = key.partition("/")
-        adam.state[params[name]][slot] = value.clone()

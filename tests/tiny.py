@@ -1,0 +1,104 @@
+"""A federation small enough for a unit test: blobs in a few dimensions, networks of two layers, a plain engine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedcc.core.method import AnyMethod
+from fedcc.core.model import Arch, Factory
+from fedcc.core.requests import Recipe
+from fedcc.core.rng import Key
+from fedcc.core.roles import Client, Server
+from fedcc.core.samples import Samples
+from fedcc.engine import Plain, drive
+from fedcc.federate import Round, Simulated, federate
+
+DIMENSIONS = 6
+
+
+@dataclass(frozen=True)
+class Mlp:
+    """A factory: linear, BatchNorm (optional), ReLU, linear."""
+
+    width: int = 8
+    norm: bool = True
+
+    def __call__(self, outputs: int) -> nn.Module:
+        layers: list[nn.Module] = [nn.Linear(DIMENSIONS, self.width, bias=not self.norm)]
+        layers += [nn.BatchNorm1d(self.width)] if self.norm else []
+        return nn.Sequential(*layers, nn.ReLU(), nn.Linear(self.width, outputs))
+
+
+def blobs(labels: Sequence[int] | Tensor, classes: int, seed: int = 0) -> Tensor:
+    """Inputs [N, 6] around one centre per class."""
+    centres = torch.randn(classes, DIMENSIONS, generator=torch.Generator().manual_seed(99)) * 2
+    noise = torch.randn(len(labels), DIMENSIONS, generator=torch.Generator().manual_seed(seed))
+    return centres[torch.as_tensor(labels)] + 0.5 * noise
+
+
+@dataclass
+class Tiny:
+    """Everything of a run, open to a test: ``Tiny(FedAvg()).run(2)``.
+
+    ``labels`` holds each client's private labels; ``factories`` are given to clients in turn.
+    """
+
+    method: AnyMethod
+    labels: Sequence[Sequence[int]] = ((0,) * 20, (1,) * 20, (2,) * 20)
+    classes: int = 3
+    publics: int = 24
+    factories: Sequence[Factory] = (Mlp(),)
+    recipe: Recipe = field(default_factory=lambda: Recipe(lr=1e-2, batch=8, epochs=2))
+    seed: int = 0
+    precision: Any = "fp64"
+    options: dict[str, Any] = field(default_factory=dict)  # of Simulated
+
+    def __post_init__(self) -> None:
+        self.executor = Plain("cpu", self.precision)
+        everyone = torch.arange(self.publics) % self.classes
+        self.hidden = everyone
+        self.public = Samples({"x": blobs(everyone, self.classes, seed=7)})
+        self.test = Samples({"x": blobs(everyone, self.classes, seed=8), "y": everyone})
+        outputs = self.method.outputs(self.classes)
+        self.clients = [
+            Client(
+                public=self.public,
+                classes=self.classes,
+                recipe=self.recipe,
+                key=Key(self.seed, 0, k),
+                id=k,
+                arch=Arch((self.factories[k % len(self.factories)],), outputs, (DIMENSIONS,)),
+                private=Samples({"x": blobs(own, self.classes, seed=100 + k), "y": torch.as_tensor(own)}),
+            )
+            for k, own in enumerate(self.labels)
+        ]
+        self.server = Server(
+            public=self.public,
+            classes=self.classes,
+            recipe=self.recipe,
+            key=Key(self.seed),
+            archs={c.id: c.arch for c in self.clients},
+        )
+        self.cohort = Simulated(self.method, self.clients, self.executor, **self.options)
+        self.rounds: list[Round] = []
+
+    def run(self, rounds: int = 1) -> Tiny:
+        self.rounds = list(federate(self.method, self.server, self.cohort, rounds, self.executor))
+        return self
+
+    def ask(self, coroutine: Any) -> Any:
+        """The result of one coroutine."""
+        return drive([coroutine], self.executor)[0]
+
+    def scores(self) -> Tensor:
+        """The method's own prediction on the test samples."""
+        scores: Tensor = self.ask(self.method.predict(self.cohort.trained(self.server), self.test.only("x")))
+        return scores
+
+    def accuracy(self) -> float:
+        return float((self.scores().argmax(-1) == self.test["y"]).double().mean())
