@@ -1,4 +1,4 @@
-"""Adam on named parameters: the fused kernel of torch.optim without its first step, which imports the compiler (3 s)."""
+"""Adam on named parameters: the fused kernel of torch.optim without what its first step imports (the compiler, 3 s)."""
 
 from __future__ import annotations
 
