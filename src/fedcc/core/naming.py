@@ -1,19 +1,18 @@
-"""Errors for names nobody knows."""
+"""Names a user types: an unknown one is answered with the nearest known."""
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable
+from difflib import get_close_matches
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> ValueError:
-    """The error for an unknown name, with the nearest known one.
+    """The error for a name that is not known; the caller raises it.
 
-    >>> str(unknown("network", "resnt14", ["resnet8", "resnet14"]))
-    "unknown network 'resnt14'; did you mean 'resnet14'? Known: resnet8, resnet14"
+    >>> unknown("data set", "cifr10", ["digits", "cifar10"])
+    ValueError("unknown data set 'cifr10'; did you mean 'cifar10'? Known: digits, cifar10")
     """
-    names = list(known)
-    folded = {candidate.lower(): candidate for candidate in names}
-    near = difflib.get_close_matches(name.lower(), list(folded), 1, 0.5)
-    hint = f"; did you mean {folded[near[0]]!r}?" if near else "."
-    return ValueError(f"unknown {kind} {name!r}{hint} Known: {', '.join(names)}")
+    names = {str(k).lower(): str(k) for k in known}
+    near = get_close_matches(name.lower(), names, n=1, cutoff=0.4)
+    hint = f"; did you mean '{names[near[0]]}'?" if near else "."
+    return ValueError(f"unknown {kind} '{name}'{hint} Known: {', '.join(names.values()) or 'none'}")

@@ -1,0 +1,25 @@
+"""Files that are written whole: a reader sees the old file or the new one, never half of one."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+
+@contextmanager
+def written_whole(path: Path) -> Iterator[IO[bytes]]:
+    """A binary file that takes its name ``path`` only once the block has ended without an error.
+
+    The temporary file lies beside the target, since a rename is atomic only within one file system.
+    """
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
+    try:
+        with temporary.open("xb") as file:
+            yield file
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise

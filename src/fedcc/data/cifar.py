@@ -1,0 +1,191 @@
+"""CIFAR-10 and CIFAR-100 from their upstream pickles, which are read without running anything they contain."""
+
+from __future__ import annotations
+
+import codecs
+import io
+import pickle
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedcc.core.samples import View
+from fedcc.data.dataset import (
+    DataError,
+    Dataset,
+    Description,
+    Images,
+    Labels,
+    Remote,
+    content_of,
+    paper_defaults,
+    same_as_upstream,
+)
+
+PIXELS = 3 * 32 * 32
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What one of the two sets keeps where."""
+
+    train: tuple[str, ...]
+    test: str
+    rows: tuple[int, int]  # images in each training file, in the test file
+    labels: bytes
+    names_file: str
+    names: bytes
+    classes: int
+    md5: dict[str, str]
+
+
+# What an array is made of in these files. numpy.core is numpy 1's name for numpy._core; _codecs.encode is how
+# Python 3 spells bytes in an old protocol. None of these can run anything.
+_reconstruct = np.zeros(0).__reduce__()[0]
+ADMITTED: dict[tuple[str, str], Any] = {
+    ("numpy.core.multiarray", "_reconstruct"): _reconstruct,
+    ("numpy._core.multiarray", "_reconstruct"): _reconstruct,
+    ("numpy", "ndarray"): np.ndarray,
+    ("numpy", "dtype"): np.dtype,
+    ("_codecs", "encode"): codecs.encode,
+}
+
+
+class Arrays(pickle.Unpickler):
+    """An unpickler that admits numpy arrays and plain containers, and nothing else."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        try:
+            return ADMITTED[module, name]
+        except KeyError:
+            raise pickle.UnpicklingError(
+                f"refused the global {module}.{name}: only numpy arrays are admitted"
+            ) from None
+
+
+def unpickled(path: Path, content: bytes) -> dict[bytes, Any]:
+    """The dictionary in a pickle of Python 2 or 3; its keys are bytes."""
+    try:
+        loaded = Arrays(io.BytesIO(content), encoding="bytes").load()
+    except Exception as error:  # a damaged pickle may raise nearly anything
+        raise DataError(f"{path}: expected a pickle of arrays, found: {error or type(error).__name__}") from error
+    if not isinstance(loaded, dict):
+        raise DataError(f"{path}: expected a pickled dictionary, found {type(loaded).__name__}")
+    return {key.encode() if isinstance(key, str) else key: value for key, value in loaded.items()}
+
+
+def _value(path: Path, stored: dict[bytes, Any], key: bytes) -> Any:
+    if key not in stored:
+        raise DataError(f"{path}: expected the entry '{key.decode()}', found {sorted(map(str, stored))}")
+    return stored[key]
+
+
+def read_batch(path: Path, layout: Layout, rows: int) -> tuple[Images, Labels]:
+    """The images [rows, 3, 32, 32] and labels of one file."""
+    content = content_of(path)
+    stored = unpickled(path, content)
+    x = _value(path, stored, b"data")
+    if not isinstance(x, np.ndarray) or x.dtype != np.uint8 or x.shape != (rows, PIXELS):
+        found = f"{x.dtype} {x.shape}" if isinstance(x, np.ndarray) else type(x).__name__
+        raise DataError(f"{path}: expected 'data' as uint8 ({rows}, {PIXELS}), found {found}")
+    labels, name = _value(path, stored, layout.labels), layout.labels.decode()
+    if not isinstance(labels, list) or len(labels) != rows or not all(type(label) is int for label in labels):
+        found = f"{len(labels)} entries" if isinstance(labels, list) else type(labels).__name__
+        raise DataError(f"{path}: expected '{name}' as a list of {rows} whole numbers, found {found}")
+    if not 0 <= min(labels) <= max(labels) < layout.classes:
+        raise DataError(f"{path}: expected labels 0 .. {layout.classes - 1}, found {min(labels)} .. {max(labels)}")
+    same_as_upstream(path, content, layout.md5.get(path.name, ""))
+    return x.reshape(rows, 3, 32, 32), np.array(labels, np.int64)
+
+
+def read_names(path: Path, layout: Layout) -> tuple[str, ...]:
+    content = content_of(path)
+    names = _value(path, unpickled(path, content), layout.names)
+    if not isinstance(names, list) or len(names) != layout.classes:
+        found = f"{len(names)} entries" if isinstance(names, list) else type(names).__name__
+        raise DataError(f"{path}: expected {layout.classes} class names, found {found}")
+    same_as_upstream(path, content, layout.md5.get(path.name, ""))
+    return tuple(name.decode() if isinstance(name, bytes) else str(name) for name in names)
+
+
+def read_layout(folder: Path, layout: Layout, name: str, view: View) -> Dataset:
+    classes = read_names(folder / layout.names_file, layout)
+    batches = [read_batch(folder / file, layout, layout.rows[0]) for file in layout.train]
+    test_x, test_y = read_batch(folder / layout.test, layout, layout.rows[1])
+    train_x, train_y = (np.concatenate(arrays) for arrays in zip(*batches, strict=True))
+    defaults = (CIFAR10 if name == "cifar10" else CIFAR100).defaults
+    return Dataset(name, classes, train_x, train_y, test_x, test_y, view, defaults)
+
+
+LAYOUT10 = Layout(
+    train=tuple(f"data_batch_{i}" for i in range(1, 6)),
+    test="test_batch",
+    rows=(10_000, 10_000),
+    labels=b"labels",
+    names_file="batches.meta",
+    names=b"label_names",
+    classes=10,
+    md5={
+        "batches.meta": "5ff9c542aee3614f3951f8cda6e48888",
+        "data_batch_1": "c99cafc152244af753f735de768cd75f",
+        "data_batch_2": "d4bba439e000b95fd0a9bffe97cbabec",
+        "data_batch_3": "54ebc095f3ab1f0389bbae665268c751",
+        "data_batch_4": "634d18415352ddfa80567beed471001a",
+        "data_batch_5": "482c414d41f54cd18b22e5b47cb7c3cb",
+        "test_batch": "40351d587109b95175f43aff81a1287e",
+    },
+)
+LAYOUT100 = Layout(
+    train=("train",),
+    test="test",
+    rows=(50_000, 10_000),
+    labels=b"fine_labels",
+    names_file="meta",
+    names=b"fine_label_names",
+    classes=100,
+    md5={
+        "meta": "7973b15100ade9c7d40fb424638fde48",
+        "train": "16019d7e3df5f24257cddd939b257f8d",
+        "test": "f0ef6b0ae62326f3e7ffdfab6717acfc",
+    },
+)
+VIEW10 = View(1 / 255, (0.4914, 0.4822, 0.4465), (0.2471, 0.2435, 0.2616), pad=4, flip=True)
+VIEW100 = View(1 / 255, (0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761), pad=4, flip=True)
+
+
+def _archive(file: str, md5: str) -> tuple[Remote, ...]:
+    return (Remote(file, (f"https://www.cs.toronto.edu/~kriz/{file}",), md5),)
+
+
+CIFAR10 = Description(
+    name="cifar10",
+    title="CIFAR-10",
+    train=50_000,
+    test=10_000,
+    classes=10,
+    shape=(3, 32, 32),
+    source="https://www.cs.toronto.edu/~kriz/cifar.html",
+    defaults=paper_defaults("classes:2"),
+    read=lambda folder: read_layout(folder, LAYOUT10, "cifar10", VIEW10),
+    aliases=("cifar-10",),
+    folders=("cifar-10-batches-py",),
+    files=LAYOUT10.md5,
+    remotes=_archive("cifar-10-python.tar.gz", "c58f30108f718f92721af3b95e74349a"),
+)
+CIFAR100 = Description(
+    name="cifar100",
+    title="CIFAR-100",
+    train=50_000,
+    test=10_000,
+    classes=100,
+    shape=(3, 32, 32),
+    source="https://www.cs.toronto.edu/~kriz/cifar.html",
+    defaults=paper_defaults("classes:20"),
+    read=lambda folder: read_layout(folder, LAYOUT100, "cifar100", VIEW100),
+    aliases=("cifar-100",),
+    folders=("cifar-100-python",),
+    files=LAYOUT100.md5,
+    remotes=_archive("cifar-100-python.tar.gz", "eb9058c3a382ffc7106e4002c42a8d85"),
+)

@@ -1,0 +1,158 @@
+"""What a data set is: its arrays, how they are shown to a network, and where upstream keeps its files."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedcc.core.samples import View
+
+Images = NDArray[np.uint8]
+Labels = NDArray[np.int64]
+
+
+class DataError(RuntimeError):
+    """The fault of files: missing, truncated, altered, or no room for them. A wrong argument is a ValueError."""
+
+
+@dataclass(frozen=True)
+class Defaults:
+    """What a data set brings for a sensible run; every value can be given otherwise."""
+
+    skew: str
+    clients: int
+    rounds: int
+    epochs: int
+    shared_model: str  # methods that average parameters: one network for all
+    models: str  # methods that distil: dealt to the clients in turn
+
+
+PAPER_ROUNDS, PAPER_EPOCHS = 15, 20
+
+
+def paper_defaults(skew: str) -> Defaults:
+    """The paper's protocol, with the skew that suits the number of classes."""
+    return Defaults(skew, 10, PAPER_ROUNDS, PAPER_EPOCHS, shared_model="resnet20", models="resnet14,resnet20")
+
+
+@dataclass(frozen=True, eq=False)
+class Dataset:
+    """Images as stored (uint8, [N, channels, H, W]), labels, and the view that turns a batch into what a network sees."""
+
+    name: str
+    classes: tuple[str, ...]
+    train_x: Images
+    train_y: Labels
+    test_x: Images
+    test_y: Labels
+    view: View
+    defaults: Defaults
+
+    def __post_init__(self) -> None:
+        for part, x, y in (("train", self.train_x, self.train_y), ("test", self.test_x, self.test_y)):
+            if x.ndim != 4 or x.dtype != np.uint8 or x.shape[1:] != self.train_x.shape[1:]:
+                raise ValueError(f"{part}_x must be uint8 [N, channels, H, W], got {x.dtype} {x.shape}")
+            if y.shape != (len(x),) or y.dtype != np.int64:
+                raise ValueError(f"{part}_y must be int64 [{len(x)}], got {y.dtype} {y.shape}")
+            if len(y) and not (y.min() >= 0 and y.max() < len(self.classes)):
+                raise ValueError(f"{part}_y must lie in 0 .. {len(self.classes) - 1}, got {y.min()} .. {y.max()}")
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of one image."""
+        return self.train_x.shape[1:]
+
+    @cached_property
+    def sha256(self) -> str:
+        """A fingerprint of the arrays, for the record of a run; computed once, when first asked for."""
+        digest = hashlib.sha256()
+        for array in (self.train_x, self.train_y, self.test_x, self.test_y):
+            digest.update(repr((array.shape, array.dtype.str)).encode())
+            digest.update(np.ascontiguousarray(array).data)
+        return digest.hexdigest()
+
+
+class Checked(NamedTuple):
+    """One line of a check: a file, what upstream has, what is here."""
+
+    file: str
+    expected: str
+    found: str
+    ok: bool
+
+
+@dataclass(frozen=True)
+class Remote:
+    """A file upstream: the addresses it may be had from, in order, and what it must be."""
+
+    file: str
+    urls: tuple[str, ...]
+    md5: str
+
+
+@dataclass(frozen=True)
+class Description:
+    """What is known of a data set before it is read: the registry's entry."""
+
+    name: str
+    title: str
+    train: int
+    test: int
+    classes: int
+    shape: tuple[int, int, int]
+    source: str  # where its makers describe it
+    defaults: Defaults
+    read: Callable[[Path], Dataset]  # from the data set's own folder
+    aliases: tuple[str, ...] = ()
+    folders: tuple[str, ...] = ()  # where the data set lies below the data folder; none for an embedded one
+    files: Mapping[str, str] = field(default_factory=dict)  # what must lie in its folder, and the md5 ("": not known)
+    remotes: tuple[Remote, ...] = ()
+    inspect: Callable[[Path], list[Checked]] | None = None  # where md5 sums alone cannot tell
+
+    @property
+    def embedded(self) -> bool:
+        return not self.folders
+
+    def locate(self, data: Path) -> Path:
+        """Its folder below the data folder: the first that is there, else where a download would put it."""
+        return next((data / f for f in self.folders if (data / f).is_dir()), data / self.folders[0])
+
+    def missing(self, data: Path) -> list[Path]:
+        """The files that are not there."""
+        folder = self.locate(data)
+        return [folder / file for file in self.files if not readable(folder / file).is_file()]
+
+
+def readable(path: Path) -> Path:
+    """The file itself or, for ``x.gz`` that someone has unpacked already, ``x``."""
+    return path.with_suffix("") if path.suffix == ".gz" and not path.is_file() else path
+
+
+def md5(content: bytes) -> str:
+    return hashlib.md5(content, usedforsecurity=False).hexdigest()
+
+
+def file_md5(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
+
+
+def content_of(path: Path) -> bytes:
+    """The bytes of a file, or a DataError that names it."""
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror or error})") from error
+
+
+def same_as_upstream(path: Path, content: bytes, expected: str) -> None:
+    """Refuse a file whose form is right and whose bytes are not; hashing costs a third of a second for CIFAR."""
+    if expected and (found := md5(content)) != expected:
+        raise DataError(f"{path}: truncated or altered: expected md5 {expected}, found {found} ({len(content)} bytes)")

@@ -1,0 +1,55 @@
+"""Digits: 1,797 handwritten digits of 8x8 pixels that come with scikit-learn, so that nothing has to be downloaded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from fedcc.core.samples import View
+from fedcc.data.dataset import Checked, Dataset, Defaults, Description, Images, Labels, md5
+
+MD5 = "7696c07daa6d85010f8268703ab8b067"  # of the images followed by the labels, as uint8
+
+
+def _arrays() -> tuple[Images, Labels]:
+    from sklearn.datasets import load_digits  # a second to import: only for those who use it
+
+    bunch = load_digits()
+    return bunch.images.astype(np.uint8)[:, None], bunch.target.astype(np.int64)  # pixels are whole numbers 0 .. 16
+
+
+def read(_folder: Path) -> Dataset:
+    """The fixed, stratified split: of each class, every fifth sample is a test sample.
+
+    No random generator takes part, so the split is the same with every version of every library.
+    """
+    x, y = _arrays()
+    rank = np.zeros(len(y), np.int64)  # the how-manieth of its class
+    for c in range(10):
+        of_class = y == c
+        rank[of_class] = np.arange(of_class.sum())
+    test = rank % 5 == 4
+    return Dataset(
+        "digits", tuple("0123456789"), x[~test], y[~test], x[test], y[test], View(scale=1 / 16), DIGITS.defaults
+    )
+
+
+def inspect(_folder: Path) -> list[Checked]:
+    x, y = _arrays()
+    found = md5(x.tobytes() + y.astype(np.uint8).tobytes())
+    return [Checked("digits (in scikit-learn)", MD5, found, found == MD5)]
+
+
+DIGITS = Description(
+    name="digits",
+    title="Digits",
+    train=1442,
+    test=355,
+    classes=10,
+    shape=(1, 8, 8),
+    source="https://archive.ics.uci.edu/dataset/80/optical+recognition+of+handwritten+digits",
+    defaults=Defaults("classes:1", 10, rounds=3, epochs=5, shared_model="resnet8", models="resnet8,resnet14"),
+    read=read,
+    inspect=inspect,
+)

@@ -1,0 +1,237 @@
+"""Where data lies on this machine, and how it gets there: downloaded once, resumed, checked, unpacked whole.
+
+A download goes to ``FILE.part``, which an interrupted transfer leaves behind and the next one continues. Only a file
+with upstream's checksum takes its own name; an archive is unpacked beside its destination and then renamed. So what
+has its final name is complete, and processes that start together wait for the one that downloads.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import sys
+import tarfile
+import time
+import zipfile
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path, PurePosixPath, PureWindowsPath
+from typing import Any
+
+from fedcc.data.dataset import Checked, DataError, Description, Remote, file_md5, readable
+from fedcc.data.registry import find
+
+ATTEMPTS = 5  # at one address, each going on where the last one ended
+PAUSE = 1.0  # seconds before the second attempt; twice as long before each one after
+TIMEOUT = 30.0  # seconds without a byte
+BLOCK = 1 << 18
+
+
+def data_folder(explicit: Path | str | None = None) -> Path:
+    """The folder that holds the data sets: the argument, else $FEDCC_DATA, else the user's cache folder.
+
+    One that was named must exist: a typing error should not start a download into a new place.
+    """
+    for origin, named in (("", explicit), ("FEDCC_DATA names ", os.environ.get("FEDCC_DATA"))):
+        if named:
+            folder = Path(named).expanduser()
+            if not folder.is_dir():
+                raise DataError(
+                    f"{origin}{folder}: no such data folder; create it, or name the one that holds the data"
+                )
+            return folder
+    from platformdirs import user_cache_path
+
+    return user_cache_path("fedcc")
+
+
+def ensure(description: Description, data: Path, download: bool = True) -> Path:
+    """The data set's own folder below ``data``, fetched when files are missing."""
+    missing = description.missing(data)
+    if missing and not download:
+        raise DataError(
+            f"{missing[0]}: not there, and downloading is off; fetch {description.title} with"
+            f" `fedcc data fetch {description.name}`, or set FEDCC_DATA to a folder that holds {description.folders[0]}/"
+        )
+    return fetch(description, data) if missing else description.locate(data)
+
+
+def fetch(dataset: str | Description, folder: Path | str | None = None) -> Path:
+    """Download what is missing of a data set into the data folder; its own folder there."""
+    description = find(dataset) if isinstance(dataset, str) else dataset
+    data = data_folder(folder)
+    if description.embedded:
+        return data
+    from filelock import FileLock
+
+    with _files_at_fault(data):
+        data.mkdir(parents=True, exist_ok=True)
+        with FileLock(data / f".fedcc-{description.name}.lock"):
+            missing = description.missing(
+                data
+            )  # asked again: another process may have fetched it while this one waited
+            if missing:
+                _fetch_missing(description, data, missing)
+    return description.locate(data)
+
+
+def check(dataset: str | Description, folder: Path | str | None = None) -> list[Checked]:
+    """Each upstream file of a data set: what it should be and what is found."""
+    description = find(dataset) if isinstance(dataset, str) else dataset
+    data = Path() if description.embedded else data_folder(folder)
+    if description.inspect is not None:
+        return description.inspect(Path() if description.embedded else description.locate(data))
+    home = description.locate(data)
+    return [_checked(home, file, expected) for file, expected in description.files.items()]
+
+
+def _checked(home: Path, file: str, expected: str) -> Checked:
+    path = home / file
+    try:
+        if path.is_file():
+            found = file_md5(path)
+        else:  # upstream's sum is that of the packed file
+            found = "unpacked: not checked" if readable(path).is_file() else "not there"
+    except OSError as error:
+        found = f"cannot be read ({error.strerror or error})"
+    return Checked(f"{home.name}/{file}", expected, found, found == expected)
+
+
+def _fetch_missing(description: Description, data: Path, missing: list[Path]) -> None:
+    home = description.locate(data)
+    for remote in description.remotes:
+        archive = remote.file.endswith((".tar.gz", ".zip"))
+        if not archive:
+            if home / remote.file in missing:
+                _download(remote, home)
+            continue
+        if home.exists():
+            raise DataError(f"{missing[0]}: not there, though {home} is; move that folder away and fetch it again")
+        packed = _download(remote, data)
+        _unpack(packed, data, home.name)
+        packed.unlink()
+
+
+@contextmanager
+def _files_at_fault(folder: Path) -> Iterator[None]:
+    """Turn what the system says about the folder into one line for the user."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise DataError(f"{folder}: no room left on this disk; free some or choose another data folder") from error
+        raise DataError(f"{folder}: cannot be written ({error.strerror or error})") from error
+
+
+# -------------------------------------------------------------------------------------------------------- downloading
+
+
+def _download(remote: Remote, folder: Path) -> Path:
+    """The file in ``folder``, from the first address that gives it with the right checksum."""
+    import pooch
+    import requests
+
+    pooch.get_logger().setLevel("WARNING")  # its notices would be mixed into ours
+    failures = []
+    for url in remote.urls:
+        try:
+            path = pooch.retrieve(
+                url, known_hash=f"md5:{remote.md5}", fname=remote.file, path=folder, downloader=_Resuming(remote.file)
+            )
+            return Path(path)
+        except ValueError as error:  # pooch's word for a checksum that differs; it has removed the file
+            failures.append(f"{url}: wrong checksum: {error}")
+        except requests.RequestException as error:
+            failures.append(f"{url}: {error}")
+    raise DataError(f"{folder / remote.file}: download failed: " + "; ".join(failures))
+
+
+class _Resuming:
+    """A downloader for pooch that goes on where an earlier transfer ended."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __call__(self, url: str, output_file: Any, pooch: Any) -> None:
+        import requests
+
+        part = Path(output_file).with_name(f"{self.name}.part")
+        for attempt in range(ATTEMPTS):
+            try:
+                self.transfer(url, part)
+                break
+            except requests.RequestException as error:
+                answer = error.response
+                refused = answer is not None and 400 <= answer.status_code < 500 and answer.status_code != 429
+                if refused or attempt == ATTEMPTS - 1:
+                    raise
+                time.sleep(PAUSE * 2**attempt)
+        part.replace(output_file)
+
+    def transfer(self, url: str, part: Path) -> None:
+        """One request for what ``part`` lacks."""
+        import requests
+
+        have = part.stat().st_size if part.exists() else 0
+        headers = {"Accept-Encoding": "identity"}  # positions in a compressed stream would mean nothing
+        if have:
+            headers["Range"] = f"bytes={have}-"
+        with requests.get(url, headers=headers, stream=True, timeout=TIMEOUT) as answer:
+            total = answer.headers.get("Content-Range", "").rpartition("/")[2]
+            if answer.status_code == requests.codes.requested_range_not_satisfiable:
+                if total == str(have):
+                    return  # it was complete already
+                part.unlink()  # longer than the file upstream: not a part of it
+                raise requests.ConnectionError(f"{part.name} was no part of the file; beginning again", response=None)
+            answer.raise_for_status()
+            resumed = answer.status_code == requests.codes.partial_content
+            have = have if resumed else 0
+            length = int(answer.headers["Content-Length"]) if "Content-Length" in answer.headers else None
+            with part.open("ab" if resumed else "wb") as file, self.progress(have, length) as bar:
+                for block in answer.iter_content(BLOCK):
+                    file.write(block)
+                    bar.update(len(block))
+        if length is not None and part.stat().st_size < have + length:
+            raise requests.ConnectionError(f"the transfer ended after {part.stat().st_size} of {have + length} bytes")
+
+    def progress(self, have: int, length: int | None) -> Any:
+        from tqdm import tqdm
+
+        total = None if length is None else have + length
+        silent = not sys.stderr.isatty()
+        return tqdm(desc=self.name, initial=have, total=total, unit="B", unit_scale=True, leave=False, disable=silent)
+
+
+# ---------------------------------------------------------------------------------------------------------- unpacking
+
+
+def _unpack(archive: Path, data: Path, name: str) -> None:
+    """Unpack an archive that holds the folder ``name`` so that ``data / name`` appears whole or not at all."""
+    room = data / f".{name}.unpacking"
+    shutil.rmtree(room, ignore_errors=True)  # left by a process that was killed; the lock is ours
+    room.mkdir()
+    try:
+        if archive.suffix == ".zip":
+            with zipfile.ZipFile(archive) as packed:
+                for member in packed.namelist():
+                    _inside(archive, member)
+                packed.extractall(room)
+        else:
+            with tarfile.open(archive) as packed_tar:
+                packed_tar.extractall(room, filter="data")
+        if not (room / name).is_dir():
+            raise DataError(f"{archive}: expected the folder {name}/ in it, found {sorted(os.listdir(room))[:5]}")
+        (room / name).rename(data / name)
+    except (tarfile.TarError, zipfile.BadZipFile, zlib.error, EOFError) as error:
+        raise DataError(f"{archive}: cannot be unpacked: {error}") from error
+    finally:
+        shutil.rmtree(room, ignore_errors=True)
+
+
+def _inside(archive: Path, member: str) -> None:
+    """Refuse a member that would be written outside; zipfile alone would quietly rename it."""
+    windows = PureWindowsPath(member)
+    if PurePosixPath(member).is_absolute() or windows.drive or windows.root or ".." in windows.parts:
+        raise DataError(f"{archive}: refused the member {member!r}, which lies outside the folder")

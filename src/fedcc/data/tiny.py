@@ -1,0 +1,214 @@
+"""Tiny ImageNet from its upstream folder of JPEGs; the official validation set is the test set (its test set has no labels).
+
+Decoding 110,000 JPEGs takes half a minute, so the arrays are kept beside them as one .npz, which is used as long as the
+names and sizes of the images are those it was made from. A copy with fewer images or classes is read just the same.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+import zipfile
+import zlib
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedcc.core.files import written_whole
+from fedcc.core.samples import View
+from fedcc.data.dataset import (
+    Checked,
+    DataError,
+    Dataset,
+    Description,
+    Images,
+    Labels,
+    Remote,
+    content_of,
+    paper_defaults,
+)
+
+SIDE = 64
+
+
+@dataclass(frozen=True)
+class Listing:
+    """The images of a copy, in the order they are read, with their labels."""
+
+    wnids: list[str]
+    train: list[Path]
+    train_y: Labels
+    test: list[Path]
+    test_y: Labels
+
+    def fingerprint(self, folder: Path) -> str:
+        """Changes when an image is added, removed, renamed or becomes longer or shorter."""
+        digest = hashlib.sha256("\n".join(self.wnids).encode())
+        for path, label in zip([*self.train, *self.test], [*self.train_y, *self.test_y], strict=True):
+            digest.update(f"{path.relative_to(folder).as_posix()} {path.stat().st_size} {label}\n".encode())
+        return digest.hexdigest()
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return [line for line in content_of(path).decode().splitlines() if line.strip()]
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path}: expected text, found {error}") from error
+
+
+def _jpegs(folder: Path) -> list[Path]:
+    if not folder.is_dir():
+        raise DataError(f"{folder}: expected a folder of images (wnids.txt names its class), found none")
+    names = sorted(entry.name for entry in os.scandir(folder) if entry.name.upper().endswith((".JPEG", ".JPG")))
+    if not names:
+        raise DataError(f"{folder}: expected images, found none")
+    return [folder / name for name in names]
+
+
+def listing(folder: Path) -> Listing:
+    wnids = [line.strip() for line in _lines(folder / "wnids.txt")]
+    label = {wnid: c for c, wnid in enumerate(wnids)}
+    if not wnids or len(label) < len(wnids):
+        raise DataError(
+            f"{folder / 'wnids.txt'}: expected different class names, found {len(label)} in {len(wnids)} lines"
+        )
+    train = [_jpegs(folder / "train" / wnid / "images") for wnid in wnids]
+    annotations = folder / "val" / "val_annotations.txt"
+    test, test_y = [], []
+    for number, line in enumerate(_lines(annotations), start=1):
+        name, wnid = (line.split("\t") + [""])[:2]
+        if wnid not in label or Path(name).name != name:
+            raise DataError(f"{annotations}, line {number}: expected an image and a class of wnids.txt, found {line!r}")
+        test.append(folder / "val" / "images" / name)
+        test_y.append(label[wnid])
+    if not test:
+        raise DataError(f"{annotations}: expected images and their classes, found no line")
+    if absent := [path for path in test if not path.is_file()]:
+        raise DataError(f"{absent[0]}: listed in {annotations.name} and not there ({len(absent)} such images)")
+    train_y = np.repeat(np.arange(len(wnids), dtype=np.int64), [len(images) for images in train])
+    return Listing(wnids, [p for images in train for p in images], train_y, test, np.array(test_y, np.int64))
+
+
+def _decoded(path: Path, side: int) -> Images:
+    """One image as [3, side, side]; a greyscale one, of which there are a few, becomes three equal channels."""
+    from PIL import Image
+
+    try:
+        with Image.open(path) as image:
+            if image.size != (SIDE, SIDE):
+                raise DataError(f"{path}: expected {SIDE}x{SIDE} pixels, found {image.size[0]}x{image.size[1]}")
+            rgb = image.convert("RGB")
+    except (OSError, SyntaxError, ValueError) as error:  # what Pillow raises for damaged files
+        raise DataError(f"{path}: expected a JPEG image, found: {error}") from error
+    if side != SIDE:
+        rgb = rgb.resize((side, side), Image.Resampling.BOX)  # the mean of each block of pixels
+    return np.asarray(rgb).transpose(2, 0, 1)
+
+
+def _all_decoded(paths: Sequence[Path], side: int) -> Images:
+    images = np.empty((len(paths), 3, side, side), np.uint8)
+    with ThreadPoolExecutor(os.cpu_count()) as pool:  # Pillow decodes outside the interpreter's lock
+        for i, image in enumerate(pool.map(partial(_decoded, side=side), paths, chunksize=64)):
+            images[i] = image
+    return images
+
+
+def _histogram(images: Images) -> NDArray[np.int64]:
+    """How often each channel has each value, [3, 256]: mean and std follow exactly, whatever the number of images."""
+    counts = np.zeros((3, 256), np.int64)
+    for start in range(0, len(images), 1000):  # bincount widens its input: a block at a time
+        for channel in range(3):
+            counts[channel] += np.bincount(images[start : start + 1000, channel].ravel(), minlength=256)
+    return counts
+
+
+def _mean_and_std(histogram: NDArray[np.int64]) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    value = np.arange(256) / 255
+    share = histogram / histogram.sum(axis=1, keepdims=True)
+    mean = share @ value
+    variance = share @ value**2 - mean**2
+    return tuple(mean.tolist()), tuple(math.sqrt(max(v, 1e-12)) for v in variance)
+
+
+def _cached(cache: Path, fingerprint: str) -> dict[str, NDArray[Any]] | None:
+    try:
+        with np.load(cache, allow_pickle=False) as stored:
+            if str(stored["fingerprint"]) == fingerprint:
+                return {name: stored[name] for name in ("train_x", "test_x", "histogram")}
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error):
+        pass  # absent or damaged: it is made anew
+    return None
+
+
+def _names(folder: Path, wnids: list[str]) -> tuple[str, ...]:
+    """The first name of each class in words.txt; without that file, its identifier."""
+    path = folder / "words.txt"
+    words = dict(line.split("\t", 1) for line in _lines(path) if "\t" in line) if path.is_file() else {}
+    return tuple(words.get(wnid, wnid).split(",")[0].strip() for wnid in wnids)
+
+
+def read(folder: Path, resize: int = SIDE) -> Dataset:
+    """The data set at 64x64, or at 32x32 with ``resize=32``."""
+    if resize not in (32, SIDE):
+        raise ValueError(f"Tiny ImageNet can be resized to 32 or left at 64, got {resize}")
+    found = listing(folder)
+    fingerprint = found.fingerprint(folder)
+    cache = folder / f"fedcc-{resize}.npz"
+    arrays = _cached(cache, fingerprint)
+    if arrays is None:
+        train_x, test_x = _all_decoded(found.train, resize), _all_decoded(found.test, resize)
+        arrays = {"train_x": train_x, "test_x": test_x, "histogram": _histogram(train_x)}
+        try:
+            with written_whole(cache) as file:
+                np.savez(file, allow_pickle=False, fingerprint=np.array(fingerprint), **arrays)
+        except OSError:
+            pass  # a folder one may only read, or no room: decoding again costs time, nothing else
+    mean, std = _mean_and_std(arrays["histogram"])
+    view = View(1 / 255, mean, std, pad=4, flip=True)
+    x, test_x = arrays["train_x"], arrays["test_x"]
+    return Dataset(TINY.name, _names(folder, found.wnids), x, found.train_y, test_x, found.test_y, view, TINY.defaults)
+
+
+def inspect(folder: Path) -> list[Checked]:
+    """Upstream's md5 is that of the archive; of the unpacked folder, the numbers can be checked."""
+    try:
+        found = listing(folder)
+    except DataError as error:
+        return [Checked(folder.name, "upstream's layout", str(error), False)]
+    numbers = {"wnids.txt": (200, len(found.wnids), "classes"), "train": (100_000, len(found.train), "images")}
+    numbers["val"] = (10_000, len(found.test), "images")
+    return [
+        Checked(f"{folder.name}/{name}", f"{expected} {what}", f"{n} {what}", expected == n)
+        for name, (expected, n, what) in numbers.items()
+    ]
+
+
+TINY = Description(
+    name="tiny-imagenet",
+    title="Tiny ImageNet",
+    train=100_000,
+    test=10_000,
+    classes=200,
+    shape=(3, SIDE, SIDE),
+    source="https://cs231n.stanford.edu/tiny-imagenet-200.zip",
+    defaults=paper_defaults("classes:40"),
+    read=read,
+    aliases=("tiny", "tinyimagenet", "tiny-imagenet-200"),
+    folders=("tiny-imagenet-200",),
+    files={"wnids.txt": "", "val/val_annotations.txt": ""},
+    remotes=(
+        Remote(
+            "tiny-imagenet-200.zip",
+            ("https://cs231n.stanford.edu/tiny-imagenet-200.zip", "http://cs231n.stanford.edu/tiny-imagenet-200.zip"),
+            "90528d7ca1a48142e341f4ef8d21d0de",
+        ),
+    ),
+    inspect=inspect,
+)
