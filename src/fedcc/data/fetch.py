@@ -26,7 +26,7 @@ from fedcc.data.registry import find
 ATTEMPTS = 5  # at one address, each going on where the last one ended
 PAUSE = 1.0  # seconds before the second attempt; twice as long before each one after
 TIMEOUT = 30.0  # seconds without a byte
-BLOCK = 1 << 18
+BLOCK = 1 << 14  # bytes; a transfer that breaks loses less than one
 
 
 def data_folder(explicit: Path | str | None = None) -> Path:
