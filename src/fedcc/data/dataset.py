@@ -44,7 +44,7 @@ def paper_defaults(skew: str) -> Defaults:
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """Images as stored (uint8, [N, channels, H, W]), labels, and the view that turns a batch into what a network sees."""
+    """Images as stored (uint8, [N, channels, H, W]), their labels, and the view that makes them a network's inputs."""
 
     name: str
     classes: tuple[str, ...]
