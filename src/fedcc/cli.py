@@ -201,8 +201,8 @@ def methods(
         raise unknown("method", name, METHODS)
     known = METHODS if name is None else {name.lower(): METHODS[name.lower()]}
     if as_json:
-        table = {n: about(kind) for n, kind in known.items()}
-        typer.echo(json.dumps(table if name is None else table[name.lower()], indent=1))
+        listed = {n: about(kind) for n, kind in known.items()}
+        typer.echo(json.dumps(listed if name is None else listed[name.lower()], indent=1))
         return
     console = out()
     if name is None:
@@ -317,7 +317,7 @@ def data_list(data_dir: DataDir = None, as_json: Json = False) -> None:
     from fedcc.data.fetch import data_folder
 
     folder = data_folder(data_dir)
-    rows = [
+    rows: list[dict[str, Any]] = [
         {
             "name": d.name, "title": d.title, "train": d.train, "test": d.test, "classes": d.classes,
             "shape": list(d.shape), "source": d.source, "here": d.embedded or not d.missing(folder),

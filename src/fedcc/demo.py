@@ -32,7 +32,7 @@ def show(
     console: Console,
 ) -> None:
     """Run the methods, draw the pictures, print the table."""
-    given = {
+    given: dict[str, Any] = {
         "data": "digits",
         "skew": "classes:1",
         "rounds": rounds,
@@ -44,10 +44,7 @@ def show(
     first = experiments["fedcc"]
     if jobs is not None and jobs < 1:
         raise ValueError(f"jobs must be at least 1, got {jobs}")
-    workers = min(
-        len(experiments),
-        jobs or len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else jobs or os.cpu_count() or 1,
-    )
+    workers = min(len(experiments), jobs or cores())
     console.print(
         f"{first.clients} clients with one digit each, {first.rounds} rounds of {first.epochs} epochs; "
         f"{len(experiments)} methods, {workers} at a time",
@@ -79,6 +76,11 @@ def show(
     )
     for picture in pictures:
         console.print(f"  {picture}", soft_wrap=True)
+
+
+def cores() -> int:
+    """The cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _one(experiment: Experiment, out: Path) -> None:

@@ -79,7 +79,7 @@ class Federation:
         from fedcc.data import load
         from fedcc.data.skew import partition
 
-        dataset = load(data, Path(folder) if folder is not None else None, **({"resize": resize} if resize else {}))
+        dataset = load(data, Path(folder) if folder is not None else None, resize=resize)
         x, y = dataset.train_x, dataset.train_y
         if not 0 < fraction <= 1:
             raise ValueError(f"fraction must be above 0 and at most 1, got {fraction}")

@@ -79,7 +79,8 @@ class Progress:
         """One finished round, as a line of text."""
         accuracy = f"accuracy {self.accuracy:6.2f} %" if self.accuracy is not None else "not evaluated"
         left = f", about {clock(self.left)} left" if self.left else ""
-        return f"round {self.done}/{self.rounds}  {accuracy}  {self.round_seconds:.1f} s  {self.speed:,.0f} samples/s{left}"
+        speed = f"{self.round_seconds:.1f} s  {self.speed:,.0f} samples/s"
+        return f"round {self.done}/{self.rounds}  {accuracy}  {speed}{left}"
 
     def row(self) -> Table:
         """The state now, for a terminal."""

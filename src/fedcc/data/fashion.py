@@ -100,7 +100,7 @@ FASHION = Description(
     classes=10,
     shape=(1, 28, 28),
     source="https://github.com/zalandoresearch/fashion-mnist",
-    defaults=paper_defaults("classes:2"),
+    defaults=paper_defaults("classes:2", augment=False),
     read=read,
     aliases=("fashionmnist", "fashion", "fmnist"),
     folders=("fashion-mnist", "FashionMNIST/raw"),

@@ -91,7 +91,7 @@ class Experiment:
         values.setdefault("rounds", defaults.rounds)
         values.setdefault("epochs", defaults.epochs)
         values.setdefault("models", defaults.shared_model if one else defaults.models)
-        values.setdefault("augment", about.augments)
+        values.setdefault("augment", defaults.augment)
         values["device"] = str(chosen_device(values.get("device", "auto")))
         return Experiment(method=method.lower(), settings=asdict(made), **values)  # type: ignore[call-overload]
 

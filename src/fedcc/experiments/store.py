@@ -27,7 +27,7 @@ class RunFolderError(ValueError):
 
 
 class RunFolder:
-    """One run's files: ``experiment.toml``, ``environment.json``, ``partition.npz``, ``metrics.jsonl``, ``summary.json``."""
+    """One run's files; docs/design.md says what each holds."""
 
     def __init__(self, path: Path):
         self.path = path

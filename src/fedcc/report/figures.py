@@ -55,6 +55,8 @@ def curves_figure(
     runs: Mapping[str, Sequence[tuple[int, float]]], title: str = "", chance: float | None = None
 ) -> Figure:
     """Accuracy over rounds, a line per run; ``chance`` is drawn as a dotted line."""
+    from matplotlib.ticker import MaxNLocator
+
     figure = _figure(6.0, 3.8)
     axes = figure.subplots()
     for (name, curve), colour in zip(runs.items(), COLOURS * (1 + len(runs) // len(COLOURS)), strict=False):
@@ -63,7 +65,7 @@ def curves_figure(
             axes.plot(rounds, accuracy, marker="o", markersize=4, color=colour, label=f"{name} {accuracy[-1]:.1f}")
     if chance is not None:
         axes.axhline(chance, linestyle=":", color="grey", linewidth=1, label=f"chance {chance:.1f}")
-    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_xlabel("round")
     axes.set_ylabel("accuracy on the global test set (%)")
     axes.set_ylim(0, 100)
