@@ -7,6 +7,7 @@ padding, and a thousand clients run in the memory of a few.
 
 from __future__ import annotations
 
+import importlib.util
 import math
 import time
 from collections import deque
@@ -44,6 +45,7 @@ class Fused:
         monitor: Monitor | None = None,
         lanes: int | None = None,
         graphs: bool | None = None,
+        kernels: bool | None = None,
     ):
         self.plain = Plain(device, precision, monitor)
         self.device, self.precision, self.dtype = self.plain.device, precision, self.plain.dtype
@@ -51,6 +53,7 @@ class Fused:
         self.monitor, self.seconds = monitor, self.plain.seconds
         self.most = lanes
         self.graphs = self.device.type == "cuda" if graphs is None else graphs
+        self.kernels = usable(self.device, precision) if kernels is None else kernels
         self.memory_pool: Any = None
         self.kits: dict[Hashable, Kit] = {}
         self.stacks: dict[Any, Stacked] = {}
@@ -263,7 +266,7 @@ class Lanes:
     def __init__(self, kit: Kit, width: int, engine: Fused):
         fit, device = kit.fit, kit.device
         self.kit, self.width, self.fit = kit, width, fit
-        self.stack = Stacked(fit.model.arch)
+        self.stack = Stacked(fit.model.arch, engine.kernels)
         self.teachers = {name: Stacked(f.model.arch).eval() for name, f in fit.frozen.items()}
         only = fit.only
         self.stack.train(only is None)
@@ -278,7 +281,8 @@ class Lanes:
             torch.zeros(total, dtype=engine.dtype, device=device) for _ in range(3)
         )
         lane = [torch.arange(width).repeat_interleave(template[n].numel()) for n in self.trained]
-        self.lane = torch.cat(lane).to(device)
+        self.lane = torch.cat(lane).to(device, torch.int32)
+        self.fused_adam = engine.kernels
         self.fixed = {
             name: torch.zeros((width, *value.shape), dtype=engine.dtype, device=device)
             for name, value in template.items()
@@ -431,9 +435,11 @@ class Lanes:
         """Gradients of all lanes' losses at ``flat``, and the losses [width]."""
         leaf = flat.detach().requires_grad_()
         params = self._blocks(leaf)
-        low = params if engine.low == engine.dtype else self._blocks(leaf.to(engine.low))
-        network = {n: low[n] if n.rpartition(".")[2] == "weight" and low[n].ndim > 2 else params[n] for n in params}
-        self.stack.hold({**self.fixed, **network})
+        if engine.low == engine.dtype or self.stack.fast:
+            self.stack.hold({**self.fixed, **params})
+        else:  # convolutions and linear layers in low precision, cast all at once; BatchNorm's own stay
+            low = self._blocks(leaf.to(engine.low))
+            self.stack.hold({**self.fixed, **{n: low[n] if low[n].ndim > 2 else params[n] for n in params}})
         batch = self.fit.recipe.batch
         outputs: dict[str, Outputs] = {}
         if self.fit.joint:
@@ -481,8 +487,14 @@ class Lanes:
         n["age"].add_(1)
         slower = 0.5 * (1 - torch.cos(math.pi * n["at"] / n["length"].clamp(min=1)))
         lr = n["lr"] * (1 - n["cosine"] * slower)
-        size = (lr / (1 - BETAS[0] ** n["age"])).to(grads.dtype)[self.lane]
-        root = (1 - BETAS[1] ** n["age"]).rsqrt().to(grads.dtype)[self.lane]
+        size = (lr / (1 - BETAS[0] ** n["age"])).to(grads.dtype)
+        root = (1 - BETAS[1] ** n["age"]).rsqrt().to(grads.dtype)
+        if self.fused_adam:
+            from fedcc.engine.kernels import adam
+
+            adam(self.params, self.means, self.squares, grads, self.lane, size, root, BETAS, EPS)
+            return
+        size, root = size[self.lane], root[self.lane]
         self.means.lerp_(grads, 1 - BETAS[0])
         self.squares.mul_(BETAS[1]).addcmul_(grads, grads, value=1 - BETAS[1])
         self.params.addcmul_(self.means / self.squares.sqrt().mul_(root).add_(EPS), size, value=-1)
@@ -501,6 +513,11 @@ class Lanes:
             self.step(engine)
         engine.memory_pool = graph.pool()
         self.graph = graph
+
+
+def usable(device: torch.device, precision: Precision) -> bool:
+    """Whether the project's own kernels run here: a GPU, bf16, and Triton."""
+    return device.type == "cuda" and precision == "bf16" and importlib.util.find_spec("triton") is not None
 
 
 def allowed(clients: int) -> int:

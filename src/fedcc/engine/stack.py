@@ -19,8 +19,9 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedcc.core.model import Arch, Outputs
 from fedcc.core.rng import Key
+from fedcc.engine.fast import FastTrunk
 from fedcc.nets.network import build
-from fedcc.nets.resnet import Shortcut
+from fedcc.nets.resnet import Shortcut, _ResNet
 
 
 class Unstackable(Exception):
@@ -118,7 +119,7 @@ class Widen(Layer):
 class Stacked(nn.Module):
     """K networks of one architecture; ``slots`` holds their tensors, ``[K, ...]`` each, under one network's names."""
 
-    def __init__(self, arch: Arch):
+    def __init__(self, arch: Arch, kernels: bool = False):
         super().__init__()
         self.slots: dict[str, Tensor] = {}
         network = build(arch, Key(0))
@@ -129,10 +130,18 @@ class Stacked(nn.Module):
             _operated(trunk, f"trunks.{i}", self.slots, anchor) for i, trunk in enumerate(network.trunks)
         )
         self.head = Dense(self.slots, "head")
+        self.fast = nn.ModuleList()
+        ours = [trunk for trunk in network.trunks if isinstance(trunk, _ResNet)]
+        if kernels and len(ours) == len(network.trunks):
+            self.fast.extend(FastTrunk(trunk, f"trunks.{i}", self.slots) for i, trunk in enumerate(ours))
 
     def forward(self, x: Tensor) -> Outputs:
         """Outputs ``[K, batch, ...]`` of inputs ``[K, batch, ...]``."""
         clients, batch = x.shape[:2]
+        if self.fast and self.training:
+            parts = [trunk(x) for trunk in self.fast]
+            features = parts[0] if len(parts) == 1 else torch.cat(parts, -1)
+            return Outputs(self.head.each(features), features)
         side = x.transpose(0, 1).flatten(1, 2)  # [batch, K x channels, ...]
         if side.ndim == 4:
             side = side.contiguous(memory_format=torch.channels_last)
@@ -147,7 +156,7 @@ class Stacked(nn.Module):
     def stay(self, still: bool) -> None:
         """Whether running statistics stay as they are while training."""
         for module in self.modules():
-            if isinstance(module, Norm):
+            if isinstance(module, Norm | FastTrunk):
                 module.still = still
 
 
