@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from tiny import Tiny
 from torch import Tensor
 
 from fedcc.core.requests import Executor, Fit, Fitted, Request
+from tiny import Tiny
 
 
 class Recording:

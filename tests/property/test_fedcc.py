@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass, replace
 from typing import Any
@@ -11,8 +12,6 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from recording import record, same
-from tiny import Mlp, Tiny
 from torch import Tensor
 
 from fedcc.core.messages import Predictions
@@ -22,6 +21,8 @@ from fedcc.core.step import Batch, Step
 from fedcc.losses import CrossEntropy, Distill, SoftCrossEntropy
 from fedcc.methods import FedCC
 from fedcc.methods.fedcc import aggregate, alpha, entropy, pseudo_labels, targets, trust
+from recording import record, same
+from tiny import Mlp, Tiny
 
 quickly = settings(deadline=None, max_examples=40, derandomize=True)
 seeds = st.integers(0, 2**31)
@@ -128,7 +129,7 @@ def test_3_alpha_never_grows_with_the_number_of_missing_classes(classes: int, se
     for threshold in sorted({0.0, *p[0, :classes].softmax(-1).tolist()[:-1]}):  # fewer and fewer majority classes
         FedCC(majority_threshold=threshold).pseudo_labels(client, p, x)
         found.append((client.log["majority"], client.log["alpha"]))
-    for (more, first), (fewer, second) in zip(found, found[1:], strict=False):
+    for (more, first), (fewer, second) in itertools.pairwise(found):
         assert more >= fewer
         assert second <= first + 1e-12
 

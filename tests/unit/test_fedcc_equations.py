@@ -6,10 +6,10 @@ import math
 
 import pytest
 import torch
-from tiny import Tiny
 
 from fedcc.methods import FedCC
 from fedcc.methods.fedcc import alpha, entropy, pseudo_labels, smoothed, unknown_weight
+from tiny import Tiny
 
 DELTA = 1e-3
 

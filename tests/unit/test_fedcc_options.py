@@ -8,8 +8,6 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from recording import Recording, changed, record, same
-from tiny import DIMENSIONS, Mlp, Tiny
 from torch import Tensor, nn
 
 from fedcc.core.messages import Predictions
@@ -22,6 +20,8 @@ from fedcc.core.step import Batch, Step
 from fedcc.losses import CrossEntropy, Distill
 from fedcc.methods import FedCC
 from fedcc.methods.fedcc import entropy, featureless, sync_target, targets
+from recording import Recording, changed, record, same
+from tiny import DIMENSIONS, Mlp, Tiny
 
 MIXED = [[0, 1] * 10, [1, 2] * 6]
 
