@@ -275,9 +275,9 @@ class Options(FedAvg):
 @pytest.mark.parametrize(
     ("name", "value", "rule"),
     [
-        ("number", -1, "number must be at least 0 and at most 1, got -1"),
-        ("number", 1.5, "number must be at least 0 and at most 1, got 1.5"),
-        ("number", float("nan"), "number must be at least 0 and at most 1, got nan"),
+        ("number", -1, "number must be from 0 to 1, got -1"),
+        ("number", 1.5, "number must be from 0 to 1, got 1.5"),
+        ("number", float("nan"), "number must be from 0 to 1, got nan"),
         ("number", "0.5", "number must be a number, got '0.5'"),
         ("number", True, "number must be a number, got True"),
         ("number", None, "number must be a number, got None"),

@@ -99,6 +99,8 @@ def _check(name: str, value: Any, hint: Any, low: float | None, high: float | No
     if (float in options and not number) or (options[0] is int and not (number and isinstance(value, int))):
         raise ValueError(f"{name} must be {'a whole number' if options[0] is int else 'a number'}, got {value!r}")
     if number and (value != value or (low is not None and value < low) or (high is not None and value > high)):
-        bounds = [f"at least {low:g}" if low is not None else "", f"at most {high:g}" if high is not None else ""]
-        rule = " and ".join(filter(None, bounds)) or "a number"
+        if low is None or high is None:
+            rule = "a number" if low is high else f"at least {low:g}" if high is None else f"at most {high:g}"
+        else:
+            rule = f"from {low:g} to {high:g}"
         raise ValueError(f"{name} must be {rule}, got {value}")
