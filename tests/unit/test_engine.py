@@ -26,7 +26,7 @@ from fedcc.gradients import Ascent, Clip
 from fedcc.losses import CrossEntropy, SoftCrossEntropy
 from fedcc.methods import FedAvg
 from fedcc.nets import ResNet, build
-from recording import changed, same
+from recording import changed, record, same
 from tiny import Mlp, Tiny, blobs
 
 KEY = Key(0, 1, 2, "fit", "private")
@@ -196,9 +196,16 @@ def test_adam_with_state_kept_over_the_round_is_one_long_fit() -> None:
         tiny.ask(twice(client, half, samples))
         close = [torch.allclose(v, long.model.state[n], atol=1e-12) for n, v in client.model.state.items()]
         assert all(close) is equal
-        assert bool(client._optimizer) is equal
-    client.begin(2)
-    assert client._optimizer == {}
+
+
+def test_adams_state_ends_with_the_round() -> None:
+    tiny = Tiny(FedAvg(), recipe=Recipe(1e-2, 8, 1, reset="round"))
+    asked = record(tiny)
+    client = tiny.clients[0]
+    for t in (1, 2):
+        client.begin(t)
+        tiny.ask(twice(client, client.recipe, client.private))
+    assert [bool(f.optimizer) for f in asked.fits()] == [False, True, False, True]
 
 
 async def twice(client: Any, recipe: Recipe, samples: Samples) -> None:
