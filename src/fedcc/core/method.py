@@ -102,5 +102,8 @@ def check_value(name: str, value: Any, hint: Any, low: float | None = None, high
     if (float in options and not number) or (options[0] is int and not (number and isinstance(value, int))):
         raise ValueError(f"{name} must be {'a whole number' if options[0] is int else 'a number'}, got {value!r}")
     if number and (value != value or (low is not None and value < low) or (high is not None and value > high)):
-        rule = f"at least {low:g}" if high is None else f"from {low:g} to {high:g}"
+        if low is None or high is None:
+            rule = "a number" if low is high else f"at least {low:g}" if high is None else f"at most {high:g}"
+        else:
+            rule = f"from {low:g} to {high:g}"
         raise ValueError(f"{name} must be {rule}, got {value}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Hashable, Sequence
+from collections.abc import Coroutine, Hashable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -90,7 +90,7 @@ def signature(request: Request[Any]) -> Hashable:
 def _shapes(tree: Any) -> Hashable:
     if isinstance(tree, torch.Tensor):
         return (tree.shape, tree.dtype)
-    if isinstance(tree, dict):
+    if isinstance(tree, Mapping):
         return tuple((name, _shapes(value)) for name, value in tree.items())
     if isinstance(tree, tuple | list):
         return tuple(map(_shapes, tree))
