@@ -14,7 +14,7 @@ from fedcc.core.rng import Key
 from fedcc.core.samples import Samples
 from fedcc.losses import CrossEntropy
 from fedcc.methods import FedCT
-from fedcc.methods.fedct import ballot, compact, consensus, labelled, tied
+from fedcc.methods.fedct import ballot, compact, consensus, labelled, majority, tied
 from steps import assert_same_under_vmap, draw, equal, labels, servers, value, watch
 from tiny import Mlp, Tiny
 
@@ -49,6 +49,21 @@ def test_labels_take_the_smallest_integers_that_hold_them() -> None:
         assert last.values.dtype == kind
         assert last.values.long().tolist() == [0, different - 1]
     assert nbytes(compact(torch.zeros(5000, dtype=torch.long), 200)) == 5000
+
+
+def test_the_mark_of_a_dropped_sample_is_no_class_even_with_256_of_them() -> None:
+    tiny = Tiny(FedCT(tie="drop"))
+    tiny.server.classes = 256
+    votes = {k: Labels(torch.tensor([k, 255], dtype=torch.uint8)) for k in range(2)}
+    down = tiny.ask(tiny.method.server(tiny.server, votes))[0]
+    assert down.values.long().tolist() == [256, 255]
+
+
+def test_a_bare_majority_beats_one_that_is_sure() -> None:
+    z = torch.tensor([[0.1, 0.0, 0.0], [0.1, 0.0, 0.0], [0.0, 0.0, 50.0]])[:, None].double()
+    assert z.softmax(-1).mean(0).argmax(-1).tolist() == [2]
+    assert majority(z).argmax(-1).tolist() == [0]
+    assert majority(z[1:]).argmax(-1).tolist() == [2]  # one vote each: the mean probability decides
 
 
 def test_one_class_per_client_makes_class_0_the_consensus_everywhere() -> None:

@@ -72,6 +72,16 @@ def test_clusters_gather_similar_clients_and_never_mix_networks(cluster_on: str)
         assert tiny.server.models[f"cluster {m}"].arch == tiny.clients[k].arch
 
 
+def test_clusters_are_the_nearest_of_several_and_sizes_do_not_matter() -> None:
+    kinds = ((0,) * 40, (0,) * 4, (1,) * 4, (1,) * 40, (2,) * 40, (2,) * 4)
+    tiny = Tiny(FedHKT(clusters=3, epochs=0), labels=kinds).run(1)
+    found = clusters(tiny)
+    assert sorted(set(found)) == [0, 1, 2]
+    for k, own in enumerate(kinds):
+        assert found[k] == found[k ^ 1]
+        assert tiny.server.memory["centres"][found[k]] == pytest.approx([float(c == own[0]) for c in range(3)])
+
+
 def test_more_clusters_than_clients_are_clients_alone_with_their_own_weights() -> None:
     tiny = Tiny(FedHKT(clusters=20, epochs=0), labels=(EVEN, EVEN[:8], ODD, (1, 1)), factories=TWO).run(1)
     assert len(set(clusters(tiny))) == 4
@@ -108,8 +118,10 @@ def test_who_was_away_gets_a_cluster_when_it_first_appears(cluster_on: str) -> N
     tiny.run(1)
     before = tiny.rounds[0].downs
     assert (before[6].cluster, before[7].cluster) == (-1, -1)
-    average = tiny.server.models["group 0"]
-    assert equal(before[6].state, average.floating)
+    met = [tiny.rounds[0].ups[k] for k in (0, 2, 4)]
+    total = sum(up.samples for up in met)
+    average = {n: sum(up.samples / total * up.state[n] for up in met) for n in met[0].state}
+    assert close(before[6].state, average)  # until then, the average of its architecture
     old = clusters(tiny)[:6]
     tiny.cohort.clients = away
     tiny.server.begin(2)
@@ -117,6 +129,7 @@ def test_who_was_away_gets_a_cluster_when_it_first_appears(cluster_on: str) -> N
     assert all((up.counts is None) == (cluster_on == "public_predictions") for up in ups.values())
     after = tiny.ask(tiny.method.server(tiny.server, ups))
     assert clusters(tiny)[:6] == old
+    assert len(tiny.server.memory["centres"]) == 4  # no cluster was added
     assert sorted(after) == list(range(8))
     for k in (6, 7):
         assert after[k].cluster >= 0

@@ -65,14 +65,18 @@ class FedCT(Method[Labels, Labels]):
         return s.to_all(compact(winner, s.classes + (self.tie == "drop")))
 
     async def predict(self, t: Trained, samples: Samples) -> Tensor:
-        z = await logits(t.clients.values(), samples)
-        return ballot(z.argmax(-1), t.classes) + 0.5 * z.softmax(-1).mean(0)
+        return majority(await logits(t.clients.values(), samples))
 
 
 def ballot(labels: Tensor, classes: int) -> Tensor:
     """How many clients vote for each class: [N, C] from labels [K, N]."""
     votes = torch.zeros(labels.shape[1], classes, dtype=torch.long, device=labels.device)
     return votes.scatter_add(1, labels.T, torch.ones_like(labels.T))
+
+
+def majority(logits: Tensor) -> Tensor:
+    """Scores [N, C] from the clients' logits [K, N, C]: the votes, and the mean probability where they are tied."""
+    return ballot(logits.argmax(-1), logits.shape[-1]) + 0.5 * logits.softmax(-1).mean(0)
 
 
 def tied(votes: Tensor) -> Tensor:
