@@ -50,7 +50,8 @@ class Method(ABC, Generic[Up, Down]):
     def __post_init__(self) -> None:
         hints = get_type_hints(type(self))
         for f in fields(self):  # type: ignore[arg-type]
-            _check(f.name, getattr(self, f.name), hints[f.name], f.metadata.get("low"), f.metadata.get("high"))
+            low, high = f.metadata.get("low"), f.metadata.get("high")
+            check_value(f.name, getattr(self, f.name), hints[f.name], low, high)
 
     @property
     def name(self) -> str:
@@ -84,7 +85,7 @@ class Method(ABC, Generic[Up, Down]):
 AnyMethod = Method[Any, Any]
 
 
-def _check(name: str, value: Any, hint: Any, low: float | None, high: float | None) -> None:
+def check_value(name: str, value: Any, hint: Any, low: float | None = None, high: float | None = None) -> None:
     """Refuse a value of the wrong type or out of range, naming the value and the rule."""
     options = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
     if value is None and type(None) in options:
@@ -94,6 +95,8 @@ def _check(name: str, value: Any, hint: Any, low: float | None, high: float | No
             if value in get_args(kind):
                 return
             raise ValueError(f"{name} must be one of {', '.join(map(str, get_args(kind)))}, got {value!r}")
+    if options == (str,) and not isinstance(value, str):
+        raise ValueError(f"{name} must be a text, got {value!r}")
     if bool in options and not isinstance(value, bool):
         raise ValueError(f"{name} must be true or false, got {value!r}")
     number = isinstance(value, int | float) and not isinstance(value, bool)

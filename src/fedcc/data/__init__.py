@@ -11,13 +11,18 @@ from fedcc.data.registry import DATASETS, find
 __all__ = ["DATASETS", "DataError", "Dataset", "Defaults", "Description", "find", "load"]
 
 
-def load(name: str, folder: Path | None = None, download: bool = True) -> Dataset:
+def load(name: str, folder: Path | None = None, download: bool = True, resize: int | None = None) -> Dataset:
     """The data set of this name, read from the data folder, downloaded first where it is absent.
+
+    ``resize`` is the side of Tiny ImageNet's images, 64 (its own) or 32.
 
     >>> load("digits").train_x.shape
     (1442, 1, 8, 8)
     """
     description = find(name)
+    if resize is not None and description.name != "tiny-imagenet":
+        raise ValueError(f"resize is for tiny-imagenet alone, got resize={resize} for {description.name}")
+    options = {} if resize is None else {"resize": resize}
     if description.embedded:
         return description.read(data_folder(folder) if folder is not None else Path())
-    return description.read(ensure(description, data_folder(folder), download))
+    return description.read(ensure(description, data_folder(folder), download), **options)

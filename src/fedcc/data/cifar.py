@@ -60,9 +60,8 @@ class Arrays(pickle.Unpickler):
         try:
             return ADMITTED[module, name]
         except KeyError:
-            raise pickle.UnpicklingError(
-                f"refused the global {module}.{name}: only numpy arrays are admitted"
-            ) from None
+            refusal = f"the global {module}.{name}, which is refused: only numpy arrays are admitted"
+            raise pickle.UnpicklingError(refusal) from None
 
 
 def unpickled(path: Path, content: bytes) -> dict[bytes, Any]:

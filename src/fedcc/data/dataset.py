@@ -32,19 +32,22 @@ class Defaults:
     epochs: int
     shared_model: str  # methods that average parameters: one network for all
     models: str  # methods that distil: dealt to the clients in turn
+    augment: bool = False  # crop and flip while training
 
 
 PAPER_ROUNDS, PAPER_EPOCHS = 15, 20
 
 
-def paper_defaults(skew: str) -> Defaults:
+def paper_defaults(skew: str, augment: bool = True) -> Defaults:
     """The paper's protocol, with the skew that suits the number of classes."""
-    return Defaults(skew, 10, PAPER_ROUNDS, PAPER_EPOCHS, shared_model="resnet20", models="resnet14,resnet20")
+    return Defaults(
+        skew, 10, PAPER_ROUNDS, PAPER_EPOCHS, shared_model="resnet20", models="resnet14,resnet20", augment=augment
+    )
 
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """Images as stored (uint8, [N, channels, H, W]), labels, and the view that turns a batch into what a network sees."""
+    """Images as stored (uint8, [N, channels, H, W]), their labels, and the view that makes them a network's inputs."""
 
     name: str
     classes: tuple[str, ...]
@@ -109,7 +112,7 @@ class Description:
     shape: tuple[int, int, int]
     source: str  # where its makers describe it
     defaults: Defaults
-    read: Callable[[Path], Dataset]  # from the data set's own folder
+    read: Callable[..., Dataset]  # from the data set's own folder; some take options
     aliases: tuple[str, ...] = ()
     folders: tuple[str, ...] = ()  # where the data set lies below the data folder; none for an embedded one
     files: Mapping[str, str] = field(default_factory=dict)  # what must lie in its folder, and the md5 ("": not known)

@@ -1,7 +1,7 @@
 """Fashion-MNIST from its four idx files.
 
-It is not augmented: flipped and shifted clothes are what CIFAR's protocol is for, and nothing in the paper covers
-grey 28x28 images that are centred by construction.
+It is not augmented: its images are centred and upright by construction, and the paper's protocol, which does not
+cover it, gives no reason to crop or flip them.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import gzip
 import zlib
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +18,8 @@ from fedcc.data.dataset import (
     DataError,
     Dataset,
     Description,
+    Images,
+    Labels,
     Remote,
     content_of,
     paper_defaults,
@@ -75,16 +76,20 @@ def read_idx(path: Path, shape: tuple[int, ...], md5: str = "") -> NDArray[np.ui
     return np.frombuffer(content, np.uint8, offset=4 + 4 * rank).reshape(shape)
 
 
+def read_part(folder: Path, part: str, n: int, md5: dict[str, str]) -> tuple[Images, Labels]:
+    images, labels = f"{part}-images-idx3-ubyte.gz", f"{part}-labels-idx1-ubyte.gz"
+    x = read_idx(folder / images, (n, 28, 28), md5.get(images, ""))
+    y = read_idx(folder / labels, (n,), md5.get(labels, "")).astype(np.int64)
+    if y.max() >= len(CLASSES):
+        raise DataError(f"{folder / labels}: expected labels 0 .. 9, found {y.min()} .. {y.max()}")
+    return x[:, None], y
+
+
 def read(folder: Path, sizes: tuple[int, int] = (60_000, 10_000), md5: dict[str, str] = MD5) -> Dataset:
-    arrays: list[Any] = []
-    for part, n in zip(("train", "t10k"), sizes, strict=True):
-        images, labels = f"{part}-images-idx3-ubyte.gz", f"{part}-labels-idx1-ubyte.gz"
-        arrays.append(read_idx(folder / images, (n, 28, 28), md5.get(images, ""))[:, None])
-        y = read_idx(folder / labels, (n,), md5.get(labels, "")).astype(np.int64)
-        if y.max() >= len(CLASSES):
-            raise DataError(f"{folder / labels}: expected labels 0 .. 9, found {y.min()} .. {y.max()}")
-        arrays.append(y)
-    return Dataset("fashion-mnist", CLASSES, *arrays, View(1 / 255, (0.2860,), (0.3530,)), FASHION.defaults)
+    train_x, train_y = read_part(folder, "train", sizes[0], md5)
+    test_x, test_y = read_part(folder, "t10k", sizes[1], md5)
+    view = View(1 / 255, (0.2860,), (0.3530,))
+    return Dataset(FASHION.name, CLASSES, train_x, train_y, test_x, test_y, view, FASHION.defaults)
 
 
 FASHION = Description(
@@ -95,7 +100,7 @@ FASHION = Description(
     classes=10,
     shape=(1, 28, 28),
     source="https://github.com/zalandoresearch/fashion-mnist",
-    defaults=paper_defaults("classes:2"),
+    defaults=paper_defaults("classes:2", augment=False),
     read=read,
     aliases=("fashionmnist", "fashion", "fmnist"),
     folders=("fashion-mnist", "FashionMNIST/raw"),

@@ -26,7 +26,7 @@ from fedcc.data.registry import find
 ATTEMPTS = 5  # at one address, each going on where the last one ended
 PAUSE = 1.0  # seconds before the second attempt; twice as long before each one after
 TIMEOUT = 30.0  # seconds without a byte
-BLOCK = 1 << 18
+BLOCK = 1 << 14  # bytes; a transfer that breaks loses less than one
 
 
 def data_folder(explicit: Path | str | None = None) -> Path:
@@ -38,9 +38,7 @@ def data_folder(explicit: Path | str | None = None) -> Path:
         if named:
             folder = Path(named).expanduser()
             if not folder.is_dir():
-                raise DataError(
-                    f"{origin}{folder}: no such data folder; create it, or name the one that holds the data"
-                )
+                raise DataError(f"{origin}{folder}: no such data folder; create it or name another")
             return folder
     from platformdirs import user_cache_path
 
@@ -53,7 +51,7 @@ def ensure(description: Description, data: Path, download: bool = True) -> Path:
     if missing and not download:
         raise DataError(
             f"{missing[0]}: not there, and downloading is off; fetch {description.title} with"
-            f" `fedcc data fetch {description.name}`, or set FEDCC_DATA to a folder that holds {description.folders[0]}/"
+            f" `fedcc data fetch {description.name}`, or let FEDCC_DATA name the folder of {description.folders[0]}"
         )
     return fetch(description, data) if missing else description.locate(data)
 
@@ -69,9 +67,7 @@ def fetch(dataset: str | Description, folder: Path | str | None = None) -> Path:
     with _files_at_fault(data):
         data.mkdir(parents=True, exist_ok=True)
         with FileLock(data / f".fedcc-{description.name}.lock"):
-            missing = description.missing(
-                data
-            )  # asked again: another process may have fetched it while this one waited
+            missing = description.missing(data)  # again: another process may have fetched it meanwhile
             if missing:
                 _fetch_missing(description, data, missing)
     return description.locate(data)
@@ -222,7 +218,8 @@ def _unpack(archive: Path, data: Path, name: str) -> None:
             with tarfile.open(archive) as packed_tar:
                 packed_tar.extractall(room, filter="data")
         if not (room / name).is_dir():
-            raise DataError(f"{archive}: expected the folder {name}/ in it, found {sorted(os.listdir(room))[:5]}")
+            found = sorted(path.name for path in room.iterdir())[:5]
+            raise DataError(f"{archive}: expected the folder {name}/ in it, found {found}")
         (room / name).rename(data / name)
     except (tarfile.TarError, zipfile.BadZipFile, zlib.error, EOFError) as error:
         raise DataError(f"{archive}: cannot be unpacked: {error}") from error

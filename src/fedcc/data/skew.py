@@ -158,7 +158,7 @@ def _options(text: str, options: Sequence[str], casts: dict[str, Callable[[str],
 
 @dataclass(frozen=True, eq=False)
 class Split:
-    """The positions each client holds, ascending; and what it took: samples moved by the repair, proportions redrawn."""
+    """The positions each client holds, ascending; how many the repair moved, and how often shares were redrawn."""
 
     parts: list[Indices]
     moved: int = 0
@@ -199,10 +199,9 @@ def _dirichlet(y: Indices, clients: int, skew: Dirichlet, classes: int, rng: np.
             f" got {len(y)}; use fewer clients or a smaller minimum"
         )
     per_class = np.bincount(y, minlength=classes)
-    for retries in range(REDRAWS + 1):  # sizes follow from the proportions alone: nothing is shuffled until they fit
-        cuts = _cuts(per_class, clients, skew, rng)  # [C, K + 1]
-        if np.diff(cuts).sum(axis=0).min() >= skew.minimum:
-            break
+    cuts, retries = _cuts(per_class, clients, skew, rng), 0  # [C, K + 1]
+    while np.diff(cuts).sum(axis=0).min() < skew.minimum and retries < REDRAWS:  # nothing is shuffled until sizes fit
+        cuts, retries = _cuts(per_class, clients, skew, rng), retries + 1
     held: list[list[Indices]] = [[] for _ in range(clients)]
     for c in np.flatnonzero(per_class):
         shuffled = rng.permutation(np.flatnonzero(y == c))
@@ -266,9 +265,7 @@ def _by_classes(y: Indices, clients: int, skew: Classes, classes: int, rng: np.r
         raise ValueError(f"{skew} drew no holder for {_named(orphans)}; use assignment=even or another seed")
     if (scarce := np.flatnonzero(per_class < holders)).size:
         c = scarce[0]
-        raise ValueError(
-            f"{skew}: class {c} has {per_class[c]} samples for its {holders[c]} holders; use fewer clients"
-        )
+        raise ValueError(f"{skew}: class {c} has {per_class[c]} samples for {holders[c]} holders; use fewer clients")
     pieces: list[list[Indices]] = [[] for _ in range(clients)]
     for c in range(classes):
         who = rng.permutation(np.flatnonzero(held[:, c]))  # so that no client gets all the samples left over
@@ -290,7 +287,12 @@ def _even(clients: int, n: int, classes: int, rng: np.random.Generator) -> NDArr
     each client gets C/K classes of each permutation. Where it gets a class twice, that slot is swapped with a random
     one such that neither client then holds anything twice. Each swap leaves one double less and changes no class's
     number of holders. Should no swap be left, the same slots are dealt in order of class, which always fits.
+    Of many classes, those that a client lacks are dealt in the same way: they are fewer, and meet less often.
     """
+    if n == classes:
+        return np.ones((clients, classes), bool)
+    if 2 * n > classes:
+        return ~_even(clients, classes - n, classes, rng)
     slots = clients * n
     permutations = [rng.permutation(classes) for _ in range(-(-slots // classes))]
     dealt = np.concatenate(permutations)[:slots]  # slot -> class
@@ -314,10 +316,11 @@ def _even(clients: int, n: int, classes: int, rng: np.random.Generator) -> NDArr
 
 def _partner(j: int, c: int, client: Indices, dealt: Indices, count: Indices, rng: np.random.Generator) -> int | None:
     """A random slot to swap client j's second c with: its class is new to j, and c is new to its client."""
-    for candidates in (rng.integers(len(dealt), size=64), rng.permutation(len(dealt))):  # a few first: mostly enough
-        fits = (count[j, dealt[candidates]] == 0) & (count[client[candidates], c] == 0)
+    for size in (64, None):  # a few at random mostly do; only when none of them fits is it worth looking at all
+        slots = rng.integers(len(dealt), size=size) if size else rng.permutation(len(dealt))
+        fits = (count[j, dealt[slots]] == 0) & (count[client[slots], c] == 0)
         if fits.any():
-            return int(candidates[fits.argmax()])
+            return int(slots[fits.argmax()])
     return None
 
 
@@ -424,9 +427,7 @@ class Partition:
         except FileNotFoundError:
             raise DataError(f"{path}: no partition here") from None
         except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-            raise DataError(
-                f"{path}: expected a saved partition, found a damaged or different file ({error})"
-            ) from error
+            raise DataError(f"{path}: expected a saved partition, found another or a damaged file ({error})") from error
         return Partition(a["public"], clients, a["table"], str(a["skew"]), seed, moved, retries)
 
 

@@ -1,4 +1,4 @@
-"""Tiny ImageNet from its upstream folder of JPEGs; the official validation set is the test set (its test set has no labels).
+"""Tiny ImageNet from its upstream folder of JPEGs; tested on its validation set, as its test set has no labels.
 
 Decoding 110,000 JPEGs takes half a minute, so the arrays are kept beside them as one .npz, which is used as long as the
 names and sizes of the images are those it was made from. A copy with fewer images or classes is read just the same.
@@ -76,14 +76,13 @@ def listing(folder: Path) -> Listing:
     wnids = [line.strip() for line in _lines(folder / "wnids.txt")]
     label = {wnid: c for c, wnid in enumerate(wnids)}
     if not wnids or len(label) < len(wnids):
-        raise DataError(
-            f"{folder / 'wnids.txt'}: expected different class names, found {len(label)} in {len(wnids)} lines"
-        )
+        found = f"{len(label)} in {len(wnids)} lines"
+        raise DataError(f"{folder / 'wnids.txt'}: expected different class names, found {found}")
     train = [_jpegs(folder / "train" / wnid / "images") for wnid in wnids]
     annotations = folder / "val" / "val_annotations.txt"
     test, test_y = [], []
     for number, line in enumerate(_lines(annotations), start=1):
-        name, wnid = (line.split("\t") + [""])[:2]
+        name, wnid = [*line.split("\t"), ""][:2]
         if wnid not in label or Path(name).name != name:
             raise DataError(f"{annotations}, line {number}: expected an image and a class of wnids.txt, found {line!r}")
         test.append(folder / "val" / "images" / name)

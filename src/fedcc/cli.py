@@ -1,0 +1,425 @@
+"""The command line: ``fedcc run``, ``demo``, ``methods``, ``data``, ``skew``."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import sys
+import traceback
+from dataclasses import MISSING, fields
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from fedcc.core.method import AnyMethod
+from fedcc.core.naming import unknown
+
+app = typer.Typer(
+    name="fedcc",
+    help="Federated learning by distillation, with clients that may answer 'unknown'.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+data_app = typer.Typer(help="List, fetch and check data sets.", no_args_is_help=True)
+app.add_typer(data_app, name="data")
+
+Method = Annotated[str, typer.Argument(help="the method's name; `fedcc methods` lists them", show_default=False)]
+DataOption = Annotated[str | None, typer.Option("--data", help="data set; digits by default")]
+DataDir = Annotated[
+    Path | None, typer.Option("--data-dir", help="where data sets lie; FEDCC_DATA, else a cache folder")
+]
+SkewOption = Annotated[str | None, typer.Option("--skew", help="dirichlet:ETA, classes:N or iid")]
+Clients = Annotated[int | None, typer.Option("--clients", help="number of clients")]
+Json = Annotated[bool, typer.Option("--json", help="print JSON for programs")]
+
+
+def out(stderr: bool = False) -> Console:
+    """The console; wide enough for tables where there is no terminal."""
+    console = Console(stderr=stderr, highlight=False)
+    if not console.is_terminal:
+        console.width = 120
+    return console
+
+
+@app.callback(invoke_without_command=True)
+def top(version: Annotated[bool, typer.Option("--version", help="print the version")] = False) -> None:
+    if version:
+        from fedcc.experiments.store import version as of
+
+        typer.echo(of("fedcc"))
+        raise typer.Exit
+
+
+@app.command()
+def run(
+    method: Annotated[str | None, typer.Argument(help="the method's name; `fedcc methods` lists them")] = None,
+    config: Annotated[Path | None, typer.Option("--config", help="an experiment.toml to start from")] = None,
+    data: DataOption = None,
+    skew: SkewOption = None,
+    clients: Clients = None,
+    models: Annotated[str | None, typer.Option(help="networks, given to clients in turn: resnet14,resnet20")] = None,
+    assignment: Annotated[str | None, typer.Option(help="alternate or halves: how networks go to clients")] = None,
+    rounds: Annotated[int | None, typer.Option(help="rounds T")] = None,
+    epochs: Annotated[int | None, typer.Option(help="local epochs E per phase")] = None,
+    participation: Annotated[float | None, typer.Option(help="share of clients in each round")] = None,
+    seed: Annotated[int | None, typer.Option(help="seed of everything random; 0 by default")] = None,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", help="a method's setting, name=value; repeatable")
+    ] = None,
+    lr: Annotated[float | None, typer.Option(help="Adam's learning rate")] = None,
+    batch: Annotated[int | None, typer.Option(help="batch size")] = None,
+    reset: Annotated[str | None, typer.Option(help="when Adam starts anew: phase or round")] = None,
+    public: Annotated[float | None, typer.Option(help="share of the training set that is public")] = None,
+    stratified: Annotated[
+        bool | None, typer.Option("--stratified/--no-stratified", help="public split by class")
+    ] = None,
+    fraction: Annotated[float | None, typer.Option(help="keep this share of the training set")] = None,
+    augment: Annotated[bool | None, typer.Option("--augment/--no-augment", help="crop and flip while training")] = None,
+    resize: Annotated[int | None, typer.Option(help="side of Tiny ImageNet's images: 32 or 64")] = None,
+    wire: Annotated[str | None, typer.Option(help="number format on the wire: fp32 or fp16")] = None,
+    client_accuracy: Annotated[
+        bool | None,
+        typer.Option("--client-accuracy/--no-client-accuracy", help="evaluate every client's own model too"),
+    ] = None,
+    device: Annotated[str | None, typer.Option(help="auto, cpu or cuda")] = None,
+    precision: Annotated[str | None, typer.Option(help="fp32, bf16 or fp64")] = None,
+    threads: Annotated[
+        int | None, typer.Option(help="torch threads; a seed gives other bits with other numbers")
+    ] = None,
+    out_dir: Annotated[
+        Path | None, typer.Option("--out", help="run folder; runs/DATA_SKEW/METHOD/seedS by default")
+    ] = None,
+    data_dir: DataDir = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="replace the run that the folder holds")] = False,
+    save_models: Annotated[bool, typer.Option("--save-models/--no-save-models", help="keep the trained models")] = True,
+    as_json: Json = False,
+) -> None:
+    """Train one method on one federation and record it in a run folder."""
+    from fedcc.experiments import Experiment, execute
+    from fedcc.experiments.experiment import parse_settings
+    from fedcc.progress import Progress, shown
+
+    given: dict[str, Any] = {
+        name: value
+        for name, value in {
+            "data": data, "skew": skew, "clients": clients, "models": models, "assignment": assignment,
+            "rounds": rounds, "epochs": epochs, "participation": participation, "seed": seed, "lr": lr,
+            "batch": batch, "reset": reset, "public": public, "stratified": stratified, "fraction": fraction,
+            "augment": augment, "resize": resize, "wire": wire, "client_accuracy": client_accuracy,
+            "device": device, "precision": precision, "threads": threads,
+        }.items()
+        if value is not None
+    }  # fmt: skip
+    chosen: dict[str, Any] = {}
+    if config is not None:
+        import tomllib
+
+        Experiment.read(config)  # says what is wrong with the file itself
+        table = tomllib.loads(config.read_text())
+        named = table.pop("method")
+        stored = table.pop("settings", {})
+        if method is None or method.lower() == named.lower():
+            chosen = stored
+        method, given = method or named, table | given
+    if method is None:
+        raise ValueError("name a method (`fedcc methods` lists them) or give --config")
+    chosen = chosen | parse_settings(method, settings or [])
+    experiment = Experiment.resolved(method, settings=chosen, **given)
+    place = out_dir or Path("runs") / experiment.place
+    console = out(stderr=as_json)
+    console.print(describe(experiment), soft_wrap=True)
+    with shown(Progress(experiment.made().rounds(experiment.rounds)), console) as progress:
+        result = execute(
+            experiment,
+            place,
+            data_dir=data_dir,
+            overwrite=overwrite,
+            save_models=save_models,
+            on_round=lambda record: progress.ended(record),
+            monitor=progress,
+        )
+    if as_json:
+        typer.echo((place / "summary.json").read_text(), nl=False)
+        return
+    best_round, best = result.best
+    console.print(
+        f"{result.method.name}: final {result.accuracy:.2f} %, best {best:.2f} % in round {best_round}, "
+        f"{result.seconds:.1f} s, {place}",
+        soft_wrap=True,
+    )
+
+
+def describe(experiment: Any) -> str:
+    """One line on what is about to run."""
+    e = experiment
+    return (
+        f"{e.made().name} on {e.data}, {e.skew}, {e.clients} clients ({e.models}), T={e.rounds}, E={e.epochs}, "
+        f"seed {e.seed}, {e.device} {e.precision}"
+    )
+
+
+@app.command()
+def demo(
+    out_dir: Annotated[Path, typer.Option("--out", help="folder for the runs and pictures")] = Path("runs/demo"),
+    rounds: Annotated[int | None, typer.Option(help="rounds T")] = None,
+    epochs: Annotated[int | None, typer.Option(help="local epochs E per phase")] = None,
+    clients: Clients = None,
+    seed: Annotated[int, typer.Option(help="seed")] = 0,
+    jobs: Annotated[int | None, typer.Option(help="methods at once; one per core by default")] = None,
+    as_json: Json = False,
+) -> None:
+    """Ten clients with one digit each: FedCC against FedAvg, FedMD and the two bounds, one method per core."""
+    from fedcc.demo import show
+
+    show(
+        out_dir,
+        rounds=rounds,
+        epochs=epochs,
+        clients=clients,
+        seed=seed,
+        jobs=jobs,
+        as_json=as_json,
+        console=out(as_json),
+    )
+
+
+@app.command()
+def methods(
+    name: Annotated[str | None, typer.Argument(help="one method, with its settings")] = None, as_json: Json = False
+) -> None:
+    """List the methods, or one method's settings with their meaning and source."""
+    from fedcc.methods import METHODS
+
+    if name is not None and name.lower() not in METHODS:
+        raise unknown("method", name, METHODS)
+    known = METHODS if name is None else {name.lower(): METHODS[name.lower()]}
+    if as_json:
+        listed = {n: about(kind) for n, kind in known.items()}
+        typer.echo(json.dumps(listed if name is None else listed[name.lower()], indent=1))
+        return
+    console = out()
+    if name is None:
+        listing = Table("name", "method", "family", "settings", "source", box=None, header_style="bold", pad_edge=False)
+        for n, kind in known.items():
+            chosen = ", ".join(f"{f['name']}={f['default']}" for f in about(kind)["settings"][:3])
+            more = len(about(kind)["settings"]) - 3
+            listing.add_row(n, kind.__name__, kind.family, chosen + (f", {more} more" if more > 0 else ""), kind.source)
+        console.print(listing)
+        console.print("\n`fedcc methods NAME` explains one; `fedcc run NAME --set name=value` sets them.")
+        return
+    kind = known[name.lower()]
+    console.print(Text(f"{kind.__name__}: {about(kind)['summary']}", style="bold"))
+    console.print(Text(f"{kind.family}; {kind.source}\n"))
+    console.print(Text((sys.modules[kind.__module__].__doc__ or "").strip() + "\n"))
+    table = Table("setting", "default", "allowed", "meaning", "source", box=None, header_style="bold", pad_edge=False)
+    for f in about(kind)["settings"]:
+        table.add_row(f["name"], str(f["default"]), f["allowed"], f["meaning"], f["source"])
+    console.print(table if table.row_count else "no settings of its own")
+
+
+def about(kind: type[AnyMethod]) -> dict[str, Any]:
+    """A method and its settings, as plain values."""
+    hints = get_type_hints(kind)
+    return {
+        "method": kind.__name__,
+        "family": kind.family,
+        "source": kind.source,
+        "summary": (kind.__doc__ or "").strip().splitlines()[0],
+        "settings": [
+            {
+                "name": f.name,
+                "default": None if f.default is MISSING else f.default,
+                "allowed": allowed(hints[f.name], f.metadata.get("low"), f.metadata.get("high")),
+                "meaning": f.metadata.get("meaning", ""),
+                "source": f.metadata.get("source", ""),
+            }
+            for f in fields(kind)  # type: ignore[arg-type]
+        ],
+    }
+
+
+def allowed(hint: Any, low: float | None, high: float | None) -> str:
+    """What a setting may be, in words."""
+    if get_origin(hint) is Literal:
+        return ", ".join(map(str, get_args(hint)))
+    if hint is bool:
+        return "true, false"
+    limits = f" >= {low:g}" if low is not None and high is None else f" {low:g} to {high:g}" if low is not None else ""
+    words = {int: "whole number", float: "number", str: "text", type(None): "none"}
+    kinds = get_args(hint) or (hint,)
+    return (
+        " or ".join(words.get(k, getattr(k, "__name__", str(k))) for k in kinds if k is not type(None)) + limits
+    ) + (" or none" if type(None) in kinds else "")
+
+
+@app.command()
+def skew(
+    data: DataOption = None,
+    skew: Annotated[str | None, typer.Option("--skew", help="dirichlet:ETA, classes:N or iid")] = None,
+    clients: Clients = None,
+    seed: Annotated[int, typer.Option(help="seed")] = 0,
+    public: Annotated[float, typer.Option(help="share of the training set that is public")] = 0.1,
+    picture: Annotated[Path, typer.Option("--out", help="the picture to write: .png, .pdf or .svg")] = Path("skew.png"),
+    data_dir: DataDir = None,
+    as_json: Json = False,
+) -> None:
+    """Show who would hold what: prints the client x class table and writes the plot."""
+    from fedcc.federation import Federation
+    from fedcc.report.figures import FORMATS, partition_figure, save
+
+    if picture.suffix.lstrip(".").lower() not in FORMATS:
+        raise ValueError(f"--out must end in {', '.join('.' + f for f in FORMATS)}, got {picture.name!r}")
+    federation = Federation.named(data or "digits", skew, clients, seed=seed, public=public, folder=data_dir)
+    split = federation.partition
+    assert split is not None
+    counts = split.counts()
+    title = f"{federation.data}, {federation.skew}, {len(counts)} clients, seed {seed}"
+    save(partition_figure(counts.tolist(), title), picture)
+    if as_json:
+        typer.echo(
+            json.dumps(
+                {
+                    "data": federation.data, "skew": federation.skew, "seed": seed, "public": len(split.public),
+                    "counts": counts.tolist(), "moved": split.moved, "sha256": split.sha256, "picture": str(picture),
+                }
+            )
+        )  # fmt: skip
+        return
+    console = out()
+    console.print(
+        f"{title}; {len(split.public)} public samples"
+        + (f"; {split.moved} samples moved to reach the minimum" if split.moved else "")
+    )
+    if counts.shape[1] <= 20:
+        table = Table("client", *map(str, range(counts.shape[1])), "all", box=None, header_style="bold", pad_edge=False)
+        for k, row in enumerate(counts):
+            table.add_row(str(k), *(str(n) if n else "." for n in row), str(row.sum()))
+    else:
+        table = Table("client", "samples", "classes", "most of", box=None, header_style="bold", pad_edge=False)
+        for k, row in enumerate(counts):
+            most = ", ".join(f"{c} ({row[c]})" for c in row.argsort()[::-1][:6] if row[c])
+            table.add_row(str(k), str(row.sum()), str((row > 0).sum()), most)
+    console.print(table)
+    console.print(f"picture: {picture}", soft_wrap=True)
+
+
+@data_app.command("list")
+def data_list(data_dir: DataDir = None, as_json: Json = False) -> None:
+    """The data sets, and which of them are here."""
+    from fedcc.data import DATASETS
+    from fedcc.data.fetch import data_folder
+
+    folder = data_folder(data_dir)
+    rows: list[dict[str, Any]] = [
+        {
+            "name": d.name, "title": d.title, "train": d.train, "test": d.test, "classes": d.classes,
+            "shape": list(d.shape), "source": d.source, "here": d.embedded or not d.missing(folder),
+        }
+        for d in DATASETS.values()
+    ]  # fmt: skip
+    if as_json:
+        typer.echo(json.dumps(rows, indent=1))
+        return
+    console = out()
+    table = Table(
+        "name", "title", "train", "test", "classes", "shape", "here", box=None, header_style="bold", pad_edge=False
+    )
+    for r in rows:
+        shape = "x".join(map(str, r["shape"]))
+        table.add_row(
+            r["name"],
+            r["title"],
+            f"{r['train']:,}",
+            f"{r['test']:,}",
+            str(r["classes"]),
+            shape,
+            "yes" if r["here"] else "no",
+        )
+    console.print(table)
+    console.print(f"data folder: {folder}", soft_wrap=True)
+
+
+@data_app.command("fetch")
+def data_fetch(name: Annotated[str, typer.Argument(help="the data set")], data_dir: DataDir = None) -> None:
+    """Download a data set from upstream, checked, unless it is here."""
+    from fedcc.data import find
+    from fedcc.data.fetch import fetch
+
+    if find(name).embedded:
+        typer.echo(f"{find(name).name} comes with scikit-learn; there is nothing to fetch")
+        return
+    typer.echo(f"{find(name).name}: {fetch(name, data_dir)}")
+
+
+@data_app.command("check")
+def data_check(
+    name: Annotated[str, typer.Argument(help="the data set")], data_dir: DataDir = None, as_json: Json = False
+) -> None:
+    """Compare a data set's files with upstream's checksums."""
+    from fedcc.data.fetch import check
+
+    found = check(name, data_dir)
+    if as_json:
+        typer.echo(json.dumps([c._asdict() for c in found], indent=1))
+    else:
+        table = Table("file", "expected", "found", "", box=None, header_style="bold", pad_edge=False)
+        for c in found:
+            table.add_row(c.file, c.expected, c.found, "ok" if c.ok else "differs")
+        out().print(table)
+    if not all(c.ok for c in found):
+        raise typer.Exit(1)
+
+
+def main() -> None:
+    """The program: 0 on success, 1 on failure, 2 for a wrong call, 130 when interrupted; no traceback.
+
+    FEDCC_DEBUG=1 shows the traceback.
+    """
+    import click
+
+    try:
+        code = app(standalone_mode=False)
+    except click.exceptions.Abort:
+        _say("interrupted; what was finished is in the run folder")
+        code = 130
+    except KeyboardInterrupt:
+        _say("interrupted; what was finished is in the run folder")
+        code = 130
+    except click.ClickException as error:
+        error.show()
+        code = error.exit_code
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 1
+    except Exception as error:
+        if os.environ.get("FEDCC_DEBUG"):
+            traceback.print_exc()
+        _say(explained(error))
+        code = 2 if isinstance(error, ValueError | TypeError) else 1
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def explained(error: Exception) -> str:
+    """An error in one line, with where it happened."""
+    if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+        return f"the disk is full: {error.filename or 'no space left to write the run folder'}"
+    if isinstance(error, OSError) and error.filename is not None:
+        return f"{error.filename}: {error.strerror}"
+    notes = "; ".join(getattr(error, "__notes__", ()))
+    text = str(error) or type(error).__name__
+    return text + (f" ({notes})" if notes else "")
+
+
+def _say(text: str) -> None:
+    print(f"fedcc: {text}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()

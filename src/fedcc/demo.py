@@ -1,0 +1,165 @@
+"""The demonstration: FedCC against FedAvg, FedMD and the two bounds on embedded digits, one method per core."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import time
+from concurrent.futures import Future, ProcessPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+
+from fedcc.experiments import Experiment, RunFolder, execute
+from fedcc.progress import clock
+
+COMPARED = ("fedcc", "fedmd", "fedavg", "local", "centralized")  # the longest first
+
+
+def show(
+    out: Path,
+    *,
+    rounds: int | None,
+    epochs: int | None,
+    clients: int | None,
+    seed: int,
+    jobs: int | None,
+    as_json: bool,
+    console: Console,
+) -> None:
+    """Run the methods, draw the pictures, print the table."""
+    given: dict[str, Any] = {
+        "data": "digits",
+        "skew": "classes:1",
+        "rounds": rounds,
+        "epochs": epochs,
+        "clients": clients,
+        "seed": seed,
+    }
+    experiments = {name: Experiment.resolved(name, device="cpu", **given) for name in COMPARED}
+    first = experiments["fedcc"]
+    if jobs is not None and jobs < 1:
+        raise ValueError(f"jobs must be at least 1, got {jobs}")
+    workers = min(len(experiments), jobs or cores())
+    console.print(
+        f"{first.clients} clients with one digit each, {first.rounds} rounds of {first.epochs} epochs; "
+        f"{len(experiments)} methods, {workers} at a time",
+        soft_wrap=True,
+    )
+    for name, experiment in experiments.items():
+        RunFolder(out / name).claim(experiment, overwrite=True)
+    begun = time.perf_counter()
+    pool = ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn"))
+    try:
+        futures = {name: pool.submit(_one, e, out / name) for name, e in experiments.items()}
+        watch(futures, out, first.rounds, console)
+        for future in futures.values():
+            future.result()
+    except BaseException:
+        for process in list((pool._processes or {}).values()):
+            process.terminate()
+        raise
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+    summaries = {name: RunFolder(out / name).summary() or {} for name in experiments}
+    pictures = draw(summaries, out)
+    if as_json:
+        print(json.dumps({"runs": summaries, "pictures": [str(p) for p in pictures], "out": str(out)}))
+        return
+    console.print(table(summaries))
+    console.print(
+        f"\n{clock(time.perf_counter() - begun)} in all. Run folders: {out}/<method>. Pictures:", soft_wrap=True
+    )
+    for picture in pictures:
+        console.print(f"  {picture}", soft_wrap=True)
+
+
+def cores() -> int:
+    """The cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _one(experiment: Experiment, out: Path) -> None:
+    import signal
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends the workers
+    execute(experiment, out, overwrite=True)
+
+
+def watch(futures: dict[str, Future[None]], out: Path, rounds: int, console: Console) -> None:
+    """Follow the runs by what they write into their folders until all have ended."""
+    said: set[tuple[str, int]] = set()
+
+    def state() -> Table:
+        grid = Table.grid(padding=(0, 2))
+        for name, future in futures.items():
+            records = RunFolder(out / name).metrics()
+            accuracy = f"{records[-1]['accuracy']:.1f} %" if records else ""
+            ended = "done" if future.done() else f"round {len(records)}/{rounds}" if future.running() else "waiting"
+            grid.add_row(name, ended, accuracy)
+        return grid
+
+    def going() -> bool:
+        ended = [f for f in futures.values() if f.done()]
+        return len(ended) < len(futures) and not any(f.exception() for f in ended)
+
+    if console.is_terminal:
+        with Live(state(), console=console, refresh_per_second=4, transient=True) as live:
+            while going():
+                time.sleep(0.25)
+                live.update(state())
+        return
+    while True:
+        more = going()
+        for name in futures:
+            for record in RunFolder(out / name).metrics():
+                if (name, record["round"]) not in said:
+                    said.add((name, record["round"]))
+                    line = f"{name:<12} round {record['round']}/{rounds}  accuracy {record['accuracy']:6.2f} %"
+                    console.print(line, soft_wrap=True)
+        if not more:
+            return
+        time.sleep(0.25)
+
+
+def table(summaries: dict[str, dict[str, Any]]) -> Table:
+    """The methods side by side."""
+    shown = Table(
+        "method",
+        "final %",
+        "best % (round)",
+        "sent per client and round",
+        "seconds",
+        box=None,
+        header_style="bold",
+        pad_edge=False,
+    )
+    for summary in summaries.values():
+        accuracy, volume = summary["accuracy"], summary["bytes"]
+        sent = (volume["up"] + volume["down"]) / summary["clients"] / summary["rounds"]
+        shown.add_row(
+            summary["method"],
+            f"{accuracy['final']:.1f}",
+            f"{accuracy['best']:.1f} ({accuracy['best_round']})",
+            f"{sent / 1000:,.1f} kB" if sent else "nothing",
+            f"{summary['seconds']:.1f}",
+        )
+    return shown
+
+
+def draw(summaries: dict[str, dict[str, Any]], out: Path) -> list[Path]:
+    """The learning curves and the partition."""
+    from fedcc.data.skew import Partition
+    from fedcc.report.figures import curves_figure, partition_figure, save
+
+    split = Partition.load(out / "fedcc" / "partition.npz")
+    curves = {s["method"]: list(enumerate(s["accuracy"]["rounds"], start=1)) for s in summaries.values()}
+    title = f"digits, {split.skew}, {len(split.clients)} clients"
+    return [
+        save(curves_figure(curves, title, chance=10.0), out / "curves.png"),
+        save(partition_figure(split.counts().tolist(), title), out / "partition.png"),
+    ]

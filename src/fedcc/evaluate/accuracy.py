@@ -1,0 +1,100 @@
+"""Accuracies of one round, in percent. The only place that sees the public labels."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedcc.core.messages import Labels, Predictions
+from fedcc.core.method import AnyMethod, Trained
+from fedcc.core.requests import Executor, Predict, Request
+from fedcc.core.samples import Samples
+from fedcc.engine.drive import drive
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """``accuracy`` of the method's own prediction on the global test set; the others are for the record.
+
+    ``clients`` holds each client's own model on the global test set over the known classes, ``local`` the same on
+    test data distributed like the client's private labels, ``targets`` the accuracy of what the server sent for the
+    public samples.
+    """
+
+    accuracy: float
+    clients: dict[int, float] = field(default_factory=dict)
+    local: dict[int, float] = field(default_factory=dict)
+    targets: float | None = None
+
+
+class Remembering:
+    """An engine that predicts once with each model on each set of samples, however often it is asked."""
+
+    def __init__(self, executor: Executor):
+        self.executor = executor
+        self.known: dict[tuple[int, int], Any] = {}
+
+    def serve(self, requests: Sequence[Request[Any]]) -> list[Any]:
+        def place(request: Request[Any]) -> tuple[int, int] | None:
+            return (id(request.model), id(request.samples)) if isinstance(request, Predict) else None
+
+        new = [r for r in requests if place(r) not in self.known]
+        fresh = dict(zip(map(id, new), self.executor.serve(new) if new else [], strict=True))
+        for request in new:
+            if (key := place(request)) is not None:
+                self.known[key] = fresh[id(request)]
+        return [fresh[id(r)] if id(r) in fresh else self.known[place(r)] for r in requests]  # type: ignore[index]
+
+
+def evaluate(
+    method: AnyMethod,
+    trained: Trained,
+    test: Samples,
+    executor: Executor,
+    *,
+    counts: Mapping[int, Tensor] | None = None,
+    downs: Mapping[int, Any] | None = None,
+    hidden: Tensor | None = None,
+) -> Evaluation:
+    """Evaluate what training has left so far.
+
+    ``counts`` (private samples per class, by client) asks for the clients' own accuracies; ``downs`` and ``hidden``
+    (the public labels) for that of the public targets.
+    """
+    engine, inputs, labels = Remembering(executor), test.only("x"), test["y"]
+    scores = drive([method.predict(trained, inputs)], engine)[0]
+    accuracy = percent(scores.argmax(-1) == labels)
+    own: dict[int, float] = {}
+    local: dict[int, float] = {}
+    for k in counts or {}:
+        logits = engine.serve([Predict(trained.clients[k], inputs)])[0].logits
+        right = logits[:, : trained.classes].argmax(-1) == labels
+        own[k], local[k] = percent(right), local_accuracy(right, labels, counts[k])  # type: ignore[index]
+    return Evaluation(accuracy, own, local, targets_accuracy(downs or {}, hidden))
+
+
+def percent(right: Tensor) -> float:
+    """The share of true entries, in percent."""
+    return round(100 * float(right.double().mean()), 4)
+
+
+def local_accuracy(right: Tensor, labels: Tensor, counts: Tensor) -> float:
+    """Accuracy on test data distributed like the client's private labels: sum_c (n_c / n) acc_c."""
+    counts = counts.to(labels.device)
+    tested = torch.bincount(labels, minlength=len(counts)).double()
+    by_class = torch.bincount(labels, weights=right.double(), minlength=len(counts)) / tested.clamp(min=1)
+    share = counts.double() * (tested > 0)
+    return round(100 * float((share * by_class).sum() / share.sum().clamp(min=1)), 4)
+
+
+def targets_accuracy(downs: Mapping[int, Any], hidden: Tensor | None) -> float | None:
+    """How often the public targets that the server sends name the hidden label."""
+    message = next((m for m in downs.values() if isinstance(m, Predictions | Labels)), None)
+    if message is None or hidden is None:
+        return None
+    named = message.values.argmax(-1) if isinstance(message, Predictions) else message.values
+    return percent(named.long() == hidden.to(named.device))

@@ -1,0 +1,106 @@
+"""Run an experiment into its folder."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from fedcc.engine.plain import Monitor
+from fedcc.experiments.experiment import Experiment
+from fedcc.experiments.store import RunFolder, environment
+from fedcc.run import Record, Result, run
+
+SUMMARY_FORMAT = 1
+
+
+def execute(
+    experiment: Experiment,
+    out: Path,
+    *,
+    data_dir: Path | None = None,
+    overwrite: bool = False,
+    save_models: bool = True,
+    on_round: Callable[[Record], None] | None = None,
+    monitor: Monitor | None = None,
+) -> Result:
+    """Run an experiment; its folder is valid whenever it is interrupted."""
+    RunFolder(out).claim(experiment, overwrite)  # before the work of reading data
+    method, federation = experiment.made(), experiment.federation(data_dir)
+    federation.archs(method)
+    folder = RunFolder.begin(out, experiment, federation.partition, overwrite=True)
+    begun = time.perf_counter()
+
+    def told(record: Record) -> None:
+        folder.add(record)
+        if on_round:
+            on_round(record)
+
+    result = run(
+        method,
+        federation,
+        experiment.rounds,
+        epochs=experiment.epochs,
+        lr=experiment.lr,
+        batch=experiment.batch,
+        participation=experiment.participation,
+        seed=experiment.seed,
+        device=experiment.device,
+        precision=experiment.precision,  # type: ignore[arg-type]
+        threads=experiment.threads,
+        wire=experiment.wire,
+        reset=experiment.reset,
+        client_accuracy=experiment.client_accuracy,
+        on_round=told,
+        monitor=monitor,
+    )
+    if save_models:
+        result.save(out)
+    partition = federation.partition
+    facts = {"data_sha256": federation.fingerprint, "partition_sha256": partition.sha256 if partition else None}
+    folder.write("summary.json", summary(experiment, result, time.perf_counter() - begun) | facts)
+    return result
+
+
+def summary(experiment: Experiment, result: Result, seconds: float) -> dict[str, Any]:
+    """The record that tables are made from, complete in itself."""
+    best_round, best = result.best
+    machine = environment(experiment)
+    return {
+        "format": SUMMARY_FORMAT,
+        "method": result.method.name,
+        "family": result.method.family,
+        "settings": dict(experiment.settings),
+        "data": experiment.data,
+        "skew": experiment.skew,
+        "seed": experiment.seed,
+        "clients": experiment.clients,
+        "models": experiment.models,
+        "rounds": len(result.rounds),
+        "epochs": experiment.epochs,
+        "accuracy": {
+            "final": result.accuracy,
+            "best": best,
+            "best_round": best_round,
+            "rounds": [r.get("accuracy") for r in result.rounds],
+            "targets": [r.get("targets") for r in result.rounds],
+            "clients": result.rounds[-1]["clients"],
+            "local": result.rounds[-1]["local"],
+        },
+        "bytes": {
+            "up": sum(r["bytes"]["up"] for r in result.rounds),
+            "down": sum(r["bytes"]["down"] for r in result.rounds),
+            "models": result.model_bytes,
+        },
+        "seconds": round(seconds, 3),
+        "engine": experiment.engine,
+        "device": machine["gpu"] or machine["processor"],
+        "precision": experiment.precision,
+        "threads": experiment.threads,
+        "versions": {name: machine[name] for name in ("fedcc", "python", "torch", "numpy")},
+        "commit": machine["commit"],
+        "command": experiment.command(),
+        "experiment": asdict(experiment),
+    }

@@ -1,0 +1,49 @@
+"""Flat tables as TOML. Python reads TOML but does not write it; what is written here is read back by ``tomllib``."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from typing import Any
+
+
+def dumps(table: Mapping[str, Any]) -> str:
+    """A table of scalars, lists of scalars, and tables of these; None is left out (TOML has no such value).
+
+    >>> print(dumps({"method": "fedcc", "lr": 0.001, "settings": {"lam": 0.2}}), end="")
+    method = "fedcc"
+    lr = 0.001
+    <BLANKLINE>
+    [settings]
+    lam = 0.2
+    """
+    scalars = {k: v for k, v in table.items() if not isinstance(v, Mapping) and v is not None}
+    lines = [f"{_key(name)} = {_value(value)}" for name, value in scalars.items()]
+    for name, value in table.items():
+        if isinstance(value, Mapping):
+            lines += ["", f"[{_key(name)}]"]
+            lines += [f"{_key(n)} = {_value(v)}" for n, v in value.items() if v is not None]
+    return "\n".join(lines) + "\n"
+
+
+def _key(name: str) -> str:
+    bare = name and all(c.isascii() and (c.isalnum() or c in "-_") for c in name)
+    return name if bare else _value(name)
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    if isinstance(value, float):
+        if not math.isfinite(value):
+            return "nan" if math.isnan(value) else ("inf" if value > 0 else "-inf")
+        text = repr(value)
+        return text if any(c in text for c in ".e") else f"{text}.0"
+    if isinstance(value, int):
+        return str(value)
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(map(_value, value)) + "]"
+    raise TypeError(f"TOML here holds numbers, texts, switches and lists, got {type(value).__name__}")

@@ -1,0 +1,230 @@
+"""A federation: who holds what, the public and the test samples, and the networks.
+
+Made from a named data set and a skew, or from the caller's own arrays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedcc.core.method import AnyMethod
+from fedcc.core.model import Arch, Factory, factory_name
+from fedcc.core.samples import IDENTITY, Samples, View
+from fedcc.nets import network
+
+if TYPE_CHECKING:
+    from fedcc.data.skew import Partition
+
+Models = str | Factory | Sequence[str | Factory]
+"""One network for all, or several: names (``"resnet14,resnet20"``) or factories ``outputs -> nn.Module``."""
+
+Array = Any
+"""A numpy array, a tensor, or nested lists."""
+
+Assignment = Literal["alternate", "halves"]
+
+
+@dataclass(frozen=True, eq=False)
+class Federation:
+    """Everything a run needs to know about data and networks. Make one with :meth:`named` or :meth:`of`.
+
+    >>> f = Federation.named("digits", skew="classes:1", clients=10)
+    >>> len(f.private), f.classes, len(f.public)
+    (10, 10, 144)
+    """
+
+    private: tuple[Samples, ...]  # x and y of each client
+    public: Samples  # x alone: its labels, if there were any, are gone
+    test: Samples  # x and y
+    classes: int
+    models: tuple[str | Factory, ...]  # given to the clients by ``assignment``
+    shared_model: str | Factory | None = None  # for methods that average weights, where models are not the caller's
+    assignment: Assignment = "alternate"
+    data: str = "own data"
+    skew: str = "own split"
+    rounds: int = 15  # what the data set suggests
+    epochs: int = 20
+    partition: Partition | None = None
+    fingerprint: str = ""  # of the data set's arrays
+    hidden: Tensor | None = field(default=None, repr=False)  # the public labels, for the evaluator alone
+
+    @staticmethod
+    def named(
+        data: str = "digits",
+        skew: str | None = None,
+        clients: int | None = None,
+        models: Models | None = None,
+        seed: int = 0,
+        *,
+        public: float = 0.1,
+        stratified: bool = False,
+        fraction: float = 1.0,
+        augment: bool | None = None,
+        assignment: Assignment = "alternate",
+        resize: int | None = None,
+        folder: Path | str | None = None,
+    ) -> Federation:
+        """A data set by name, split by label skew.
+
+        What is not given comes from the data set: its skew, clients and networks. ``fraction`` keeps a random part
+        of the training set; ``augment=False`` turns off the crop and flip that CIFAR and Tiny ImageNet bring.
+        """
+        from fedcc.data import load
+        from fedcc.data.skew import partition
+
+        dataset = load(data, Path(folder) if folder is not None else None, resize=resize)
+        x, y = dataset.train_x, dataset.train_y
+        if not 0 < fraction <= 1:
+            raise ValueError(f"fraction must be above 0 and at most 1, got {fraction}")
+        if fraction < 1:
+            kept = np.sort(np.random.default_rng([seed, 3]).permutation(len(y))[: max(1, round(fraction * len(y)))])
+            x, y = x[kept], y[kept]
+        defaults = dataset.defaults
+        number = defaults.clients if clients is None else clients
+        split = partition(y, number, skew or defaults.skew, len(dataset.classes), seed, public, stratified)
+        view = dataset.view if augment is not False else replace(dataset.view, pad=0, flip=False)
+        if augment and not view.augments:
+            raise ValueError(f"{dataset.name} has no augmentation to turn on")
+        if not len(split.public):
+            raise ValueError(f"the public set is empty: public must be above 0, got {public}")
+
+        def samples(rows: np.ndarray) -> Samples:
+            return Samples({"x": torch.from_numpy(x[rows]), "y": torch.from_numpy(y[rows])}, view)
+
+        return Federation(
+            private=tuple(samples(rows) for rows in split.clients),
+            public=samples(split.public).only("x"),
+            test=Samples({"x": torch.from_numpy(dataset.test_x), "y": torch.from_numpy(dataset.test_y)}, view),
+            classes=len(dataset.classes),
+            models=several(models) if models is not None else several(defaults.models),
+            shared_model=defaults.shared_model if models is None else None,
+            assignment=assignment,
+            data=dataset.name,
+            skew=split.skew,
+            rounds=defaults.rounds,
+            epochs=defaults.epochs,
+            partition=split,
+            fingerprint=dataset.sha256,
+            hidden=torch.from_numpy(y[split.public]),
+        )
+
+    @staticmethod
+    def of(
+        clients: Sequence[tuple[Array, Array]],
+        public: Array,
+        test: tuple[Array, Array],
+        models: Models,
+        *,
+        classes: int | None = None,
+        view: View | None = None,
+        allow_missing: bool = False,
+    ) -> Federation:
+        """A federation of the caller's own arrays or tensors: images or anything a network takes.
+
+        Floating inputs are taken as they are, uint8 images are divided by 255, other integers stay integers (tokens).
+        ``classes`` is the highest label plus one unless given; a class that no client holds is refused unless
+        ``allow_missing`` says it is meant.
+        """
+        if not clients:
+            raise ValueError("a federation needs at least one client, got none")
+        private = tuple(_labelled(f"client {k}", x, y, view) for k, (x, y) in enumerate(clients))
+        tested = _labelled("the test set", *test, view)
+        shared = _samples("the public set", public, view)
+        highest = max(int(s["y"].max()) for s in (*private, tested))
+        total = highest + 1 if classes is None else classes
+        if highest >= total:
+            raise ValueError(f"labels must lie in 0 .. {total - 1}, got {highest}")
+        for who, s in [*((f"client {k}", s) for k, s in enumerate(private)), ("the test set", tested)]:
+            if s.shape != shared.shape or s.x.dtype != shared.x.dtype:
+                raise ValueError(
+                    f"inputs must be alike: the public set has {shared.x.dtype} of shape {shared.shape}, "
+                    f"{who} has {s.x.dtype} of shape {s.shape}"
+                )
+        held = torch.stack([torch.bincount(s["y"], minlength=total) for s in private]).sum(0)
+        missing = torch.nonzero(held == 0).flatten().tolist()
+        if missing and not allow_missing:
+            raise ValueError(
+                f"no client holds class {', '.join(map(str, missing))}, so nobody can learn it; "
+                "pass allow_missing=True if that is meant"
+            )
+        return Federation(private, shared, tested, total, several(models))
+
+    def archs(self, method: AnyMethod) -> dict[int, Arch]:
+        """Each client's architecture under a method."""
+        models = self.models
+        if self.shared_model is not None and (method.family == "parameters" or method.name == "Centralized"):
+            models = (self.shared_model,)
+        outputs, tokens = method.outputs(self.classes), not _floats(self.public)
+        factories = [network(m, self.public.shape) if isinstance(m, str) else m for m in models]
+        number = len(self.private)
+        if self.assignment == "halves":
+            given = [factories[k * len(factories) // number] for k in range(number)]
+        else:
+            given = [factories[k % len(factories)] for k in range(number)]
+        return {k: Arch((factory,), outputs, self.public.shape, tokens) for k, factory in enumerate(given)}
+
+    def counts(self) -> Tensor:
+        """Private samples per client and class, [clients, classes]."""
+        return torch.stack([torch.bincount(s["y"], minlength=self.classes) for s in self.private])
+
+
+def several(models: Models) -> tuple[str | Factory, ...]:
+    """Networks given by one name, names with commas, a factory, or a sequence of these.
+
+    >>> several("resnet14,resnet20")
+    ('resnet14', 'resnet20')
+    """
+    if isinstance(models, str):
+        names = tuple(name.strip() for name in models.split(",") if name.strip())
+        if not names:
+            raise ValueError(f"models must name at least one network, got {models!r}")
+        return names
+    if isinstance(models, Sequence):
+        if not models:
+            raise ValueError("models must name at least one network, got none")
+        return tuple(models)
+    return (models,)
+
+
+def models_text(models: Sequence[str | Factory]) -> str:
+    """Networks as text, for records."""
+    return ",".join(m if isinstance(m, str) else factory_name(m) for m in models)
+
+
+def _samples(who: str, x: Array, view: View | None) -> Samples:
+    inputs = torch.as_tensor(np.ascontiguousarray(x) if isinstance(x, np.ndarray) else x)
+    if inputs.ndim < 2 or not len(inputs):
+        raise ValueError(
+            f"{who} needs inputs of shape [samples, ...] with at least one sample, got {tuple(inputs.shape)}"
+        )
+    if inputs.is_floating_point():
+        inputs = inputs.float()
+        if not bool(torch.isfinite(inputs).all()):
+            raise ValueError(f"{who} has inputs that are not finite")
+    usual = View(scale=1 / 255) if inputs.dtype == torch.uint8 else IDENTITY
+    return Samples({"x": inputs}, view or usual)
+
+
+def _labelled(who: str, x: Array, y: Array, view: View | None) -> Samples:
+    labels = torch.as_tensor(np.ascontiguousarray(y) if isinstance(y, np.ndarray) else y)
+    if labels.ndim != 1 or labels.is_floating_point() or labels.dtype == torch.bool:
+        raise ValueError(
+            f"{who} needs whole-number labels of shape [samples], got {labels.dtype} {tuple(labels.shape)}"
+        )
+    samples = _samples(who, x, view)
+    if len(labels) != len(samples):
+        raise ValueError(f"{who} has {len(samples)} inputs and {len(labels)} labels")
+    if int(labels.min()) < 0:
+        raise ValueError(f"{who}: labels must be at least 0, got {int(labels.min())}")
+    return samples.with_(y=labels.long())
+
+
+def _floats(samples: Samples) -> bool:
+    return samples.x.is_floating_point() or samples.view != IDENTITY

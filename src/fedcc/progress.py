@@ -1,0 +1,140 @@
+"""Live progress of a run: a bar on a terminal, plain lines where there is none."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from rich.console import Console
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from fedcc.core.requests import Fit
+from fedcc.core.rng import SERVER
+from fedcc.run import Record
+
+
+class Progress:
+    """Told of fits, steps and rounds; knows the phase, the speed and the time left.
+
+    The time left is judged by the samples of the last two rounds, since a first round has no sync phase.
+    """
+
+    def __init__(self, rounds: int):
+        self.rounds, self.done = rounds, 0
+        self.phase, self.client = "starting", SERVER
+        self.accuracy: float | None = None
+        self.begun = self.round_begun = time.perf_counter()
+        self.samples = self.round_samples = 0
+        self.expected = 0  # samples of a round
+        self.round_seconds = 0.0
+        self.refresh: Any = None
+
+    # -- the engine's monitor
+
+    def fitting(self, fit: Fit) -> None:
+        self.phase, self.client = fit.key.phase, fit.key.client
+        self._changed()
+
+    def trained(self, samples: int) -> None:
+        self.samples += samples
+        self.round_samples += samples
+        self._changed()
+
+    # -- the run's rounds
+
+    def ended(self, record: Record) -> None:
+        now = time.perf_counter()
+        self.done, self.round_seconds = record["round"], now - self.round_begun
+        self.accuracy = record.get("accuracy", self.accuracy)
+        self.expected, self.round_samples, self.round_begun = self.round_samples, 0, now
+        self._changed()
+
+    # -- what can be said
+
+    @property
+    def speed(self) -> float:
+        """Samples a second so far."""
+        return self.samples / max(1e-9, time.perf_counter() - self.begun)
+
+    @property
+    def fraction(self) -> float:
+        """How much of the run is done."""
+        within = min(1.0, self.round_samples / self.expected) if self.expected else 0.0
+        return min(1.0, (self.done + within) / self.rounds)
+
+    @property
+    def left(self) -> float | None:
+        """Seconds left, or None while nothing is known."""
+        if not self.done or not self.expected:
+            return None
+        within = min(1.0, self.round_samples / self.expected)
+        return max(0.0, self.round_seconds * (self.rounds - self.done - within))
+
+    def line(self) -> str:
+        """One finished round, as a line of text."""
+        accuracy = f"accuracy {self.accuracy:6.2f} %" if self.accuracy is not None else "not evaluated"
+        left = f", about {clock(self.left)} left" if self.left else ""
+        speed = f"{self.round_seconds:.1f} s  {self.speed:,.0f} samples/s"
+        return f"round {self.done}/{self.rounds}  {accuracy}  {speed}{left}"
+
+    def row(self) -> Table:
+        """The state now, for a terminal."""
+        row = Table.grid(padding=(0, 1))
+        who = "server" if self.client == SERVER else f"client {self.client}"
+        accuracy = f"{self.accuracy:.1f} %" if self.accuracy is not None else "-"
+        left = clock(self.left) if self.left is not None else "-"
+        row.add_row(
+            Text(f"round {min(self.done + 1, self.rounds)}/{self.rounds}", style="bold"),
+            ProgressBar(total=1.0, completed=self.fraction, width=24),
+            Text(f"{self.phase}, {who}".ljust(18)),
+            Text(f"accuracy {accuracy}", style="green"),
+            Text(f"{self.speed:,.0f} samples/s"),
+            Text(f"left {left}"),
+        )
+        return row
+
+    def _changed(self) -> None:
+        if self.refresh:
+            self.refresh()
+
+
+@contextmanager
+def shown(progress: Progress, console: Console) -> Iterator[Progress]:
+    """Show progress on a console while the block runs."""
+    if not console.is_terminal:
+        ended = progress.ended
+
+        def told(record: Record) -> None:
+            ended(record)
+            console.print(progress.line(), highlight=False, soft_wrap=True)
+
+        progress.ended = told  # type: ignore[method-assign]
+        yield progress
+        return
+    with Live(progress.row(), console=console, refresh_per_second=8, transient=True) as live:
+        last = 0.0
+
+        def refresh() -> None:
+            nonlocal last
+            if time.perf_counter() - last > 0.12:
+                last = time.perf_counter()
+                live.update(progress.row())
+
+        progress.refresh = refresh
+        yield progress
+
+
+def clock(seconds: float | None) -> str:
+    """Seconds as people say them.
+
+    >>> clock(75), clock(4000)
+    ('1:15', '1:06:40')
+    """
+    whole = round(seconds or 0)
+    hours, minutes = whole // 3600, whole // 60 % 60
+    return f"{hours}:{minutes:02d}:{whole % 60:02d}" if hours else f"{minutes}:{whole % 60:02d}"

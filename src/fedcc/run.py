@@ -1,0 +1,305 @@
+"""Run a method on a federation, and what comes back: the rounds, and a predictor that saves and loads."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from fedcc.core.files import written_whole
+from fedcc.core.messages import Weights, nbytes
+from fedcc.core.method import AnyMethod, Trained
+from fedcc.core.model import Arch, Model
+from fedcc.core.naming import unknown
+from fedcc.core.requests import Recipe
+from fedcc.core.rng import Key
+from fedcc.core.roles import Client, Server
+from fedcc.core.samples import Samples, View
+from fedcc.engine.drive import drive
+from fedcc.engine.plain import Monitor, Plain, Precision
+from fedcc.evaluate import Evaluation, evaluate
+from fedcc.federate import Round, Simulated, federate
+from fedcc.federation import Federation, Models, several
+from fedcc.methods import METHODS, make
+from fedcc.nets import build, network
+
+Record = dict[str, Any]
+"""One round as a line of ``metrics.jsonl``."""
+
+FORMAT = 1
+
+
+@dataclass(frozen=True, eq=False)
+class Result:
+    """A finished run: its rounds, and the models to predict with by the method's own rule."""
+
+    method: AnyMethod
+    trained: Trained
+    view: View
+    rounds: list[Record] = field(default_factory=list)
+    seconds: float = 0.0
+
+    @property
+    def accuracy(self) -> float:
+        """Accuracy of the last evaluated round on the global test set, in percent."""
+        return float(self.curve[-1][1])
+
+    @property
+    def best(self) -> tuple[int, float]:
+        """The best round and its accuracy."""
+        return max(self.curve, key=lambda point: (point[1], -point[0]))
+
+    @property
+    def curve(self) -> list[tuple[int, float]]:
+        """(round, accuracy) of every evaluated round."""
+        return [(r["round"], r["accuracy"]) for r in self.rounds if r.get("accuracy") is not None]
+
+    @property
+    def model_bytes(self) -> int:
+        """What handing the clients' models over once costs; nothing where the server predicts by itself."""
+        return sum(nbytes(Weights.of(m)) for m in self.trained.clients.values()) if self.method.uploads_models else 0
+
+    def scores(self, x: Any) -> Tensor:
+        """Scores [N, classes] of new inputs, in the form of those it was trained on, by the method's own rule.
+
+        Methods that leave each client alone (``local``, ``SSL``) give one set per client, [clients, N, classes].
+        """
+        device = next(iter(_models(self.trained).values())).state["head.weight"].device
+        samples = Samples({"x": torch.as_tensor(x)}, self.view)
+        if samples.x.is_floating_point():
+            samples = samples.with_(x=samples.x.float())
+        return drive([self.method.predict(self.trained, samples.to(device))], Plain(device))[0].cpu()
+
+    def predict(self, x: Any) -> Tensor:
+        """The predicted class of each input."""
+        return self.scores(x).argmax(-1)
+
+    def save(self, folder: Path | str) -> Path:
+        """Write ``models.safetensors`` and ``models.json`` into a folder; :meth:`load` reads them back."""
+        from safetensors.torch import save
+
+        place = Path(folder)
+        place.mkdir(parents=True, exist_ok=True)
+        models = _models(self.trained)
+        tensors = {f"{who}/{n}": v.contiguous().cpu() for who, m in models.items() for n, v in m.state.items()}
+        about = {
+            "format": FORMAT,
+            "method": self.method.name,
+            "settings": asdict(self.method),  # type: ignore[call-overload]
+            "classes": self.trained.classes,
+            "view": asdict(self.view),
+            "models": {who: _described(m.arch) for who, m in models.items()},
+            "rounds": self.rounds,
+            "seconds": self.seconds,
+        }
+        with written_whole(place / "models.safetensors") as file:
+            file.write(save(tensors))
+        with written_whole(place / "models.json") as file:
+            file.write(json.dumps(about, indent=1).encode())
+        return place
+
+    @staticmethod
+    def load(folder: Path | str, models: Models | None = None, method: AnyMethod | None = None) -> Result:
+        """Read what :meth:`save` wrote.
+
+        Networks that the caller made are not in the files: give the same ``models=`` as to the federation. Likewise
+        ``method=`` for a method that this package does not know.
+        """
+        from safetensors.torch import load
+
+        place = Path(folder)
+        try:
+            about = json.loads((place / "models.json").read_text())
+            tensors = load((place / "models.safetensors").read_bytes())
+        except FileNotFoundError as error:
+            raise FileNotFoundError(f"{place} holds no saved result: {Path(error.filename).name} is missing") from None
+        except Exception as error:
+            raise ValueError(f"{place}: models.json or models.safetensors is damaged ({error})") from None
+        if not isinstance(about, dict) or about.get("format") != FORMAT:
+            raise ValueError(f"{place}/models.json is not of format {FORMAT}")
+        if method is None:
+            if about["method"].lower() not in METHODS:
+                raise unknown("method", about["method"], METHODS)
+            method = make(about["method"], about["settings"])
+        archs = _archs(about["models"], models)
+        states: dict[str, dict[str, Tensor]] = {who: {} for who in archs}
+        for name, value in tensors.items():
+            who = next((w for w in archs if name.startswith(f"{w}/")), None)
+            if who is None:
+                raise ValueError(f"{place}/models.safetensors has an entry of nobody: {name}")
+            states[who][name.removeprefix(f"{who}/")] = value
+        loaded = {who: _checked(place, Model(arch, states[who])) for who, arch in archs.items()}
+        view = View(**{k: tuple(v) if isinstance(v, list) else v for k, v in about["view"].items()})  # type: ignore[arg-type]
+        trained = Trained(
+            about["classes"],
+            {int(w.removeprefix("client/")): m for w, m in loaded.items() if w.startswith("client/")},
+            {w.removeprefix("server/"): m for w, m in loaded.items() if w.startswith("server/")},
+        )
+        return Result(method, trained, view, about["rounds"], about["seconds"])
+
+
+def run(
+    method: AnyMethod | str,
+    federation: Federation,
+    rounds: int | None = None,
+    *,
+    epochs: int | None = None,
+    lr: float = 1e-3,
+    batch: int = 64,
+    participation: float = 1.0,
+    seed: int = 0,
+    device: str = "auto",
+    precision: Precision = "fp32",
+    threads: int = 1,
+    wire: str = "fp32",
+    reset: Literal["phase", "round"] = "phase",
+    client_accuracy: bool = True,
+    on_round: Callable[[Record], None] | None = None,
+    monitor: Monitor | None = None,
+) -> Result:
+    """Train a method on a federation; rounds and epochs come from the data set unless given.
+
+    ``on_round`` is told each round's record as it ends. The same seed gives the same numbers for the same number of
+    CPU ``threads``.
+    """
+    method = make(method) if isinstance(method, str) else method
+    total = federation.rounds if rounds is None else rounds
+    if total < 1:
+        raise ValueError(f"rounds must be at least 1, got {total}")
+    recipe = Recipe(lr=lr, batch=batch, epochs=federation.epochs if epochs is None else epochs, reset=reset)
+    executor = Plain(chosen_device(device), precision, monitor)
+    begun = time.perf_counter()
+    with _threads(threads):
+        server, clients = parties(method, federation, recipe, seed, executor.device)
+        cohort = Simulated(method, clients, executor, participation=participation, wire=wire)
+        test = federation.test.to(executor.device)
+        counts = {c.id: c.counts().cpu() for c in clients} if client_accuracy else {}
+        records: list[Record] = []
+        for done in federate(method, server, cohort, total, executor):
+            spent, now = dict(executor.seconds), time.perf_counter()
+            found = evaluate(
+                method,
+                cohort.trained(server),
+                test,
+                executor,
+                counts={c.id: counts[c.id] for c in cohort.present if c.id in counts},
+                downs=done.downs,
+                hidden=federation.hidden,
+            )
+            spent["evaluate"] = time.perf_counter() - now
+            records.append(_record(done, found, cohort, spent))
+            executor.seconds = {}
+            if on_round:
+                on_round(records[-1])
+    return Result(method, cohort.trained(server), federation.public.view, records, time.perf_counter() - begun)
+
+
+def parties(
+    method: AnyMethod, federation: Federation, recipe: Recipe, seed: int, device: torch.device | str
+) -> tuple[Server, list[Client]]:
+    """The server and the clients of a run, each with what it may see and nothing else."""
+    archs, public = federation.archs(method), federation.public.to(device)
+    clients = [
+        Client(
+            public=public,
+            classes=federation.classes,
+            recipe=recipe,
+            key=Key(seed, 0, k),
+            id=k,
+            arch=archs[k],
+            private=private.to(device),
+        )
+        for k, private in enumerate(federation.private)
+    ]
+    server = Server(public=public, classes=federation.classes, recipe=recipe, key=Key(seed), archs=archs)
+    return server, clients
+
+
+def chosen_device(name: str) -> torch.device:
+    """``auto`` is the GPU where there is one, else the CPU."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise unknown("device", name, ("auto", "cpu", "cuda")) from None
+    if device.type not in ("cpu", "cuda"):
+        raise ValueError(f"device must be auto, cpu or cuda, got {name!r}")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise ValueError(f"device {name!r} is not there: {torch.cuda.device_count()} CUDA devices were found")
+    return device
+
+
+@contextmanager
+def _threads(number: int) -> Iterator[None]:
+    """A fixed number of torch threads: a seed gives other bits with other numbers."""
+    if number < 1:
+        raise ValueError(f"threads must be at least 1, got {number}")
+    before = torch.get_num_threads()
+    torch.set_num_threads(number)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _record(done: Round, found: Evaluation, cohort: Simulated, spent: Mapping[str, float]) -> Record:
+    return {
+        "round": done.t,
+        "accuracy": found.accuracy,
+        "clients": {str(k): v for k, v in found.clients.items()},
+        "local": {str(k): v for k, v in found.local.items()},
+        "targets": found.targets,
+        "log": {str(c.id): {n: round(float(v), 6) for n, v in c.log.items()} for c in cohort.present if c.log},
+        "present": [c.id for c in cohort.present],
+        "bytes": {"up": done.bytes_up, "down": done.bytes_down},
+        "seconds": {phase: round(seconds, 4) for phase, seconds in spent.items()},
+    }
+
+
+def _models(trained: Trained) -> dict[str, Model]:
+    return {f"client/{k}": m for k, m in trained.clients.items()} | {
+        f"server/{n}": m for n, m in trained.server.items()
+    }
+
+
+def _described(arch: Arch) -> dict[str, Any]:
+    names = [str(f) if not hasattr(f, "__qualname__") else f"own:{f.__qualname__}" for f in arch.trunks]
+    return {"trunks": names, "outputs": arch.outputs, "shape": list(arch.shape), "tokens": arch.tokens}
+
+
+def _archs(described: Mapping[str, Any], models: Models | None) -> dict[str, Arch]:
+    """The architectures of saved models; networks of the caller's own are found among ``models`` by name."""
+    from fedcc.core.model import factory_name
+
+    own = {factory_name(m): m for m in several(models) if not isinstance(m, str)} if models is not None else {}
+    archs = {}
+    for who, about in described.items():
+        shape, trunks = tuple(about["shape"]), []
+        for name in about["trunks"]:
+            key = name.removeprefix("own:")
+            if key in own:
+                trunks.append(own[key])
+            elif name.startswith("own:"):
+                raise ValueError(f"{who} is a network of yours, {key}: give load(..., models=...) the same as before")
+            else:
+                trunks.append(network(name, shape))
+        archs[who] = Arch(tuple(trunks), about["outputs"], shape, about["tokens"])
+    return archs
+
+
+def _checked(place: Path, model: Model) -> Model:
+    """The model, if its entries are those that its network has."""
+    expected = {n: tuple(v.shape) for n, v in build(model.arch, Key(0)).state_dict().items()}
+    found = {n: tuple(v.shape) for n, v in model.state.items()}
+    if expected != found:
+        odd = sorted(n for n in expected.keys() | found.keys() if expected.get(n) != found.get(n))
+        raise ValueError(f"{place}: {odd[0]} should be {expected.get(odd[0])}, found {found.get(odd[0])}")
+    return model
