@@ -88,7 +88,8 @@ class Result:
         place = Path(folder)
         place.mkdir(parents=True, exist_ok=True)
         models = _models(self.trained)
-        tensors = {f"{who}/{n}": v.contiguous().cpu() for who, m in models.items() for n, v in m.state.items()}
+        # clones, because models may share tensors (FedDF's student is also its group's) and safetensors refuses that
+        tensors = {f"{who}/{n}": v.contiguous().cpu().clone() for who, m in models.items() for n, v in m.state.items()}
         about = {
             "format": FORMAT,
             "method": self.method.name,

@@ -113,5 +113,9 @@ class Samples:
         """The same samples with these columns alone."""
         return Samples({name: self.columns[name] for name in names}, self.view)
 
+    def at(self, rows: Tensor) -> Samples:
+        """These samples alone: indices, or a mask with one entry per sample."""
+        return Samples({name: column[rows.to(column.device)] for name, column in self.columns.items()}, self.view)
+
     def to(self, device: torch.device | str) -> Samples:
         return Samples({name: column.to(device) for name, column in self.columns.items()}, self.view)

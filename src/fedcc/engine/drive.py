@@ -76,9 +76,13 @@ def signature(request: Request[Any]) -> Hashable:
             request.gradient,
             request.only,
             request.joint,
-            request.recipe.batch,
             tuple(
-                (name, s.view, tuple((n, c.dtype, c.shape[1:]) for n, c in s.columns.items()))
+                (
+                    name,
+                    request.recipe.batch_of(name),
+                    s.view,
+                    tuple((n, c.dtype, c.shape[1:]) for n, c in s.columns.items()),
+                )
                 for name, s in request.streams.items()
             ),
             _shapes(request.constants),

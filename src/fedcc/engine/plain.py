@@ -121,7 +121,7 @@ class Plain:
                 adam.step(learning_rate(fit.recipe, t, steps))
                 total += loss
                 if self.monitor:
-                    self.monitor.trained(feed.batch * len(fit.streams))
+                    self.monitor.trained(sum(feed.batch.values()))
         mean = float(total) / steps
         if not math.isfinite(mean):
             raise FloatingPointError(f"the loss is not finite ({mean}) after {steps} steps with lr {fit.recipe.lr}")
@@ -142,7 +142,7 @@ class Plain:
             outputs = self._forward(
                 module, torch.cat(list(inputs.values())) if len(inputs) > 1 else next(iter(inputs.values()))
             )
-            cuts = [torch.split(part, feed.batch) for part in outputs]
+            cuts = [torch.split(part, list(feed.batch.values())) for part in outputs]
             parts = {name: Outputs(*pair) for name, *pair in zip(inputs, *cuts, strict=True)}
             streams = {name: Batch(parts[name], columns[name]) for name in inputs}
         else:
@@ -203,11 +203,13 @@ class Feed:
     """The batches of a fit: inputs and columns of step t, by stream."""
 
     def __init__(self, fit: Fit, steps: int, device: torch.device, dtype: torch.dtype):
-        self.batch, self.dtype = fit.recipe.batch, dtype
+        self.batch, self.dtype = {name: fit.recipe.batch_of(name) for name in fit.streams}, dtype
         self.samples: dict[str, Samples] = {name: s.to(device) for name, s in fit.streams.items()}
         keys = {name: fit.key.of(stream=name) for name in fit.streams}
-        self.plan = {n: batches(keys[n], len(s), self.batch, steps).to(device) for n, s in self.samples.items()}
-        self.draws = {n: augmentation(keys[n], s.view, self.batch, steps).to(device) for n, s in self.samples.items()}
+        self.plan = {n: batches(keys[n], len(s), self.batch[n], steps).to(device) for n, s in self.samples.items()}
+        self.draws = {
+            n: augmentation(keys[n], s.view, self.batch[n], steps).to(device) for n, s in self.samples.items()
+        }
 
     def inputs(self, t: int) -> dict[str, Tensor]:
         return {

@@ -11,12 +11,22 @@ from fedcc.core.naming import unknown
 from fedcc.methods.bounds import Centralized, Local
 from fedcc.methods.fedavg import FedAvg
 from fedcc.methods.fedcc import FedCC
+from fedcc.methods.fedct import FedCT
+from fedcc.methods.feddf import FedDF
+from fedcc.methods.fedet import FedET
+from fedcc.methods.fedhkt import FedHKT
 from fedcc.methods.fedmd import FedMD
+from fedcc.methods.lsr import LSR
 from fedcc.methods.ssl import SSL
 
 METHODS: dict[str, type[AnyMethod]] = {
     "fedavg": FedAvg,
     "fedmd": FedMD,
+    "feddf": FedDF,
+    "lsr": LSR,
+    "fedet": FedET,
+    "fedhkt": FedHKT,
+    "fedct": FedCT,
     "fedcc": FedCC,
     "ssl": SSL,
     "local": Local,
@@ -45,4 +55,18 @@ def make(name: str, settings: Mapping[str, Any] | None = None) -> AnyMethod:
     return kind(**(settings or {}))
 
 
-__all__ = ["METHODS", "SSL", "Centralized", "FedAvg", "FedCC", "FedMD", "Local", "make"]
+__all__ = [
+    "LSR",
+    "METHODS",
+    "SSL",
+    "Centralized",
+    "FedAvg",
+    "FedCC",
+    "FedCT",
+    "FedDF",
+    "FedET",
+    "FedHKT",
+    "FedMD",
+    "Local",
+    "make",
+]
