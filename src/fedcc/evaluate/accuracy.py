@@ -84,6 +84,7 @@ def percent(right: Tensor) -> float:
 
 def local_accuracy(right: Tensor, labels: Tensor, counts: Tensor) -> float:
     """Accuracy on test data distributed like the client's private labels: sum_c (n_c / n) acc_c."""
+    counts = counts.to(labels.device)
     tested = torch.bincount(labels, minlength=len(counts)).double()
     by_class = torch.bincount(labels, weights=right.double(), minlength=len(counts)) / tested.clamp(min=1)
     share = counts.double() * (tested > 0)
