@@ -21,7 +21,7 @@ from fedcc.run import Record
 class Progress:
     """Told of fits, steps and rounds; knows the phase, the speed and the time left.
 
-    The time left is judged by the samples of the last two rounds, since a first round has no sync phase.
+    The time left is judged by the last finished round, so it is too short after a first round, which has no sync phase.
     """
 
     def __init__(self, rounds: int):
