@@ -11,11 +11,27 @@ from fedcc.core.naming import unknown
 from fedcc.methods.bounds import Centralized, Local
 from fedcc.methods.fedavg import FedAvg
 from fedcc.methods.fedcc import FedCC
+from fedcc.methods.fedconcat import FedConcat
+from fedcc.methods.fedlc import FedLC
 from fedcc.methods.fedmd import FedMD
+from fedcc.methods.fedmr import FedMR
+from fedcc.methods.fednova import FedNova
+from fedcc.methods.fedprox import FedProx
+from fedcc.methods.fedrs import FedRS
+from fedcc.methods.fedsam import FedSAM
+from fedcc.methods.fedvls import FedVLS
 from fedcc.methods.ssl import SSL
 
 METHODS: dict[str, type[AnyMethod]] = {
     "fedavg": FedAvg,
+    "fedprox": FedProx,
+    "fednova": FedNova,
+    "fedrs": FedRS,
+    "fedsam": FedSAM,
+    "fedlc": FedLC,
+    "fedmr": FedMR,
+    "fedconcat": FedConcat,
+    "fedvls": FedVLS,
     "fedmd": FedMD,
     "fedcc": FedCC,
     "ssl": SSL,
@@ -45,4 +61,21 @@ def make(name: str, settings: Mapping[str, Any] | None = None) -> AnyMethod:
     return kind(**(settings or {}))
 
 
-__all__ = ["METHODS", "SSL", "Centralized", "FedAvg", "FedCC", "FedMD", "Local", "make"]
+__all__ = [
+    "METHODS",
+    "SSL",
+    "Centralized",
+    "FedAvg",
+    "FedCC",
+    "FedConcat",
+    "FedLC",
+    "FedMD",
+    "FedMR",
+    "FedNova",
+    "FedProx",
+    "FedRS",
+    "FedSAM",
+    "FedVLS",
+    "Local",
+    "make",
+]
