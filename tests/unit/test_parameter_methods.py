@@ -59,7 +59,5 @@ def test_the_order_of_clients_does_not_matter(method: AnyMethod) -> None:
 def test_it_learns(method: AnyMethod) -> None:
     if isinstance(method, FedConcat):
         method = replace(method, classifier_rounds=40)
-    if isinstance(method, FedLC) and method.denominator == "exclude":
-        pytest.skip("training collapses, as FL-bench found (issue 5)")
     labels = ((0,) * 20 + (1,) * 10, (1,) * 20 + (2,) * 10, (2,) * 20 + (0,) * 10)
     assert Tiny(method, labels=labels, recipe=Recipe(lr=1e-2, batch=8, epochs=4)).run(3).accuracy() > 0.8
