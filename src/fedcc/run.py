@@ -184,15 +184,17 @@ def run(
         records: list[Record] = []
         for done in federate(method, server, cohort, total, executor):
             spent, now = dict(executor.seconds), time.perf_counter()
-            found = evaluate(
-                method,
-                cohort.trained(server),
-                test,
-                executor,
-                counts={c.id: counts[c.id] for c in cohort.present if c.id in counts},
-                downs=done.downs,
-                hidden=federation.hidden,
-            )
+            found = Evaluation()
+            if method.evaluates(done.t, total):
+                found = evaluate(
+                    method,
+                    cohort.trained(server),
+                    test,
+                    executor,
+                    counts={c.id: counts[c.id] for c in cohort.present if c.id in counts},
+                    downs=done.downs,
+                    hidden=federation.hidden,
+                )
             spent["evaluate"] = time.perf_counter() - now
             records.append(_record(done, found, cohort, spent))
             executor.seconds = {}

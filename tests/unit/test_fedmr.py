@@ -5,6 +5,7 @@ import torch
 from torch import Tensor
 
 from fedcc.core.messages import Weights, nbytes
+from fedcc.core.requests import Fit
 from fedcc.losses import CrossEntropy
 from fedcc.methods import FedMR
 from fedcc.methods.fedmr import Decorrelation, PrototypeMargin, Prototypes, class_means, inter, intra, prototypes
@@ -101,10 +102,10 @@ def test_prototypes_are_means_over_all_clients_samples() -> None:
 
 
 def test_the_papers_mode_sends_class_means_and_uses_them_from_round_two() -> None:
-    tiny = Tiny(FedMR(mode="paper"), classes=4)  # class 3 is nowhere
-    losses = []
+    tiny = Tiny(FedMR(mode="paper", mu=0.2, mu2=0.3), classes=4)  # class 3 is nowhere
+    fits: list[Fit] = []
     serve = tiny.executor.fit
-    tiny.executor.fit = lambda fit: losses.append(fit.loss) or serve(fit)  # type: ignore[method-assign, func-returns-value]
+    tiny.executor.fit = lambda fit: fits.append(fit) or serve(fit)  # type: ignore[method-assign, func-returns-value]
     tiny.run(2)
     up, down = tiny.rounds[0].ups[1], tiny.rounds[0].downs[1]
     assert isinstance(up, Prototypes)
@@ -114,8 +115,10 @@ def test_the_papers_mode_sends_class_means_and_uses_them_from_round_two() -> Non
     torch.testing.assert_close(down.means[1], up.means[1])
     extra = nbytes(up) - nbytes(Weights(up.state))
     assert extra == nbytes(down) - nbytes(Weights(down.state)) == 4 * 8 * 4 + 4 * 4  # C x d floats and C counts
-    first, second = CrossEntropy("private") + 0.01 * Decorrelation(), 0.01 * PrototypeMargin()
-    assert losses == [first] * 3 + [first + second] * 3
+    first, second = CrossEntropy("private") + 0.2 * Decorrelation(), 0.3 * PrototypeMargin()
+    assert [fit.loss for fit in fits] == [first] * 3 + [first + second] * 3
+    assert fits[3].constants["known"].tolist() == [True, True, True, False]
+    assert torch.equal(fits[3].constants["means"], down.means)
 
 
 def test_client_means_are_those_of_its_trained_model() -> None:

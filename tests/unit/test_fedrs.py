@@ -11,6 +11,7 @@ from tiny import Tiny
 
 
 def test_scales_by_both_rules() -> None:
+    assert scales(torch.tensor([9, 0, 1]), 0.5, "binary").tolist() == [1.0, 0.5, 1.0]  # one sample is enough
     counts = torch.tensor([10, 0, 5])
     assert scales(counts, 0.5, "binary").tolist() == [1.0, 0.5, 1.0]
     assert scales(counts, 0.5, "continuous").tolist() == [1.0, 0.5, 0.75]  # alpha + (1 - alpha) n_c / max n

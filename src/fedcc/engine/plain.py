@@ -109,7 +109,7 @@ class Plain:
         module = self._load(fit.model, "fit")
         params = _trainable(module, fit.only)
         if steps == 0:
-            return Fitted(fit.model, 0, 0.0, tuple(params), fit.optimizer)
+            return Fitted(fit.model, 0, 0.0, fit.optimizer, tuple(params))
         fit = replace(fit, constants=tree_map_only(Tensor, lambda t: t.to(self.device), dict(fit.constants)))
         teachers = {name: self._load(f.model, f"teacher {name}").eval() for name, f in fit.frozen.items()}
         adam = Adam(params, fit.optimizer)
@@ -130,7 +130,7 @@ class Plain:
             raise FloatingPointError(f"the loss is not finite ({mean}) after {steps} steps with lr {fit.recipe.lr}")
         state = {n: v.detach().clone(memory_format=torch.contiguous_format) for n, v in module.state_dict().items()}
         model, going_on = Model(fit.model.arch, state), adam.state() if fit.recipe.reset == "round" else {}
-        return Fitted(model, steps, mean, tuple(params), going_on)
+        return Fitted(model, steps, mean, going_on, tuple(params))
 
     # -- one step
 

@@ -53,6 +53,8 @@ class FedNova(Method[Update, Weights]):
         assert down is not None
         c.model = c.model.with_(down.state)
         fitted = await c.fit("fit", CrossEntropy("private"), private=c.private)
+        if fitted.steps and not fitted.trained:
+            raise RuntimeError("FedNova must know which entries were trained, and the engine does not say")
         weights = {name: c.model.state[name] for name in fitted.trained}
         statistics = {name: value for name, value in c.model.floating.items() if name not in weights}
         return Update(weights, statistics, len(c.private), fitted.steps)
