@@ -88,7 +88,11 @@ class Result:
         place = Path(folder)
         place.mkdir(parents=True, exist_ok=True)
         models = _models(self.trained)
-        tensors = {f"{who}/{n}": v.contiguous().cpu() for who, m in models.items() for n, v in m.state.items()}
+        tensors = {  # copies: models may share tensors (FedConcat's encoders), which the format refuses
+            f"{who}/{n}": v.cpu().clone(memory_format=torch.contiguous_format)
+            for who, m in models.items()
+            for n, v in m.state.items()
+        }
         about = {
             "format": FORMAT,
             "method": self.method.name,

@@ -1,15 +1,18 @@
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+import fedcc
 from fedcc.core.messages import Weights, nbytes
 from fedcc.core.model import HEAD, Model, Outputs, side_by_side
 from fedcc.core.requests import Predict
 from fedcc.core.samples import Samples
+from fedcc.federation import Federation
 from fedcc.methods import FedAvg, FedConcat
 from fedcc.methods.clusterwise import Encoder, histograms
 from fedcc.methods.fedavg import average
@@ -279,3 +282,17 @@ def test_the_order_of_uplinks_does_not_matter() -> None:
             ups = tiny.cohort.round(t, downs)
             downs = tiny.ask(tiny.method.server(tiny.server, {k: ups[k] for k in order}))
     assert same(one.server.models["concat"].state, two.server.models["concat"].state)
+
+
+def test_a_saved_result_predicts_the_same_though_models_share_their_encoders(tmp_path: Path) -> None:
+    digits = Federation.named("digits", skew="dirichlet:0.5", models="resnet8")
+    result = fedcc.run(FedConcat(classifier_rounds=2), digits, rounds=2, epochs=1)
+    again = fedcc.load(result.save(tmp_path))
+    assert torch.equal(again.predict(digits.test.x[:50]), result.predict(digits.test.x[:50]))
+    assert [(r["round"], r["accuracy"] is not None) for r in result.rounds] == [
+        (1, True),
+        (2, False),
+        (3, False),
+        (4, True),
+    ]
+    assert result.accuracy == result.curve[-1][1]
