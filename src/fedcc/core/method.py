@@ -65,6 +65,10 @@ class Method(ABC, Generic[Up, Down]):
         """How many rounds the method needs where T are asked for."""
         return rounds
 
+    def evaluates(self, t: int, rounds: int) -> bool:
+        """Whether there is something to evaluate after round t where T are asked for; the last round always is."""
+        return True
+
     async def start(self, s: Server) -> Mapping[int, Down | None]:
         """Before the first round: a downlink for every client; None where there is nothing to say yet."""
         return dict.fromkeys(s.archs)

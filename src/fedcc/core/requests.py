@@ -82,12 +82,16 @@ class Frozen:
 
 @dataclass(frozen=True, eq=False)
 class Fitted:
-    """What comes back from a fit. ``loss`` is the mean over its steps; ``optimizer`` is Adam's state, to go on with."""
+    """What comes back from a fit. ``loss`` is the mean over its steps; ``optimizer`` is Adam's state, to go on with.
+
+    ``trained`` names the entries of the state that the optimiser moved: the other floating ones are running statistics.
+    """
 
     model: Model
     steps: int
     loss: float
     optimizer: Mapping[str, Tensor] = field(default_factory=dict)
+    trained: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)

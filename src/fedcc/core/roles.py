@@ -125,6 +125,7 @@ class Server(Role):
     archs: Mapping[int, Arch]
     models: dict[str, Model] = field(default_factory=dict)
     networks: Callable[[str], Arch] | None = None
+    rounds: int = 0  # T, the rounds asked for: a method of several stages changes over after them
 
     def init(self, arch: Arch, name: str = "init") -> Init:
         """A first model of the server's own; the name keys its weights."""

@@ -136,7 +136,7 @@ class Fused:
                 error.add_note(str(job.fit.key))
                 raise error
             made = answers[job.index]
-            answers[job.index] = Fitted(made.model, made.steps, total / job.steps, made.optimizer)
+            answers[job.index] = Fitted(made.model, made.steps, total / job.steps, made.optimizer, made.trained)
         return [answers[i] for i in range(len(fits))]
 
     def _train(self, jobs: list[Job], answers: dict[int, Fitted]) -> None:
@@ -365,7 +365,7 @@ class Lanes:
             optimizer = {f"mean/{n}": b[seat].clone() for n, b in self._blocks(self.means).items()}
             optimizer |= {f"square/{n}": b[seat].clone() for n, b in self._blocks(self.squares).items()}
             optimizer |= {f"step/{n}": self.numbers["age"][seat].float() for n in self.trained}
-        return Fitted(Model(job.fit.model.arch, state), job.steps, 0.0, optimizer)
+        return Fitted(Model(job.fit.model.arch, state), job.steps, 0.0, optimizer, tuple(self.trained))
 
     def take(self, other: Lanes, seats: list[int]) -> None:
         """Move clients over from wider lanes, to the seats 0, 1, ... here."""

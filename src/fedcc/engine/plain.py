@@ -6,11 +6,13 @@ import contextlib
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.utils._pytree import tree_map_only
 
 from fedcc.core.model import Arch, Model, Outputs
 from fedcc.core.requests import Fit, Fitted, Init, Predict, Recipe, Request
@@ -104,11 +106,12 @@ class Plain:
         steps = fit.steps
         if self.monitor:
             self.monitor.fitting(fit)
-        if steps == 0:
-            return Fitted(fit.model, 0, 0.0, fit.optimizer)
         module = self._load(fit.model, "fit")
-        teachers = {name: self._load(f.model, f"teacher {name}").eval() for name, f in fit.frozen.items()}
         params = _trainable(module, fit.only)
+        if steps == 0:
+            return Fitted(fit.model, 0, 0.0, fit.optimizer, tuple(params))
+        fit = replace(fit, constants=tree_map_only(Tensor, lambda t: t.to(self.device), dict(fit.constants)))
+        teachers = {name: self._load(f.model, f"teacher {name}").eval() for name, f in fit.frozen.items()}
         adam = Adam(params, fit.optimizer)
         feed = Feed(fit, steps, self.device, self.dtype)
         total = torch.zeros((), dtype=torch.float64, device=self.device)
@@ -126,7 +129,8 @@ class Plain:
         if not math.isfinite(mean):
             raise FloatingPointError(f"the loss is not finite ({mean}) after {steps} steps with lr {fit.recipe.lr}")
         state = {n: v.detach().clone(memory_format=torch.contiguous_format) for n, v in module.state_dict().items()}
-        return Fitted(Model(fit.model.arch, state), steps, mean, adam.state() if fit.recipe.reset == "round" else {})
+        model, going_on = Model(fit.model.arch, state), adam.state() if fit.recipe.reset == "round" else {}
+        return Fitted(model, steps, mean, going_on, tuple(params))
 
     # -- one step
 

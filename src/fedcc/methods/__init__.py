@@ -11,16 +11,32 @@ from fedcc.core.naming import unknown
 from fedcc.methods.bounds import Centralized, Local
 from fedcc.methods.fedavg import FedAvg
 from fedcc.methods.fedcc import FedCC
+from fedcc.methods.fedconcat import FedConcat
 from fedcc.methods.fedct import FedCT
 from fedcc.methods.feddf import FedDF
 from fedcc.methods.fedet import FedET
 from fedcc.methods.fedhkt import FedHKT
+from fedcc.methods.fedlc import FedLC
 from fedcc.methods.fedmd import FedMD
+from fedcc.methods.fedmr import FedMR
+from fedcc.methods.fednova import FedNova
+from fedcc.methods.fedprox import FedProx
+from fedcc.methods.fedrs import FedRS
+from fedcc.methods.fedsam import FedSAM
+from fedcc.methods.fedvls import FedVLS
 from fedcc.methods.lsr import LSR
 from fedcc.methods.ssl import SSL
 
 METHODS: dict[str, type[AnyMethod]] = {
     "fedavg": FedAvg,
+    "fedprox": FedProx,
+    "fednova": FedNova,
+    "fedrs": FedRS,
+    "fedsam": FedSAM,
+    "fedlc": FedLC,
+    "fedmr": FedMR,
+    "fedconcat": FedConcat,
+    "fedvls": FedVLS,
     "fedmd": FedMD,
     "feddf": FedDF,
     "lsr": LSR,
@@ -63,10 +79,18 @@ __all__ = [
     "FedAvg",
     "FedCC",
     "FedCT",
+    "FedConcat",
     "FedDF",
     "FedET",
     "FedHKT",
+    "FedLC",
     "FedMD",
+    "FedMR",
+    "FedNova",
+    "FedProx",
+    "FedRS",
+    "FedSAM",
+    "FedVLS",
     "Local",
     "make",
 ]
