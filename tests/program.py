@@ -43,7 +43,7 @@ class Done:
         last = self.err.splitlines()[-1]
         assert last.startswith("fedcc: "), self.err
         assert "Traceback" not in self.err
-        assert "should not happen" not in self.err
+        assert "should not happen" not in self.err, self.err
         for word in words:
             assert word in last, last
 

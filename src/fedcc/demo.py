@@ -55,6 +55,7 @@ def show(
     for name in experiments:  # what an earlier demo left must not be taken for this one's
         if (out / name).exists():
             RunFolder(out / name).clear()
+    out.mkdir(parents=True, exist_ok=True)
     workers = min(len(experiments), jobs or cores())
     console.print(
         f"{first.clients} clients with one digit each, {first.rounds} rounds of {first.epochs} epochs; "

@@ -15,11 +15,11 @@ import termios
 from pathlib import Path
 
 import pytest
-from program import QUICK, Running, call
 
 import fedcc
 from fedcc.cli import app
 from fedcc.data.dataset import Dataset
+from program import QUICK, Running, call
 
 Capsys = pytest.CaptureFixture[str]
 COMMANDS = {
@@ -187,7 +187,9 @@ def test_data_fetch(tmp_path: Path, capsys: Capsys, monkeypatch: pytest.MonkeyPa
     left = [p.name for p in tmp_path.iterdir() if not p.name.endswith(".lock")]
     assert left == []
     out = tmp_path / "run"
-    call(capsys, "run", "fedcc", "--data", "cifar10", "--data-dir", tmp_path, "--out", out).refused("no network", code=1)
+    call(capsys, "run", "fedcc", "--data", "cifar10", "--data-dir", tmp_path, "--out", out).refused(
+        "no network", code=1
+    )
     assert not out.exists()
 
 

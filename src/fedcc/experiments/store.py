@@ -92,7 +92,8 @@ class RunFolder:
                     line = line[os.write(file, line) :]
                 os.fsync(file)
             except BaseException as error:
-                os.ftruncate(file, before)
+                if line or isinstance(error, OSError):  # a signal behind the last byte takes nothing back
+                    os.ftruncate(file, before)
                 if isinstance(error, OSError):
                     error.filename = str(path)
                 raise
