@@ -58,7 +58,7 @@ def show(
     out.mkdir(parents=True, exist_ok=True)
     workers = min(len(experiments), jobs or cores())
     console.print(
-        f"{first.clients} clients with one digit each, {first.rounds} rounds of {first.epochs} epochs; "
+        f"{first.clients} clients with one digit each, T={first.rounds}, E={first.epochs}; "
         f"{len(experiments)} methods, {workers} at a time",
         soft_wrap=True,
     )

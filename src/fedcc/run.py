@@ -95,7 +95,8 @@ class Result:
         place = Path(folder)
         place.mkdir(parents=True, exist_ok=True)
         models = _models(self.trained)
-        tensors = {f"{who}/{n}": v.contiguous().cpu() for who, m in models.items() for n, v in m.state.items()}
+        # copies: models that were not trained since they were sent share their tensors, which the format refuses
+        tensors = {f"{who}/{n}": v.cpu().clone().contiguous() for who, m in models.items() for n, v in m.state.items()}
         about = {
             "format": FORMAT,
             "method": self.method.name,
