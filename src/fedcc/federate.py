@@ -37,6 +37,7 @@ class Round:
 
 def federate(method: AnyMethod, server: Server, cohort: Cohort, rounds: int, executor: Executor) -> Iterator[Round]:
     """The one loop, for every method: no branch on the kind of method."""
+    server.rounds = rounds
     downs = drive([method.start(server)], executor)[0]
     for t in range(1, method.rounds(rounds) + 1):
         received = downs

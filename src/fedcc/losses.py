@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -62,3 +63,24 @@ class LogitDistance(Loss):
         batch = step[self.stream]
         difference = batch.logits - batch["target"]
         return difference.abs().mean() if self.power == 1 else difference.square().mean()
+
+
+@dataclass(frozen=True)
+class Proximal(Loss):
+    """The sum over what is trained of |theta - w|^2, w in ``constants["w"]``; running statistics have no part in it."""
+
+    def __call__(self, step: Step) -> Tensor:
+        w = step.constants["w"]
+        return torch.stack([(theta - w[name]).square().sum() for name, theta in step.params.items()]).sum()
+
+
+def is_class(y: Tensor, classes: int) -> Tensor:
+    """Which entry of a row is the label's: a mask [B, classes]."""
+    return y[:, None] == torch.arange(classes, device=y.device)
+
+
+def masked_logsumexp(z: Tensor, mask: Tensor, dim: int) -> Tensor:
+    """Ln of the sum of e^z over the entries in the mask; 0, and no gradient at all, where the mask is empty."""
+    some = mask.any(dim, keepdim=True)
+    wide = mask | ~some  # a row masked everywhere would give a gradient of NaN
+    return z.masked_fill(~wide, -math.inf).logsumexp(dim) * some.squeeze(dim)

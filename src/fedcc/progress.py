@@ -20,7 +20,8 @@ from fedcc.run import Record
 class Progress:
     """Told of fits, steps and rounds; knows the phase, the speed and the time left.
 
-    The time left is judged by the samples of the last round; it is not known before the first has ended.
+    The time left is judged by the last finished round, so it is not known in the first, and too short after one that
+    has no sync phase.
     """
 
     def __init__(self, rounds: int):

@@ -95,8 +95,11 @@ class Result:
         place = Path(folder)
         place.mkdir(parents=True, exist_ok=True)
         models = _models(self.trained)
-        # copies: models that were not trained since they were sent share their tensors, which the format refuses
-        tensors = {f"{who}/{n}": v.cpu().clone().contiguous() for who, m in models.items() for n, v in m.state.items()}
+        tensors = {  # copies: models may share tensors (FedConcat's encoders), which the format refuses
+            f"{who}/{n}": v.cpu().clone(memory_format=torch.contiguous_format)
+            for who, m in models.items()
+            for n, v in m.state.items()
+        }
         about = {
             "format": FORMAT,
             "method": self.method.name,
@@ -207,15 +210,17 @@ def run(
         records: list[Record] = []
         for done in federate(method, server, cohort, total, executor):
             spent, now = dict(executor.seconds), time.perf_counter()
-            found = evaluate(
-                method,
-                cohort.trained(server),
-                test,
-                executor,
-                counts={c.id: counts[c.id] for c in cohort.present if c.id in counts},
-                downs=done.downs,
-                hidden=federation.hidden,
-            )
+            found = Evaluation()
+            if method.evaluates(done.t, total):
+                found = evaluate(
+                    method,
+                    cohort.trained(server),
+                    test,
+                    executor,
+                    counts={c.id: counts[c.id] for c in cohort.present if c.id in counts},
+                    downs=done.downs,
+                    hidden=federation.hidden,
+                )
             spent["evaluate"] = time.perf_counter() - now
             records.append(_record(done, found, cohort, spent))
             executor.seconds = {}

@@ -261,7 +261,7 @@ def test_networks_are_given_by_name_or_factory() -> None:
         ({"wire": "fp8"}, "wire must be one of fp32, fp16"),
         ({"precision": "int8"}, "precision must be one of"),
         ({"device": "gpu"}, "unknown device 'gpu'; did you mean 'cpu'"),
-        ({"method": "fedc"}, "did you mean 'fedcc'"),
+        ({"method": "fedccc"}, "did you mean 'fedcc'"),
     ],
 )
 def test_a_run_is_checked_too(changes: dict[str, Any], said: str) -> None:

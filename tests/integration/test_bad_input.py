@@ -30,7 +30,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 # ----------------------------------------------------------------------------------------------------- wrong calls
 
 NAMES = [
-    (("run", "fedc"), ("unknown method 'fedc'", "did you mean 'fedcc'?")),
+    (("run", "fedccc"), ("unknown method 'fedccc'", "did you mean 'fedcc'?")),
     (("methods", "fedagv"), ("unknown method 'fedagv'", "'fedavg'")),
     (("run", "fedcc", "--data", "cifr10"), ("unknown data set 'cifr10'", "'cifar10'")),
     (("skew", "--data", "digts"), ("unknown data set 'digts'", "'digits'")),
@@ -58,7 +58,7 @@ NAMES = [
     (("run", "fedcc", "digits"), ("unexpected extra argument", "digits")),
     (("run", "fedcc", "--rounds"), ("--rounds", "requires an argument")),
     (("run", "fedcc", "--rounds", "few"), ("--rounds", "'few'")),
-    (("run",), ("name a method", "fedavg, fedmd, fedcc", "--config")),
+    (("run",), ("name a method", "fedcc, ssl, local", "--config")),
     (("data", "check"), ("Missing argument 'NAME'",)),
     (("skew", "--out", "who.jpg"), ("--out must end in .png, .pdf, .svg", "'who.jpg'")),
     (("run", "fedavg", "--models", "resnet8,resnet14"), ("FedAvg averages weights", "resnet8, resnet14")),
@@ -144,7 +144,7 @@ def test_the_other_commands_refuse_as_well(tmp_path: Path, capsys: Capsys) -> No
         ("\x00\x01", "not valid TOML"),
         ("data = 'digits'", "names no method"),
         ("method = 3", "method must be a text, got 3"),
-        ("method = 'fedc'", "did you mean 'fedcc'?"),
+        ("method = 'fedccc'", "did you mean 'fedcc'?"),
         ("method = 'fedcc'\ndata = 5", "data must be a text, got 5"),
         ("method = 'fedcc'\nskew = 1.5", "skew must be a text, got 1.5"),
         ("method = 'fedcc'\ndevice = 0", "device must be a text, got 0"),

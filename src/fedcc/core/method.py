@@ -45,6 +45,7 @@ class Method(ABC, Generic[Up, Down]):
 
     family: ClassVar[Family]
     source: ClassVar[str]  # the paper it comes from
+    note: ClassVar[str] = ""  # what must stand beside its numbers wherever they appear ("reconstruction")
     uploads_models: ClassVar[bool] = False  # clients hand their models over once, at the end, for prediction
 
     def __post_init__(self) -> None:
@@ -64,6 +65,10 @@ class Method(ABC, Generic[Up, Down]):
     def rounds(self, rounds: int) -> int:
         """How many rounds the method needs where T are asked for."""
         return rounds
+
+    def evaluates(self, t: int, rounds: int) -> bool:
+        """Whether there is something to evaluate after round t where T are asked for; the last round always is."""
+        return True
 
     async def start(self, s: Server) -> Mapping[int, Down | None]:
         """Before the first round: a downlink for every client; None where there is nothing to say yet."""
@@ -105,5 +110,8 @@ def check_value(name: str, value: Any, hint: Any, low: float | None = None, high
     if number and not math.isfinite(value):
         raise ValueError(f"{name} must be a finite number, got {value}")
     if number and ((low is not None and value < low) or (high is not None and value > high)):
-        rule = f"at least {low:g}" if high is None else f"from {low:g} to {high:g}"
+        if low is None or high is None:
+            rule = f"at least {low:g}" if high is None else f"at most {high:g}"
+        else:
+            rule = f"from {low:g} to {high:g}"
         raise ValueError(f"{name} must be {rule}, got {value}")

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple
 
+import torch
 from torch import Tensor, nn
 
 Factory = Callable[[int], nn.Module]
@@ -14,6 +15,9 @@ Factory = Callable[[int], nn.Module]
 
 State = Mapping[str, Tensor]
 """Parameters and buffers by name, as in ``state_dict()``; never changed in place."""
+
+HEAD = ("head.weight", "head.bias")
+"""The entries of a network's last linear layer; all others belong to its trunks."""
 
 
 class Outputs(NamedTuple):
@@ -38,6 +42,10 @@ class Arch:
     @property
     def name(self) -> str:
         return "+".join(factory_name(trunk) for trunk in self.trunks)
+
+    def times(self, number: int) -> Arch:
+        """So many of these side by side, under one head."""
+        return replace(self, trunks=self.trunks * number)
 
     def __str__(self) -> str:
         return f"{self.name}({self.outputs} outputs)"
@@ -78,3 +86,35 @@ class Model:
     def floating(self) -> State:
         """Weights and running statistics, without integer counters: what crosses the wire."""
         return {name: value for name, value in self.state.items() if value.is_floating_point()}
+
+
+def side_by_side(models: Sequence[Model]) -> State:
+    """Models of one trunk each as the state of one with all their trunks: its logits are the sum of theirs.
+
+    The heads' weights stand next to each other and their biases are summed.
+    """
+    trunks = {
+        name.replace("trunks.0.", f"trunks.{m}.", 1): value
+        for m, model in enumerate(models)
+        for name, value in model.floating.items()
+        if name not in HEAD
+    }
+    weight = torch.cat([model.state["head.weight"] for model in models], 1)
+    return {**trunks, "head.weight": weight, "head.bias": torch.stack([m.state["head.bias"] for m in models]).sum(0)}
+
+
+@dataclass(frozen=True)
+class Linear:
+    """A factory: one linear layer on features [N, width]."""
+
+    width: int
+
+    def __call__(self, outputs: int) -> nn.Module:
+        return nn.Linear(self.width, outputs)
+
+
+def head_alone(model: Model) -> Model:
+    """A model's head as a model of its own, for features that are already computed."""
+    width = model.state["head.weight"].shape[1]
+    arch = Arch((Linear(width),), model.arch.outputs, (width,))
+    return Model(arch, {name: model.state[name] for name in HEAD})

@@ -36,6 +36,7 @@ class Recipe:
 
     An epoch is ``ceil(n / batch)`` full batches of the longest stream, or of the stream that ``pace`` names;
     ``steps``, if given, is the length itself. ``reset="round"`` keeps Adam's state over the phases of a round.
+    ``batches`` holds (stream, batch) for streams whose batches have a size of their own.
     """
 
     lr: float = 1e-3
@@ -45,16 +46,22 @@ class Recipe:
     schedule: Literal["constant", "cosine"] = "constant"
     pace: str | None = None
     reset: Literal["phase", "round"] = "phase"
+    batches: tuple[tuple[str, int], ...] = ()
 
     def __post_init__(self) -> None:
+        sizes = [size for _, size in self.batches]
         for name, value, rule in (
             ("lr", self.lr, self.lr >= 0),
-            ("batch", self.batch, self.batch >= 1),
+            ("batch", min([self.batch, *sizes]), min([self.batch, *sizes]) >= 1),
             ("epochs", self.epochs, self.epochs >= 0),
             ("steps", self.steps, self.steps is None or self.steps >= 0),
         ):
             if not rule:
                 raise ValueError(f"{name} must be at least {1 if name == 'batch' else 0}, got {value}")
+
+    def batch_of(self, stream: str) -> int:
+        """How many samples of this stream make a step."""
+        return dict(self.batches).get(stream, self.batch)
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,12 +82,16 @@ class Frozen:
 
 @dataclass(frozen=True, eq=False)
 class Fitted:
-    """What comes back from a fit. ``loss`` is the mean over its steps; ``optimizer`` is Adam's state, to go on with."""
+    """What comes back from a fit. ``loss`` is the mean over its steps; ``optimizer`` is Adam's state, to go on with.
+
+    ``trained`` names the entries of the state that the optimiser moved: the other floating ones are running statistics.
+    """
 
     model: Model
     steps: int
     loss: float
     optimizer: Mapping[str, Tensor] = field(default_factory=dict)
+    trained: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,9 +119,8 @@ class Fit(Request[Fitted]):
     def steps(self) -> int:
         if self.recipe.steps is not None:
             return self.recipe.steps
-        pace = self.recipe.pace
-        samples = len(self.streams[pace]) if pace else max(len(s) for s in self.streams.values())
-        return self.recipe.epochs * -(-samples // self.recipe.batch)
+        paces = [self.recipe.pace] if self.recipe.pace else list(self.streams)
+        return self.recipe.epochs * max(-(-len(self.streams[name]) // self.recipe.batch_of(name)) for name in paces)
 
 
 @dataclass(frozen=True, eq=False)

@@ -6,7 +6,7 @@ label: those are dropped when the split is made (the evaluator alone keeps them)
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -117,10 +117,15 @@ class Client(Role):
 
 @dataclass(eq=False, kw_only=True)
 class Server(Role):
-    """The server: public samples, the clients' architectures, and models of its own."""
+    """The server: public samples, the clients' architectures, and models of its own.
+
+    ``networks`` is the run's list of networks: from a name to an architecture for this data and these classes.
+    """
 
     archs: Mapping[int, Arch]
     models: dict[str, Model] = field(default_factory=dict)
+    networks: Callable[[str], Arch] | None = None
+    rounds: int = 0  # T, the rounds asked for: a method of several stages changes over after them
 
     def init(self, arch: Arch, name: str = "init") -> Init:
         """A first model of the server's own; the name keys its weights."""

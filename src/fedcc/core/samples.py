@@ -4,11 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from types import MappingProxyType
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+
+@lru_cache(maxsize=64)
+def _constant(values: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Numbers on a device, sent there once: a captured step may not copy from the host."""
+    return torch.tensor(values, dtype=dtype, device=device)
 
 
 @dataclass(frozen=True)
@@ -39,9 +46,8 @@ class View:
         if not self.mean:
             return x
         shape = (1, -1) + (1,) * (x.ndim - 2)
-        mean = torch.tensor(self.mean, dtype=dtype, device=x.device).view(shape)
-        std = torch.tensor(self.std, dtype=dtype, device=x.device).view(shape)
-        return (x - mean) / std
+        mean, std = _constant(self.mean, dtype, x.device), _constant(self.std, dtype, x.device)
+        return (x - mean.view(shape)) / std.view(shape)
 
     def clean(self, x: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
         """What the network sees when it predicts; never augmented. Integer inputs of an identity view stay integers."""
@@ -106,6 +112,10 @@ class Samples:
     def only(self, *names: str) -> Samples:
         """The same samples with these columns alone."""
         return Samples({name: self.columns[name] for name in names}, self.view)
+
+    def at(self, rows: Tensor) -> Samples:
+        """These samples alone: indices, or a mask with one entry per sample."""
+        return Samples({name: column[rows.to(column.device)] for name, column in self.columns.items()}, self.view)
 
     def to(self, device: torch.device | str) -> Samples:
         return Samples({name: column.to(device) for name, column in self.columns.items()}, self.view)

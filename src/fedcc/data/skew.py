@@ -1,4 +1,4 @@
-"""Who holds what: the public split, and label skew among the clients (algorithms.md 1.2).
+"""Who holds what: the public split, and label skew among the clients.
 
 A skew is a small frozen value with a text form, so that it can be typed, stored and compared:
 

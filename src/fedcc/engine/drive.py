@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Hashable, Sequence
+from collections.abc import Coroutine, Hashable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -76,9 +76,13 @@ def signature(request: Request[Any]) -> Hashable:
             request.gradient,
             request.only,
             request.joint,
-            request.recipe.batch,
             tuple(
-                (name, s.view, tuple((n, c.dtype, c.shape[1:]) for n, c in s.columns.items()))
+                (
+                    name,
+                    request.recipe.batch_of(name),
+                    s.view,
+                    tuple((n, c.dtype, c.shape[1:]) for n, c in s.columns.items()),
+                )
                 for name, s in request.streams.items()
             ),
             _shapes(request.constants),
@@ -90,7 +94,7 @@ def signature(request: Request[Any]) -> Hashable:
 def _shapes(tree: Any) -> Hashable:
     if isinstance(tree, torch.Tensor):
         return (tree.shape, tree.dtype)
-    if isinstance(tree, dict):
+    if isinstance(tree, Mapping):
         return tuple((name, _shapes(value)) for name, value in tree.items())
     if isinstance(tree, tuple | list):
         return tuple(map(_shapes, tree))

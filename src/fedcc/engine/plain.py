@@ -6,11 +6,13 @@ import contextlib
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.utils._pytree import tree_map_only
 
 from fedcc.core.model import Arch, Model, Outputs
 from fedcc.core.requests import Fit, Fitted, Init, Predict, Recipe, Request
@@ -104,11 +106,12 @@ class Plain:
         steps = fit.steps
         if self.monitor:
             self.monitor.fitting(fit)
-        if steps == 0:
-            return Fitted(fit.model, 0, 0.0, fit.optimizer)
         module = self._load(fit.model, "fit")
-        teachers = {name: self._load(f.model, f"teacher {name}").eval() for name, f in fit.frozen.items()}
         params = _trainable(module, fit.only)
+        if steps == 0:
+            return Fitted(fit.model, 0, 0.0, fit.optimizer, tuple(params))
+        fit = replace(fit, constants=tree_map_only(Tensor, lambda t: t.to(self.device), dict(fit.constants)))
+        teachers = {name: self._load(f.model, f"teacher {name}").eval() for name, f in fit.frozen.items()}
         adam = Adam(params, fit.optimizer)
         feed = Feed(fit, steps, self.device, self.dtype)
         total = torch.zeros((), dtype=torch.float64, device=self.device)
@@ -121,12 +124,13 @@ class Plain:
                 adam.step(learning_rate(fit.recipe, t, steps))
                 total += loss
                 if self.monitor:
-                    self.monitor.trained(feed.batch * len(fit.streams))
+                    self.monitor.trained(sum(feed.batch.values()))
         mean = float(total) / steps
         if not math.isfinite(mean):
             raise FloatingPointError(f"the loss is not finite ({mean}) after {steps} steps with lr {fit.recipe.lr}")
         state = {n: v.detach().clone(memory_format=torch.contiguous_format) for n, v in module.state_dict().items()}
-        return Fitted(Model(fit.model.arch, state), steps, mean, adam.state() if fit.recipe.reset == "round" else {})
+        model, going_on = Model(fit.model.arch, state), adam.state() if fit.recipe.reset == "round" else {}
+        return Fitted(model, steps, mean, going_on, tuple(params))
 
     # -- one step
 
@@ -142,7 +146,7 @@ class Plain:
             outputs = self._forward(
                 module, torch.cat(list(inputs.values())) if len(inputs) > 1 else next(iter(inputs.values()))
             )
-            cuts = [torch.split(part, feed.batch) for part in outputs]
+            cuts = [torch.split(part, list(feed.batch.values())) for part in outputs]
             parts = {name: Outputs(*pair) for name, *pair in zip(inputs, *cuts, strict=True)}
             streams = {name: Batch(parts[name], columns[name]) for name in inputs}
         else:
@@ -203,11 +207,13 @@ class Feed:
     """The batches of a fit: inputs and columns of step t, by stream."""
 
     def __init__(self, fit: Fit, steps: int, device: torch.device, dtype: torch.dtype):
-        self.batch, self.dtype = fit.recipe.batch, dtype
+        self.batch, self.dtype = {name: fit.recipe.batch_of(name) for name in fit.streams}, dtype
         self.samples: dict[str, Samples] = {name: s.to(device) for name, s in fit.streams.items()}
         keys = {name: fit.key.of(stream=name) for name in fit.streams}
-        self.plan = {n: batches(keys[n], len(s), self.batch, steps).to(device) for n, s in self.samples.items()}
-        self.draws = {n: augmentation(keys[n], s.view, self.batch, steps).to(device) for n, s in self.samples.items()}
+        self.plan = {n: batches(keys[n], len(s), self.batch[n], steps).to(device) for n, s in self.samples.items()}
+        self.draws = {
+            n: augmentation(keys[n], s.view, self.batch[n], steps).to(device) for n, s in self.samples.items()
+        }
 
     def inputs(self, t: int) -> dict[str, Tensor]:
         return {

@@ -22,10 +22,10 @@ class Evaluation:
 
     ``clients`` holds each client's own model on the global test set over the known classes, ``local`` the same on
     test data distributed like the client's private labels, ``targets`` the accuracy of what the server sent for the
-    public samples.
+    public samples. ``Evaluation()`` is that of a round that is not evaluated.
     """
 
-    accuracy: float
+    accuracy: float | None = None
     clients: dict[int, float] = field(default_factory=dict)
     local: dict[int, float] = field(default_factory=dict)
     targets: float | None = None
@@ -84,6 +84,7 @@ def percent(right: Tensor) -> float:
 
 def local_accuracy(right: Tensor, labels: Tensor, counts: Tensor) -> float:
     """Accuracy on test data distributed like the client's private labels: sum_c (n_c / n) acc_c."""
+    counts = counts.to(labels.device)
     tested = torch.bincount(labels, minlength=len(counts)).double()
     by_class = torch.bincount(labels, weights=right.double(), minlength=len(counts)) / tested.clamp(min=1)
     share = counts.double() * (tested > 0)

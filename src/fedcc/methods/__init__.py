@@ -11,12 +11,38 @@ from fedcc.core.naming import unknown
 from fedcc.methods.bounds import Centralized, Local
 from fedcc.methods.fedavg import FedAvg
 from fedcc.methods.fedcc import FedCC
+from fedcc.methods.fedconcat import FedConcat
+from fedcc.methods.fedct import FedCT
+from fedcc.methods.feddf import FedDF
+from fedcc.methods.fedet import FedET
+from fedcc.methods.fedhkt import FedHKT
+from fedcc.methods.fedlc import FedLC
 from fedcc.methods.fedmd import FedMD
+from fedcc.methods.fedmr import FedMR
+from fedcc.methods.fednova import FedNova
+from fedcc.methods.fedprox import FedProx
+from fedcc.methods.fedrs import FedRS
+from fedcc.methods.fedsam import FedSAM
+from fedcc.methods.fedvls import FedVLS
+from fedcc.methods.lsr import LSR
 from fedcc.methods.ssl import SSL
 
 METHODS: dict[str, type[AnyMethod]] = {
     "fedavg": FedAvg,
+    "fedprox": FedProx,
+    "fednova": FedNova,
+    "fedrs": FedRS,
+    "fedsam": FedSAM,
+    "fedlc": FedLC,
+    "fedmr": FedMR,
+    "fedconcat": FedConcat,
+    "fedvls": FedVLS,
     "fedmd": FedMD,
+    "feddf": FedDF,
+    "lsr": LSR,
+    "fedet": FedET,
+    "fedhkt": FedHKT,
+    "fedct": FedCT,
     "fedcc": FedCC,
     "ssl": SSL,
     "local": Local,
@@ -45,4 +71,26 @@ def make(name: str, settings: Mapping[str, Any] | None = None) -> AnyMethod:
     return kind(**(settings or {}))
 
 
-__all__ = ["METHODS", "SSL", "Centralized", "FedAvg", "FedCC", "FedMD", "Local", "make"]
+__all__ = [
+    "LSR",
+    "METHODS",
+    "SSL",
+    "Centralized",
+    "FedAvg",
+    "FedCC",
+    "FedCT",
+    "FedConcat",
+    "FedDF",
+    "FedET",
+    "FedHKT",
+    "FedLC",
+    "FedMD",
+    "FedMR",
+    "FedNova",
+    "FedProx",
+    "FedRS",
+    "FedSAM",
+    "FedVLS",
+    "Local",
+    "make",
+]

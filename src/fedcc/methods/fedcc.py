@@ -176,14 +176,15 @@ def targets(votes: Tensor) -> Tensor:
     """Soft targets [N, C]: Eq. (11) without "unknown", renormalised, Alg. 1 line 9; uniform where nobody knows."""
     known = aggregate(votes)[:, :-1]
     mass = known.sum(-1, keepdim=True)
-    return torch.where(mass > 0, known / mass.clamp(min=1e-38), torch.full_like(known, 1 / known.shape[-1]))
+    nobody = mass == 0
+    return torch.where(nobody, torch.full_like(known, 1 / known.shape[-1]), known / mass.masked_fill(nobody, 1))
 
 
 def sync_target(targets: Tensor, head: str, mask_unknown: bool) -> Tensor:
     """Targets as the sync phase takes them: padded with 0 at "unknown" (F-1), all zero where nobody knew (F-3)."""
     if mask_unknown:
-        uniform = torch.full_like(targets[:1, :1], 1 / targets.shape[-1])
-        targets = torch.where((targets == uniform).all(-1, keepdim=True), torch.zeros_like(targets), targets)
+        uniform = (targets == targets[:, :1]).all(-1, keepdim=True)  # also where the wire rounded 1 / C
+        targets = targets.masked_fill(uniform, 0)
     return F.pad(targets, (0, 1)) if head == "padded" else targets
 
 
@@ -205,4 +206,4 @@ def featureless(c: Client, kind: Probe) -> Samples:
         x = torch.zeros(shape, device=device)
     else:
         x = view.normalised(torch.full(shape, 1.0 if kind == "white" else 0.0, device=device))
-    return Samples({"x": x}, IDENTITY)
+    return Samples({"x": x.long() if c.arch.tokens else x}, IDENTITY)

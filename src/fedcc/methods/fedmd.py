@@ -2,7 +2,7 @@
 
 Li and Wang, "FedMD: heterogenous federated learning via model distillation", NeurIPS workshop 2019.
 Shares logits on the public samples [n_u, C]; receives their average; predicts by the mean logits of all clients.
-Deviations: no pre-training on labelled public data (there is none); 20 epochs for both phases, as all methods here;
+Deviations: no pre-training on labelled public data (there is none); the run's epochs for both phases;
 the original reports the clients' own accuracy, which the record holds too.
 """
 

@@ -1,0 +1,575 @@
+"""The fused engine: the clients of a group train together, stacked in lanes, each step one captured graph on a GPU.
+
+A lane is a slot for one client. Longest clients go first; the lanes run until the next client has finished, whose slot
+then takes the next client; when nobody waits, the rest move to fewer lanes. So ragged clients cost no masks and no
+padding, and a thousand clients run in the memory of a few.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedcc.core.model import Model, Outputs, State
+from fedcc.core.requests import Fit, Fitted, Predict, Request
+from fedcc.core.samples import Samples
+from fedcc.core.step import Batch, Step
+from fedcc.engine.adam import BETAS, EPS
+from fedcc.engine.drive import signature
+from fedcc.engine.plain import Lazily, Monitor, Plain, Precision
+from fedcc.engine.plan import augmentation, batches
+from fedcc.engine.stack import Stacked, stackable, stacked_state
+
+WINDOW = 512  # steps whose batches lie on the device at a time
+MOST_LANES = 64  # more gain nothing: the device is full long before
+PREDICT_ROWS = 8192  # inputs of all clients together in one forward pass
+
+
+class Fused:
+    """Serves groups of equal requests together; what can't be stacked goes to the plain engine."""
+
+    name = "fused"
+
+    def __init__(
+        self,
+        device: str | torch.device = "cpu",
+        precision: Precision = "bf16",
+        monitor: Monitor | None = None,
+        lanes: int | None = None,
+        graphs: bool | None = None,
+        kernels: bool | None = None,
+    ):
+        self.plain = Plain(device, precision, monitor)
+        self.device, self.precision, self.dtype = self.plain.device, precision, self.plain.dtype
+        self.low = torch.bfloat16 if precision == "bf16" else self.dtype
+        self.monitor, self.seconds = monitor, self.plain.seconds
+        self.most = lanes
+        self.graphs = self.device.type == "cuda" if graphs is None else graphs
+        self.kernels = usable(self.device, precision) if kernels is None else kernels
+        self.memory_pool: Any = None
+        self.kits: dict[Hashable, Kit] = {}
+        self.stacks: dict[Any, Stacked] = {}
+
+    def serve(self, requests: Sequence[Request[Any]]) -> list[Any]:
+        self.plain.seconds = self.seconds
+        first = requests[0]
+        if isinstance(first, Fit):
+            archs = [first.model.arch, *(f.model.arch for f in first.frozen.values())]
+            if not any(map(stackable, archs)):
+                return self._timed(first.key.phase, lambda: self.fit(list(requests)))  # type: ignore[arg-type]
+        if isinstance(first, Predict) and not stackable(first.model.arch):
+            return self._timed("predict", lambda: self.predict(list(requests)))  # type: ignore[arg-type]
+        return self.plain.serve(requests)
+
+    def _timed(self, phase: str, work: Callable[[], list[Any]]) -> list[Any]:
+        begun = time.perf_counter()
+        answers = work()
+        self.seconds[phase] = self.seconds.get(phase, 0.0) + time.perf_counter() - begun
+        return answers
+
+    # -- predictions
+
+    @torch.no_grad()
+    def predict(self, requests: list[Predict]) -> list[Outputs]:
+        """The models of a group side by side, a few inputs at a time."""
+        arch = requests[0].model.arch
+        stack = self.stacks.setdefault(arch, Stacked(arch)).eval()
+        answers: list[Outputs] = []
+        for at in range(0, len(requests), MOST_LANES):
+            part = requests[at : at + MOST_LANES]
+            if len({len(r.samples) for r in part}) > 1:
+                answers += self.plain.serve(part)
+                continue
+            stack.hold(stacked_state([r.model.state for r in part], stack.template))
+            rows, found = max(1, PREDICT_ROWS // len(part)), []
+            for start in range(0, len(part[0].samples), rows):
+                found.append(self._outputs(stack, torch.stack([self._clean(r.samples, start, rows) for r in part])))
+            logits, features = (torch.cat(parts, 1) for parts in zip(*found, strict=True))
+            answers += [Outputs(logits[k], features[k]) for k in range(len(part))]
+            stack.slots.clear()
+        return answers
+
+    def _clean(self, samples: Samples, start: int, rows: int) -> Tensor:
+        return samples.view.clean(samples.x[start : start + rows].to(self.device), self.dtype)
+
+    def _outputs(self, stack: Stacked, x: Tensor) -> Outputs:
+        return Outputs(*(part.to(self.dtype) for part in stack(x.to(self.low))))
+
+    # -- training
+
+    def fit(self, fits: list[Fit]) -> list[Fitted]:
+        """Train a group; the fits' keys, lengths, learning rates and sizes may differ."""
+        for fit in fits:
+            if self.monitor:
+                self.monitor.fitting(fit)
+        jobs = [Job(i, fit, fit.steps) for i, fit in enumerate(fits)]
+        answers: dict[int, Fitted] = {
+            j.index: Fitted(j.fit.model, 0, 0.0, j.fit.optimizer) for j in jobs if not j.steps
+        }
+        todo = sorted((j for j in jobs if j.steps), key=lambda j: -j.steps)
+        while todo:
+            try:
+                self._train(todo, answers)
+            except torch.cuda.OutOfMemoryError:
+                self.most = (self.most or min(MOST_LANES, len(todo))) // 2
+                self.kits.clear()
+                torch.cuda.empty_cache()
+                if not self.most:
+                    raise
+            todo = [j for j in todo if j.index not in answers]
+        totals = (
+            torch.stack([j.loss for j in jobs if j.loss is not None]) if any(j.steps for j in jobs) else torch.zeros(0)
+        )
+        for job, total in zip([j for j in jobs if j.loss is not None], totals.tolist(), strict=True):
+            if not math.isfinite(total):
+                error = FloatingPointError(
+                    f"the loss is not finite ({total}) after {job.steps} steps with lr {job.fit.recipe.lr}"
+                )
+                error.add_note(str(job.fit.key))
+                raise error
+            made = answers[job.index]
+            answers[job.index] = Fitted(made.model, made.steps, total / job.steps, made.optimizer, made.trained)
+        return [answers[i] for i in range(len(fits))]
+
+    def _train(self, jobs: list[Job], answers: dict[int, Fitted]) -> None:
+        kit = self._kit(jobs)
+        waiting, width = deque(jobs), allowed(min(len(jobs), self._lanes(kit, len(jobs))))
+        lanes = kit.lanes(width, self)
+        seats: list[Job | None] = [None] * width
+        for seat in range(width):
+            if waiting:
+                lanes.load(seat, waiting[0])
+                seats[seat] = waiting.popleft()
+        while active := [j for j in seats if j is not None]:
+            for seat, job in enumerate(seats):
+                if job is not None and job.window == 0:
+                    lanes.refill(seat, job)
+            steps = min(min(j.steps - j.done, j.window) for j in active)
+            lanes.run(steps, self)
+            for seat, job in enumerate(seats):
+                if job is None:
+                    continue
+                job.done += steps
+                job.window -= steps
+                if job.done == job.steps:
+                    answers[job.index] = lanes.unload(seat, job)
+                    seats[seat] = None
+                    if waiting:
+                        lanes.load(seat, waiting[0])
+                        seats[seat] = waiting.popleft()
+            left = [seat for seat, job in enumerate(seats) if job is not None]
+            if left and allowed(len(left)) < lanes.width:
+                narrower = kit.lanes(allowed(len(left)), self)
+                narrower.take(lanes, left)
+                seats = [seats[seat] for seat in left] + [None] * (narrower.width - len(left))
+                lanes = narrower
+
+    def _kit(self, jobs: list[Job]) -> Kit:
+        key = signature(jobs[0].fit)
+        kit = self.kits.get(key)
+        if kit is None or not kit.fits(jobs):
+            kit = self.kits[key] = Kit(jobs, self.device)
+        kit.fill(jobs)
+        return kit
+
+    def _lanes(self, kit: Kit, wanted: int) -> int:
+        """As many lanes as memory allows: judged by what one lane takes beyond what is there before."""
+        limit = self.most or MOST_LANES
+        if self.device.type != "cuda" or wanted <= 4:
+            return limit
+        if kit.lane_bytes is None:
+            torch.cuda.reset_peak_memory_stats(self.device)
+            before = torch.cuda.memory_allocated(self.device)
+            kit.lanes(1, self).step(self)
+            kit.lane_bytes = torch.cuda.max_memory_allocated(self.device) - before
+        free = torch.cuda.mem_get_info(self.device)[0]
+        return max(1, min(limit, int(0.7 * free / max(1, kit.lane_bytes))))
+
+
+@dataclass(eq=False)
+class Job:
+    """One client's fit on its way through the lanes."""
+
+    index: int
+    fit: Fit
+    steps: int
+    done: int = 0
+    window: int = 0  # steps whose batches lie ready
+    loss: Tensor | None = None  # the sum over its steps
+
+    def batches(self, name: str) -> tuple[Tensor, Tensor]:
+        """Indices and augmentation of the steps that come next, for one stream."""
+        samples, key, batch = self.fit.streams[name], self.fit.key.of(stream=name), self.fit.recipe.batch
+        if not hasattr(self, "_plans"):
+            self._plans: dict[str, tuple[Tensor, Tensor]] = {}
+        if name not in self._plans:
+            indices = batches(key, len(samples), batch, self.steps)
+            self._plans[name] = (indices, augmentation(key, samples.view, batch, self.steps))
+        indices, draws = self._plans[name]
+        return indices[self.done : self.done + WINDOW], draws[self.done : self.done + WINDOW]
+
+
+class Kit:
+    """What a group of equal requests shares: its samples in one place, and lanes of several widths."""
+
+    def __init__(self, jobs: list[Job], device: torch.device):
+        self.fit, self.device = jobs[0].fit, device
+        self.lane_bytes: int | None = None
+        self.widths: dict[int, Lanes] = {}
+        self.pools: dict[tuple[str, str], Tensor] = {}
+        self.offsets: dict[tuple[str, str, int], int] = {}  # (stream, column, job) -> where its rows begin
+        for place, columns in self._columns(jobs).items():
+            rows = sum(len(c) for c in columns.values())
+            like = next(iter(columns.values()))
+            self.pools[place] = torch.zeros((rows, *like.shape[1:]), dtype=like.dtype, device=device)
+
+    def _columns(self, jobs: list[Job]) -> dict[tuple[str, str], dict[int, Tensor]]:
+        """The distinct tensors of every column: those that several clients share stand there once."""
+        return {
+            (name, column): {id(j.fit.streams[name][column]): j.fit.streams[name][column] for j in jobs}
+            for name, samples in self.fit.streams.items()
+            for column in samples.columns
+        }
+
+    def fits(self, jobs: list[Job]) -> bool:
+        """Whether these requests' samples fit into the pools."""
+        rows = {place: sum(len(c) for c in columns.values()) for place, columns in self._columns(jobs).items()}
+        return all(rows[place] <= len(pool) for place, pool in self.pools.items())
+
+    def fill(self, jobs: list[Job]) -> None:
+        self.offsets = {}
+        for (name, column), columns in self._columns(jobs).items():
+            begins, at = {}, 0
+            for key, tensor in columns.items():
+                self.pools[name, column][at : at + len(tensor)].copy_(tensor, non_blocking=True)
+                begins[key], at = at, at + len(tensor)
+            for job in jobs:
+                self.offsets[name, column, job.index] = begins[id(job.fit.streams[name][column])]
+
+    def lanes(self, width: int, engine: Fused) -> Lanes:
+        if width not in self.widths:
+            self.widths[width] = Lanes(self, width, engine)
+        return self.widths[width]
+
+
+class Lanes:
+    """Slots for ``width`` clients: every tensor of a network once per slot, trained together by one step."""
+
+    def __init__(self, kit: Kit, width: int, engine: Fused):
+        fit, device = kit.fit, kit.device
+        self.kit, self.width, self.fit = kit, width, fit
+        self.stack = Stacked(fit.model.arch, engine.kernels)
+        self.teachers = {name: Stacked(f.model.arch).eval() for name, f in fit.frozen.items()}
+        only = fit.only
+        self.stack.train(only is None)
+        if only is not None:
+            self.stack.get_submodule(only).train()
+        template = self.stack.template
+        self.trained = [n for n in self.stack.parameter_names if only is None or n.startswith(f"{only}.")]
+        # One flat tensor for all trained parameters, leaf by leaf, each [width, ...]: cast and stepped as one.
+        self.sizes = [width * template[n].numel() for n in self.trained]
+        total = sum(self.sizes)
+        self.params, self.means, self.squares = (
+            torch.zeros(total, dtype=engine.dtype, device=device) for _ in range(3)
+        )
+        lane = [torch.arange(width).repeat_interleave(template[n].numel()) for n in self.trained]
+        self.lane = torch.cat(lane).to(device, torch.int32)
+        self.fused_adam = engine.kernels
+        self.fixed = {
+            name: torch.zeros((width, *value.shape), dtype=engine.dtype, device=device)
+            for name, value in template.items()
+            if name not in self.trained and value.is_floating_point()
+        }
+        self.taught = {
+            name: {
+                n: torch.zeros((width, *v.shape), dtype=engine.dtype, device=device)
+                for n, v in teacher.template.items()
+                if v.is_floating_point()
+            }
+            for name, teacher in self.teachers.items()
+        }
+        self.constants = _map(lambda t: torch.zeros((width, *t.shape), dtype=t.dtype, device=device), fit.constants)
+        numbers = {"at": torch.long, "age": torch.float64, "lr": torch.float64, "length": torch.float64}
+        numbers |= {"cosine": torch.float64, "loss": torch.float64, "place": torch.long}
+        self.numbers = {name: torch.zeros(width, dtype=kind, device=device) for name, kind in numbers.items()}
+        batch = fit.recipe.batch
+        self.plan = {s: torch.zeros(width, WINDOW, batch, dtype=torch.int32, device=device) for s in fit.streams}
+        self.draws = {
+            s: torch.zeros(width, WINDOW, batch if v.view.augments else 0, 3, dtype=torch.uint8, device=device)
+            for s, v in fit.streams.items()
+        }
+        self.offsets = {p: torch.zeros(width, 1, dtype=torch.long, device=device) for p in kit.pools}
+        self.rows = torch.arange(width, device=device)
+        self.names = _read(fit)
+        self.graph: Any = None
+        if engine.graphs:
+            self.capture(engine)
+
+    # -- clients in and out
+
+    def load(self, seat: int, job: Job) -> None:
+        fit, saved = job.fit, job.fit.optimizer
+        for name, block in self._blocks(self.params).items():
+            block[seat].copy_(fit.model.state[name])
+        for kind, flat in (("mean", self.means), ("square", self.squares)):
+            for name, block in self._blocks(flat).items():
+                block[seat].copy_(saved[f"{kind}/{name}"]) if saved else block[seat].zero_()
+        for name, value in self.fixed.items():
+            value[seat].copy_(fit.model.state[name])
+        for name, tensors in self.taught.items():
+            for n, value in tensors.items():
+                value[seat].copy_(fit.frozen[name].model.state[n])
+        _each(lambda slot, value: slot[seat].copy_(value), self.constants, fit.constants)
+        age = float(saved[f"step/{self.trained[0]}"]) if saved else 0.0
+        values = {"at": 0, "age": age, "lr": fit.recipe.lr, "length": job.steps, "loss": 0.0, "place": 0}
+        values["cosine"] = fit.recipe.schedule == "cosine"
+        for name, number in values.items():
+            self.numbers[name][seat] = number
+        for (stream, column), offset in self.offsets.items():
+            offset[seat] = self.kit.offsets[stream, column, job.index]
+        self.refill(seat, job)
+
+    def refill(self, seat: int, job: Job) -> None:
+        """The batches of the steps that come next."""
+        for stream in self.plan:
+            indices, draws = job.batches(stream)
+            self.plan[stream][seat, : len(indices)].copy_(indices.to(torch.int32), non_blocking=True)
+            self.draws[stream][seat, : len(draws)].copy_(draws.to(torch.uint8), non_blocking=True)
+            job.window = len(indices)
+        self.numbers["place"][seat] = 0
+
+    def unload(self, seat: int, job: Job) -> Fitted:
+        blocks = self._blocks(self.params)
+        state: dict[str, Tensor] = {}
+        for name, value in job.fit.model.state.items():
+            if name in blocks:
+                state[name] = blocks[name][seat].clone()
+            elif name in self.fixed:
+                state[name] = self.fixed[name][seat].clone()
+            else:
+                counted = name.endswith("num_batches_tracked") and (
+                    self.fit.only is None or name.startswith(f"{self.fit.only}.")
+                )
+                state[name] = value + job.steps if counted else value
+        job.loss = self.numbers["loss"][seat].clone()
+        optimizer: dict[str, Tensor] = {}
+        if job.fit.recipe.reset == "round":
+            optimizer = {f"mean/{n}": b[seat].clone() for n, b in self._blocks(self.means).items()}
+            optimizer |= {f"square/{n}": b[seat].clone() for n, b in self._blocks(self.squares).items()}
+            optimizer |= {f"step/{n}": self.numbers["age"][seat].float() for n in self.trained}
+        return Fitted(Model(job.fit.model.arch, state), job.steps, 0.0, optimizer, tuple(self.trained))
+
+    def take(self, other: Lanes, seats: list[int]) -> None:
+        """Move clients over from wider lanes, to the seats 0, 1, ... here."""
+        index = torch.tensor(seats, device=self.rows.device)
+        pairs: list[tuple[Tensor, Tensor]] = []
+        for mine, theirs in ((self.params, other.params), (self.means, other.means), (self.squares, other.squares)):
+            pairs += list(zip(self._blocks(mine).values(), other._blocks(theirs).values(), strict=True))
+        for mine_, theirs_ in (
+            (self.fixed, other.fixed), (self.numbers, other.numbers), (self.plan, other.plan),
+            (self.draws, other.draws), (self.offsets, other.offsets),
+        ):  # fmt: skip
+            pairs += [(value, theirs_[name]) for name, value in mine_.items()]  # type: ignore[index]
+        pairs += [(v, other.taught[name][n]) for name, tensors in self.taught.items() for n, v in tensors.items()]
+        _each(lambda slot, value: pairs.append((slot, value)), self.constants, other.constants)
+        for mine, theirs in pairs:
+            mine[: len(seats)].copy_(theirs[index])
+
+    def _blocks(self, flat: Tensor) -> dict[str, Tensor]:
+        """A flat tensor as one [width, ...] per trained parameter."""
+        template = self.stack.template
+        return {
+            name: part.view(self.width, *template[name].shape)
+            for name, part in zip(self.trained, torch.split(flat, self.sizes), strict=True)
+        }
+
+    # -- one step for all lanes
+
+    def run(self, steps: int, engine: Fused) -> None:
+        for _ in range(steps):
+            if self.graph is not None:
+                self.graph.replay()
+            else:
+                self.step(engine)
+            if engine.monitor:
+                engine.monitor.trained(self.width * self.fit.recipe.batch * len(self.fit.streams))
+
+    def step(self, engine: Fused) -> None:
+        """A step of every lane: batches, forward, losses, gradients, Adam."""
+        inputs, columns = self.batch(engine.dtype)
+        grads, losses = self.gradients(engine, self.params, inputs, columns)
+        if self.fit.gradient is not None:
+            grads = self.adjusted(engine, grads, inputs, columns)
+        self.numbers["loss"].add_(losses)
+        self.adam(grads)
+        self.numbers["at"].add_(1)
+        self.numbers["place"].add_(1)
+
+    def batch(self, dtype: torch.dtype) -> tuple[dict[str, Tensor], dict[str, dict[str, Tensor]]]:
+        """Inputs [width, batch, ...] and columns of this step, by stream; gathered, augmented, normalised."""
+        inputs, columns = {}, {}
+        for stream, samples in self.fit.streams.items():
+            indices = self.plan[stream][self.rows, self.numbers["place"]].long()  # [width, batch]
+
+            def rows(column: str, stream: str = stream, indices: Tensor = indices) -> Tensor:
+                return self.kit.pools[stream, column][indices + self.offsets[stream, column]]
+
+            x = rows("x")
+            flat, draws = x.flatten(0, 1), self.draws[stream][self.rows, self.numbers["place"]].flatten(0, 1)
+            shown = samples.view.augmented(flat, draws.long(), dtype)
+            inputs[stream] = shown.reshape(*x.shape[:2], *shown.shape[1:])
+            columns[stream] = {column: rows(column) for column in samples.columns if column != "x"}
+        return inputs, columns
+
+    def gradients(
+        self, engine: Fused, flat: Tensor, inputs: Mapping[str, Tensor], columns: Mapping[str, Mapping[str, Tensor]]
+    ) -> tuple[Tensor, Tensor]:
+        """Gradients of all lanes' losses at ``flat``, and the losses [width]."""
+        leaf = flat.detach().requires_grad_()
+        params = self._blocks(leaf)
+        if engine.low == engine.dtype or self.stack.fast:
+            self.stack.hold({**self.fixed, **params})
+        else:  # convolutions and linear layers in low precision, cast all at once; BatchNorm's own stay
+            low = self._blocks(leaf.to(engine.low))
+            self.stack.hold({**self.fixed, **{n: low[n] if low[n].ndim > 2 else params[n] for n in params}})
+        batch = self.fit.recipe.batch
+        outputs: dict[str, Outputs] = {}
+        if self.fit.joint:
+            joined = torch.cat(list(inputs.values()), 1) if len(inputs) > 1 else next(iter(inputs.values()))
+            both = engine._outputs(self.stack, joined)
+            for i, name in enumerate(inputs):
+                outputs[name] = Outputs(*(part[:, i * batch : (i + 1) * batch] for part in both))
+        else:
+            for name in self.names:
+                outputs[name] = engine._outputs(self.stack, inputs[name])
+        seen = {}
+        with torch.no_grad():
+            for name, teacher in self.teachers.items():
+                teacher.hold(self.taught[name])
+                seen[name] = engine._outputs(teacher, inputs[self.fit.frozen[name].stream])
+
+        def one(outputs: Any, columns: Any, params: Any, constants: Any, seen: Any) -> Tensor:
+            streams = {n: Batch(Outputs(*outputs[n]), columns[n]) for n in outputs}
+            return self.fit.loss(Step(streams, params, constants, {n: Outputs(*s) for n, s in seen.items()}))
+
+        given = {n: tuple(o) for n, o in outputs.items()}, {n: dict(columns[n]) for n in outputs}
+        losses = torch.vmap(one)(*given, params, dict(self.constants), {n: tuple(s) for n, s in seen.items()})
+        (grads,) = torch.autograd.grad(losses.sum(), leaf)
+        return grads, losses.detach()
+
+    def adjusted(
+        self, engine: Fused, grads: Tensor, inputs: Mapping[str, Tensor], columns: Mapping[str, Mapping[str, Tensor]]
+    ) -> Tensor:
+        """The gradients as the fit's gradient rule wants them: perhaps taken again elsewhere, perhaps transformed."""
+        rule = self.fit.gradient
+        assert rule is not None
+        tiny = {name: torch.ones_like(block[0]) for name, block in self._blocks(grads).items()}
+        if rule.ascent(tiny) is not None:
+            offsets = torch.vmap(rule.ascent)(self._blocks(grads))
+            moved = self.params + torch.cat([offsets[n].reshape(-1) for n in self.trained])  # type: ignore[index]
+            self.stack.stay(True)
+            grads, _ = self.gradients(engine, moved, inputs, columns)
+            self.stack.stay(False)
+        changed = torch.vmap(rule.transform)(self._blocks(grads))
+        return torch.cat([changed[n].reshape(-1) for n in self.trained])
+
+    def adam(self, grads: Tensor) -> None:
+        """Adam with a step count and a learning rate per lane; bias corrections in float64."""
+        n = self.numbers
+        n["age"].add_(1)
+        slower = 0.5 * (1 - torch.cos(math.pi * n["at"] / n["length"].clamp(min=1)))
+        lr = n["lr"] * (1 - n["cosine"] * slower)
+        size = (lr / (1 - BETAS[0] ** n["age"])).to(grads.dtype)
+        root = (1 - BETAS[1] ** n["age"]).rsqrt().to(grads.dtype)
+        if self.fused_adam:
+            from fedcc.engine.kernels import adam
+
+            adam(self.params, self.means, self.squares, grads, self.lane, size, root, BETAS, EPS)
+            return
+        size, root = size[self.lane], root[self.lane]
+        self.means.lerp_(grads, 1 - BETAS[0])
+        self.squares.mul_(BETAS[1]).addcmul_(grads, grads, value=1 - BETAS[1])
+        self.params.addcmul_(self.means / self.squares.sqrt().mul_(root).add_(EPS), size, value=-1)
+
+    def capture(self, engine: Fused) -> None:
+        """Record a step as a graph; what the trial steps do to the slots is overwritten when clients are loaded."""
+        side = torch.cuda.Stream(engine.device)  # type: ignore[no-untyped-call]
+        side.wait_stream(torch.cuda.current_stream(engine.device))
+        with torch.cuda.stream(side):
+            for _ in range(2):
+                self.step(engine)
+                self.numbers["place"].zero_()
+        torch.cuda.current_stream(engine.device).wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=engine.memory_pool):
+            self.step(engine)
+        engine.memory_pool = graph.pool()
+        self.graph = graph
+
+
+def usable(device: torch.device, precision: Precision) -> bool:
+    """Whether the project's own kernels run here: a GPU, bf16, and Triton."""
+    return device.type == "cuda" and precision == "bf16" and importlib.util.find_spec("triton") is not None
+
+
+def allowed(clients: int) -> int:
+    """The number of lanes for so many clients: at most 15 % more, so that few graphs are captured.
+
+    >>> [allowed(n) for n in (1, 9, 10, 11, 13, 33)]
+    [1, 9, 10, 12, 14, 36]
+    """
+    width = clients
+    if clients > 10:
+        grain = 2 ** max(1, (clients - 1).bit_length() - 4)
+        width = -(-clients // grain) * grain
+    return min(width, MOST_LANES) if clients <= MOST_LANES else MOST_LANES
+
+
+def _read(fit: Fit) -> list[str]:
+    """The streams that a fit's loss reads, in that order; the others need no forward pass of their own."""
+    if fit.joint:
+        return list(fit.streams)
+    asked: list[str] = []
+    size, arch = 2, fit.model.arch
+
+    def dummy(name: str) -> Batch:
+        asked.append(name)
+        columns = {n: torch.zeros((size, *c.shape[1:]), dtype=c.dtype) for n, c in fit.streams[name].columns.items()}
+        return Batch(Outputs(torch.zeros(size, arch.outputs), torch.zeros(size, 1)), columns)
+
+    state: State = {n: v.detach().cpu() for n, v in fit.model.state.items()}
+    constants = _map(lambda t: t.detach().cpu(), fit.constants)
+    blank = Outputs(torch.zeros(size, arch.outputs), torch.zeros(size, 1))
+    fit.loss(Step(Lazily(fit.streams, dummy), state, constants, dict.fromkeys(fit.frozen, blank)))
+    return asked
+
+
+def _map(change: Callable[[Tensor], Any], tree: Any) -> Any:
+    """A tree of tensors, changed leaf by leaf; other leaves stay."""
+    if isinstance(tree, Tensor):
+        return change(tree)
+    if isinstance(tree, Mapping):
+        return {name: _map(change, value) for name, value in tree.items()}
+    if isinstance(tree, tuple | list):
+        return type(tree)(_map(change, value) for value in tree)
+    return tree
+
+
+def _each(visit: Callable[[Tensor, Tensor], Any], slots: Any, values: Any) -> None:
+    """Visit two trees of tensors together."""
+    if isinstance(slots, Tensor):
+        visit(slots, values)
+    elif isinstance(slots, Mapping):
+        for name in slots:
+            _each(visit, slots[name], values[name])
+    elif isinstance(slots, tuple | list):
+        for slot, value in zip(slots, values, strict=True):
+            _each(visit, slot, value)

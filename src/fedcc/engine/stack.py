@@ -1,0 +1,232 @@
+"""Many networks of one architecture as one: clients side by side in the channel axis, by surgery on the module tree.
+
+An activation of K clients is ``[batch, K x channels, ...]``, the client outermost, so that convolutions become grouped
+ones, BatchNorm runs over all channels at once, and layers without parameters stay as they are. Channels must mix
+inside modules only; :func:`stackable` proves it for a network before it is used, so none needs a whitelist.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from fedcc.core.model import Arch, Outputs
+from fedcc.core.rng import Key
+from fedcc.engine.fast import FastTrunk
+from fedcc.nets.network import build
+from fedcc.nets.resnet import Shortcut, _ResNet
+
+
+class Unstackable(Exception):
+    """A network that surgery can't stack."""
+
+
+class Layer(nn.Module):
+    """A stacked layer: reads its tensors, ``[K, ...]`` each, from the slots of its network."""
+
+    def __init__(self, slots: dict[str, Tensor], name: str):
+        super().__init__()
+        self.slots, self.name = slots, name
+
+    def tensor(self, name: str) -> Tensor | None:
+        return self.slots.get(f"{self.name}.{name}")
+
+    def needed(self, name: str) -> Tensor:
+        return self.slots[f"{self.name}.{name}"]
+
+
+class Conv(Layer):
+    def __init__(self, slots: dict[str, Tensor], name: str, conv: nn.Conv2d):
+        super().__init__(slots, name)
+        if conv.padding_mode != "zeros":
+            raise Unstackable(f"{name}: padding mode {conv.padding_mode}")
+        self.settings: tuple[Any, Any, Any] = conv.stride, conv.padding, conv.dilation
+        self.groups = conv.groups
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight, bias = self.needed("weight"), self.tensor("bias")
+        groups = self.groups * len(weight)
+        flat = None if bias is None else bias.reshape(-1).to(x.dtype)
+        return F.conv2d(x, weight.flatten(0, 1).to(x.dtype), flat, *self.settings, groups)
+
+
+class Norm(Layer):
+    """BatchNorm over K x C channels: each channel has statistics of its own anyway."""
+
+    def __init__(self, slots: dict[str, Tensor], name: str, norm: _BatchNorm):
+        super().__init__(slots, name)
+        if norm.momentum is None or not norm.track_running_stats:
+            raise Unstackable(f"{name}: BatchNorm without running statistics of a fixed momentum")
+        self.momentum, self.eps = norm.momentum, norm.eps
+        self.still = False  # batch statistics, but the running ones stay (the second pass of SAM)
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight, bias = self.tensor("weight"), self.tensor("bias")
+        keep = self.training and self.still
+        mean = None if keep else self.needed("running_mean").view(-1)
+        var = None if keep else self.needed("running_var").view(-1)
+        scale = None if weight is None else weight.reshape(-1)
+        shift = None if bias is None else bias.reshape(-1)
+        return F.batch_norm(x, mean, var, scale, shift, self.training, self.momentum, self.eps)
+
+
+class Dense(Layer):
+    """A linear layer on ``[batch, K x features]``."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        clients = len(self.needed("weight"))
+        out = self.each(x.reshape(len(x), clients, -1).transpose(0, 1))
+        return out.transpose(0, 1).reshape(len(x), -1)
+
+    def each(self, x: Tensor) -> Tensor:
+        """``[K, batch, in] -> [K, batch, out]``."""
+        weight, bias = self.needed("weight").to(x.dtype), self.tensor("bias")
+        if bias is None:
+            return torch.bmm(x, weight.transpose(1, 2))
+        return torch.baddbmm(bias.to(x.dtype).unsqueeze(1), x, weight.transpose(1, 2))
+
+
+class Widen(Layer):
+    """The shortcut without parameters: pads each client's channels by themselves."""
+
+    def __init__(self, slots: dict[str, Tensor], name: str, shortcut: Shortcut, anchor: str):
+        super().__init__(slots, name)
+        self.stride, self.extra, self.anchor = shortcut.stride, shortcut.extra, anchor
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.stride > 1:
+            x = x[:, :, :: self.stride, :: self.stride]
+        if not self.extra:
+            return x
+        clients = len(self.slots[self.anchor])
+        batch, channels, height, width = x.shape
+        each = channels // clients
+        wide = (each + 2 * self.extra) * clients
+        out = torch.zeros((batch, wide, height, width), dtype=x.dtype, device=x.device)
+        out = out.to(memory_format=torch.channels_last)
+        padded = out.view(batch, clients, -1, height, width)
+        padded[:, :, self.extra : self.extra + each] = x.reshape(batch, clients, each, height, width)
+        return out
+
+
+class Stacked(nn.Module):
+    """K networks of one architecture; ``slots`` holds their tensors, ``[K, ...]`` each, under one network's names."""
+
+    def __init__(self, arch: Arch, kernels: bool = False):
+        super().__init__()
+        self.slots: dict[str, Tensor] = {}
+        network = build(arch, Key(0))
+        self.template = {name: value.clone() for name, value in network.state_dict().items()}
+        self.parameter_names = [name for name, _ in network.named_parameters()]
+        anchor = self.parameter_names[0]
+        self.trunks = nn.ModuleList(
+            _operated(trunk, f"trunks.{i}", self.slots, anchor) for i, trunk in enumerate(network.trunks)
+        )
+        self.head = Dense(self.slots, "head")
+        self.fast = nn.ModuleList()
+        ours = [trunk for trunk in network.trunks if isinstance(trunk, _ResNet)]
+        if kernels and len(ours) == len(network.trunks):
+            self.fast.extend(FastTrunk(trunk, f"trunks.{i}", self.slots) for i, trunk in enumerate(ours))
+
+    def forward(self, x: Tensor) -> Outputs:
+        """Outputs ``[K, batch, ...]`` of inputs ``[K, batch, ...]``."""
+        clients, batch = x.shape[:2]
+        if self.fast and self.training:
+            parts = [trunk(x) for trunk in self.fast]
+            features = parts[0] if len(parts) == 1 else torch.cat(parts, -1)
+            return Outputs(self.head.each(features), features)
+        side = x.transpose(0, 1).flatten(1, 2)  # [batch, K x channels, ...]
+        if side.ndim == 4:
+            side = side.contiguous(memory_format=torch.channels_last)
+        parts = [trunk(side).reshape(batch, clients, -1).transpose(0, 1) for trunk in self.trunks]
+        features = parts[0] if len(parts) == 1 else torch.cat(parts, -1)
+        return Outputs(self.head.each(features), features)
+
+    def hold(self, tensors: Mapping[str, Tensor]) -> None:
+        """Take these tensors, ``[K, ...]`` each, from now on."""
+        self.slots.update(tensors)
+
+    def stay(self, still: bool) -> None:
+        """Whether running statistics stay as they are while training."""
+        for module in self.modules():
+            if isinstance(module, Norm | FastTrunk):
+                module.still = still
+
+
+def _operated(module: nn.Module, name: str, slots: dict[str, Tensor], anchor: str) -> nn.Module:
+    """The module with its layers replaced by stacked ones."""
+    if isinstance(module, nn.Conv2d):
+        return Conv(slots, name, module)
+    if isinstance(module, _BatchNorm):
+        return Norm(slots, name, module)
+    if isinstance(module, nn.Linear):
+        return Dense(slots, name)
+    if isinstance(module, Shortcut):
+        return Widen(slots, name, module, anchor)
+    if any(True for _ in module.parameters(recurse=False)) or any(True for _ in module.buffers(recurse=False)):
+        raise Unstackable(f"{name} is a {type(module).__name__} with tensors of its own")
+    module = copy.copy(module)
+    module._modules = {
+        child: None if part is None else _operated(part, f"{name}.{child}", slots, anchor)
+        for child, part in module._modules.items()
+    }
+    return module
+
+
+@lru_cache(maxsize=256)
+def stackable(arch: Arch) -> str:
+    """Empty if stacking this network gives what the networks give one by one, else the reason.
+
+    Proved in float64 on three networks: values, gradients and buffers in training, and values in evaluation.
+    """
+    try:
+        return _difference(arch)
+    except Unstackable as error:
+        return str(error)
+    except Exception as error:  # a network that stacking breaks in any other way is one that can't be stacked
+        return f"{type(error).__name__}: {error}"
+
+
+def _difference(arch: Arch) -> str:
+    if arch.tokens:
+        return "inputs are indices"
+    clients, batch = 3, 4
+    networks = [build(arch, Key(0, client=k, phase="stackable")).double() for k in range(clients)]
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(clients, batch, *arch.shape, generator=generator, dtype=torch.float64)
+    stacked = Stacked(arch)
+    leaves: dict[str, Tensor] = {}
+    for name, value in stacked.template.items():
+        together = torch.stack([n.state_dict()[name] for n in networks])
+        if value.is_floating_point():
+            together = together.double()
+        leaves[name] = together.requires_grad_(name in stacked.parameter_names)
+    stacked.hold(leaves)
+    for training in (True, False):
+        stacked.train(training)
+        outputs = stacked(x)
+        weights = torch.randn(outputs.logits.shape, generator=generator, dtype=torch.float64)
+        params = [leaves[n] for n in stacked.parameter_names]
+        grads = torch.autograd.grad((outputs.logits * weights).sum() + outputs.features.square().sum(), params)
+        for k, network in enumerate(networks):
+            one = network.train(training)(x[k])
+            loss = (one.logits * weights[k]).sum() + one.features.square().sum()
+            expected = torch.autograd.grad(loss, list(network.parameters()))
+            pairs = [(outputs.logits[k], one.logits), (outputs.features[k], one.features)]
+            pairs += [(g[k], e) for g, e in zip(grads, expected, strict=True)]
+            pairs += [(leaves[n][k], b) for n, b in network.named_buffers() if b.is_floating_point()]
+            if not all(torch.allclose(a, b, rtol=1e-8, atol=1e-9) for a, b in pairs):
+                return "stacked networks do not give what the networks give one by one"
+    return ""
+
+
+def stacked_state(states: list[Mapping[str, Tensor]], names: Any) -> dict[str, Tensor]:
+    """States one by one as one, ``[K, ...]``."""
+    return {name: torch.stack([state[name] for state in states]) for name in names}

@@ -1,0 +1,120 @@
+"""FedConcat: one encoder for each cluster of clients with similar labels, side by side under one new linear head.
+
+Diao, Li and He, "Exploiting label skews in federated learning with model concatenation", AAAI 2024.
+Shares a label histogram once and weights for T rounds, then the head; receives its cluster's weights, then all encoders
+once and the head; predicts with the concatenated model (until it stands, by the mean logits of the clusters').
+Deviations: the head learns from features of clean images, computed once, the encoders in evaluation mode; a client
+first met after round 1 trains once from the initial weights before it counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from fedcc.core.messages import Weights
+from fedcc.core.method import Family, Method, Trained, option
+from fedcc.core.model import HEAD, Model, State, head_alone, side_by_side
+from fedcc.core.requests import Init, Predict, gather
+from fedcc.core.roles import Client, Server
+from fedcc.core.samples import Samples
+from fedcc.losses import CrossEntropy
+from fedcc.methods.clusterwise import Encoder, average_clusters, cluster_models, downlinks
+from fedcc.methods.fedavg import average, one_network
+
+
+@dataclass(frozen=True, eq=False)
+class Classifier:
+    """The head on all encoders, and those too until the client has shown that it has them."""
+
+    head: State
+    encoders: State | None = None
+    trunks: int = 0
+
+
+Message = Encoder | Classifier
+MANY = 100  # classes from which the official code caps clusters and joins heads
+
+
+@dataclass(frozen=True)
+class FedConcat(Method[Message, Message]):
+    """Cluster clients by labels, average inside clusters, concatenate the encoders and train one head on them."""
+
+    family: ClassVar[Family] = "parameters"
+    source: ClassVar[str] = "Diao et al., AAAI 2024"
+    clusters: int = option(4, "clusters of clients, hence encoders", "FedVLS has 2 or 4 for 10 clients", low=1)
+    classifier_rounds: int = option(200, "rounds for the head after the T for encoders", "official: 1000", low=0)
+    classifier_steps: int = option(3, "batches that a client takes in such a round", "official code", low=1)
+    histogram: Literal["labels", "inferred"] = option("labels", "label shares told, or read off noise", "paper")
+    head_init: Literal["auto", "random", "joined"] = option("auto", "auto: joined from 100 classes on", "official code")
+    cap: float | None = option(None, "largest cluster by K / M; by default 1.2 from 100 classes on", "official", low=1)
+    cache_features: bool = option(True, "train the head on features of clean images, computed once", "speed")
+
+    def rounds(self, rounds: int) -> int:
+        return rounds + self.classifier_rounds
+
+    def evaluates(self, t: int, rounds: int) -> bool:
+        return t < rounds or t == self.rounds(rounds)
+
+    async def start(self, s: Server) -> Mapping[int, Message]:
+        s.models["init"] = await s.init(one_network(self.name, s.archs))
+        return s.to_all(Encoder(s.models["init"].floating))
+
+    async def client(self, c: Client, down: Message | None) -> Message:
+        assert down is not None
+        if isinstance(down, Classifier):
+            return await self.classify(c, down)
+        c.model = c.model.with_(down.state)
+        await c.fit("fit", CrossEntropy("private"), private=c.private)
+        told = c.counts() / len(c.private) if down.cluster < 0 and self.histogram == "labels" else None
+        return Encoder(c.model.floating, len(c.private), down.cluster, told)
+
+    async def classify(self, c: Client, down: Classifier) -> Classifier:
+        """A few steps of the head alone."""
+        if down.encoders is not None:
+            c.model = (await Init(c.arch.times(down.trunks), c.key.of(phase="concat"))).with_(down.encoders)
+            c.memory["features"] = (await c.predict(c.private)).features if self.cache_features else None
+        c.model = c.model.with_(down.head)
+        recipe, features = c.recipe_(steps=self.classifier_steps), c.memory["features"]
+        if features is None:
+            await c.fit("head", CrossEntropy("private"), recipe=recipe, private=c.private, only="head")
+        else:
+            private, head = Samples({"x": features, "y": c.private["y"]}), head_alone(c.model)
+            fitted = await c.fitting("head", head, CrossEntropy("private"), recipe=recipe, private=private)
+            c.model = c.model.with_(fitted.model.state)
+        return Classifier({name: c.model.state[name] for name in HEAD})
+
+    async def server(self, s: Server, ups: Mapping[int, Message]) -> Mapping[int, Message]:
+        encoders = {k: up for k, up in sorted(ups.items()) if isinstance(up, Encoder)}
+        heads = {k: Weights(up.head, 1) for k, up in sorted(ups.items()) if isinstance(up, Classifier)}
+        if encoders:
+            await average_clusters(s, encoders, self.clusters, self.cap or (1.2 if s.classes >= MANY else None))
+        if heads:
+            s.models["concat"] = s.models["concat"].with_(average(list(heads.values())))  # unweighted
+            s.memory["equipped"] = sorted({*s.memory.get("equipped", []), *heads})
+        if s.round >= s.rounds and "concat" not in s.models:
+            joined = self.head_init == "joined" or (self.head_init == "auto" and s.classes >= MANY)
+            s.models = {"concat": await concatenated(s, cluster_models(s), joined)}
+        return head_downlinks(s) if "concat" in s.models else downlinks(s)
+
+    async def predict(self, t: Trained, samples: Samples) -> Tensor:
+        models = [model for name, model in t.server.items() if name != "init"] or list(t.server.values())
+        return torch.stack([out.logits for out in await gather(*(Predict(m, samples) for m in models))]).mean(0)
+
+
+async def concatenated(s: Server, models: Sequence[Model], joined: bool) -> Model:
+    """One model with all the trunks; its head is new, or the models' heads joined, which adds up their logits."""
+    state = {name: value for name, value in side_by_side(models).items() if joined or name not in HEAD}
+    return (await s.init(models[0].arch.times(len(models)), "concat")).with_(state)
+
+
+def head_downlinks(s: Server) -> dict[int, Message]:
+    """The head for every client, with the encoders for those that may lack them."""
+    model, equipped = s.models["concat"], s.memory.get("equipped", [])
+    head = {name: model.state[name] for name in HEAD}
+    encoders = {name: value for name, value in model.floating.items() if name not in HEAD}
+    return {k: Classifier(head, None if k in equipped else encoders, len(model.arch.trunks)) for k in s.archs}

@@ -1,0 +1,149 @@
+"""The documents say what is so: their code runs, their names exist, their table of methods is the one there is.
+
+``python tests/integration/test_docs.py`` writes the README's table of methods anew.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+import sys
+from collections.abc import Iterator
+from dataclasses import fields
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+import fedcc
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+METHODS_TABLE = re.compile(r"(?<=<!-- methods -->\n).*?(?=<!-- /methods -->)", re.DOTALL)
+
+
+def blocks(page: Path, language: str = "python") -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", page.read_text(), re.DOTALL | re.MULTILINE)
+
+
+@pytest.fixture
+def module() -> Iterator[ModuleType]:
+    """A module to run code in: dataclasses look up the module that they were made in."""
+    made = ModuleType("documented")
+    sys.modules[made.__name__] = made
+    yield made
+    del sys.modules[made.__name__]
+
+
+@pytest.mark.parametrize("page", [p for p in PAGES if blocks(p)], ids=lambda p: p.name)
+def test_code_runs_and_prints_what_the_page_shows(
+    page: Path, module: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = page.read_text()
+    for code in blocks(page):
+        capsys.readouterr()
+        exec(compile(code, page.name, "exec"), module.__dict__)
+        printed = capsys.readouterr().out
+        shown = re.match(r"\n```text\n(.*?)^```$", text[text.index(code) + len(code) + 4 :], re.DOTALL | re.MULTILINE)
+        if shown is not None:
+            assert printed.strip() == shown[1].strip()
+
+
+def test_fedprox_is_short_and_right(module: ModuleType) -> None:
+    code = blocks(ROOT / "docs" / "add-a-method.md")[0]
+    assert len([line for line in code.splitlines() if line.strip()]) <= 15
+    exec(code, module.__dict__)
+    federation = fedcc.Federation.named("digits", skew="classes:2", clients=5, models="resnet8")
+
+    def trained(method: Any) -> dict[str, torch.Tensor]:
+        return dict(fedcc.run(method, federation, rounds=2, epochs=1).trained.server["global"].state)
+
+    plain, without, with_ = (trained(m) for m in (fedcc.FedAvg(), module.FedProx(mu=0), module.FedProx(mu=1.0)))
+    assert all(torch.equal(plain[name], without[name]) for name in plain)
+    assert not torch.equal(plain["head.weight"], with_["head.weight"])
+
+
+def test_links_lead_somewhere() -> None:
+    for page in PAGES:
+        for target in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text()):
+            if "://" not in target:
+                assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+# ------------------------------------------------------------------------------------------------- docs/paper-map.md
+
+
+def resolved(name: str) -> Any:
+    """The object of a dotted name: the longest part that is a module, then attributes."""
+    parts = name.split(".")
+    for cut in range(len(parts), 0, -1):
+        try:
+            found: Any = importlib.import_module(".".join(parts[:cut]))
+        except ModuleNotFoundError:
+            continue
+        for attribute in parts[cut:]:
+            found = getattr(found, attribute)
+        return found
+    raise ModuleNotFoundError(name)
+
+
+def rows(page: Path) -> list[list[str]]:
+    lines = [line for line in page.read_text().splitlines() if line.startswith("|")]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+
+
+MAP = ROOT / "docs" / "paper-map.md"
+
+
+@pytest.mark.parametrize("name", sorted(set(re.findall(r"`(fedcc\.[\w.]+)`", MAP.read_text()))))
+def test_named_code_exists(name: str) -> None:
+    resolved(name)
+
+
+def test_every_equation_and_line_is_mapped() -> None:
+    first = {row[0] for row in rows(MAP)}
+    assert {f"({n})" for n in range(1, 12)} <= first
+    assert {f"{n}" for n in range(1, 20)} <= first
+    for row in rows(MAP):
+        if re.fullmatch(r"\(?\d+\)?", row[0]):
+            assert "`fedcc." in row[2] or row[2] == "nothing to compute", f"{row[0]} is mapped to nothing"
+
+
+def test_settings_have_the_stated_values() -> None:
+    checked = 0
+    for row in rows(MAP):
+        if len(row) == 3 and (value := re.fullmatch(r"`([^`]+)`", row[1])) and row[2].startswith("`fedcc."):
+            assert str(resolved(row[2].strip("`"))) == value[1], row[0]
+            checked += 1
+    assert checked >= 12
+
+
+# ----------------------------------------------------------------------------------------------------- README.md
+
+
+def methods_table() -> str:
+    lines = ["| name | method | family | what it does | source |", "|---|---|---|---|---|"]
+    for name, kind in fedcc.METHODS.items():
+        summary = (kind.__doc__ or "").strip().splitlines()[0]
+        lines.append(f"| `{name}` | {kind.__name__} | {kind.family} | {summary} | {kind.source} |")
+    return "\n".join(lines) + "\n"
+
+
+def test_the_table_of_methods_is_current() -> None:
+    shown = METHODS_TABLE.search((ROOT / "README.md").read_text())
+    assert shown is not None
+    assert shown[0] == methods_table(), "run `python tests/integration/test_docs.py` to write it anew"
+
+
+@pytest.mark.parametrize("kind", [fedcc.FedCC, fedcc.FedMD, fedcc.SSL])
+def test_every_setting_stands_in_the_deviations(kind: Any) -> None:
+    text = (ROOT / "docs" / "deviations.md").read_text()
+    assert not [f.name for f in fields(kind) if not re.search(rf"`{f.name}[`=]", text)]
+
+
+if __name__ == "__main__":
+    readme = ROOT / "README.md"
+    readme.write_text(METHODS_TABLE.sub(lambda _: methods_table(), readme.read_text()))
