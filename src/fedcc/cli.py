@@ -5,19 +5,26 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
+import signal
 import sys
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
+import click
 import typer
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from fedcc import __version__
 from fedcc.core.method import AnyMethod
 from fedcc.core.naming import unknown
+from fedcc.data.dataset import DataError
 
 app = typer.Typer(
     name="fedcc",
@@ -42,7 +49,7 @@ Json = Annotated[bool, typer.Option("--json", help="print JSON for programs")]
 
 def out(stderr: bool = False) -> Console:
     """The console; wide enough for tables where there is no terminal."""
-    console = Console(stderr=stderr, highlight=False)
+    console = Console(stderr=stderr, highlight=False, markup=False, emoji=False)
     if not console.is_terminal:
         console.width = 120
     return console
@@ -51,9 +58,7 @@ def out(stderr: bool = False) -> Console:
 @app.callback(invoke_without_command=True)
 def top(version: Annotated[bool, typer.Option("--version", help="print the version")] = False) -> None:
     if version:
-        from fedcc.experiments.store import version as of
-
-        typer.echo(of("fedcc"))
+        typer.echo(__version__)
         raise typer.Exit
 
 
@@ -102,8 +107,9 @@ def run(
     as_json: Json = False,
 ) -> None:
     """Train one method on one federation and record it in a run folder."""
-    from fedcc.experiments import Experiment, execute
+    from fedcc.experiments import Experiment, execute, prepare
     from fedcc.experiments.experiment import parse_settings
+    from fedcc.methods import METHODS
     from fedcc.progress import Progress, shown
 
     given: dict[str, Any] = {
@@ -129,21 +135,16 @@ def run(
             chosen = stored
         method, given = method or named, table | given
     if method is None:
-        raise ValueError("name a method (`fedcc methods` lists them) or give --config")
+        raise ValueError(f"name a method ({', '.join(METHODS)}; `fedcc methods` explains them), or give --config FILE")
     chosen = chosen | parse_settings(method, settings or [])
     experiment = Experiment.resolved(method, settings=chosen, **given)
     place = out_dir or Path("runs") / experiment.place
+    federation = prepare(experiment, place, data_dir=data_dir, overwrite=overwrite)
     console = out(stderr=as_json)
     console.print(describe(experiment), soft_wrap=True)
-    with shown(Progress(experiment.made().rounds(experiment.rounds)), console) as progress:
+    with shown(Progress(experiment.made().rounds(experiment.rounds)), console) as progress, noted(f"see {place}"):
         result = execute(
-            experiment,
-            place,
-            data_dir=data_dir,
-            overwrite=overwrite,
-            save_models=save_models,
-            on_round=lambda record: progress.ended(record),
-            monitor=progress,
+            experiment, place, federation, save_models=save_models, on_round=progress.ended, monitor=progress
         )
     if as_json:
         typer.echo((place / "summary.json").read_text(), nl=False)
@@ -154,6 +155,16 @@ def run(
         f"{result.seconds:.1f} s, {place}",
         soft_wrap=True,
     )
+
+
+@contextmanager
+def noted(where: str) -> Iterator[None]:
+    """Whatever ends the block early says where to look."""
+    try:
+        yield
+    except BaseException as error:
+        error.add_note(where)
+        raise
 
 
 def describe(experiment: Any) -> str:
@@ -270,7 +281,7 @@ def skew(
     data_dir: DataDir = None,
     as_json: Json = False,
 ) -> None:
-    """Show who would hold what: prints the client x class table and writes the plot."""
+    """Show who would hold what: print the client x class table and write the plot."""
     from fedcc.federation import Federation
     from fedcc.report.figures import FORMATS, partition_figure, save
 
@@ -373,48 +384,73 @@ def data_check(
         for c in found:
             table.add_row(c.file, c.expected, c.found, "ok" if c.ok else "differs")
         out().print(table)
-    if not all(c.ok for c in found):
-        raise typer.Exit(1)
+    if odd := sum(not c.ok for c in found):
+        raise DataError(f"{name}: {odd} of {len(found)} files are missing or not upstream's")
+
+
+class Stopped(BaseException):
+    """A signal asks the program to end: 130 for Ctrl-C, 143 for SIGTERM."""
+
+    def __init__(self, number: int, *_: Any):
+        super().__init__("interrupted" if number == signal.SIGINT else "terminated")
+        self.code = 128 + number
+
+
+def stop(number: int, _: Any) -> None:
+    raise Stopped(number)
 
 
 def main() -> None:
-    """The program: 0 on success, 1 on failure, 2 for a wrong call, 130 when interrupted; no traceback.
+    """The program: 0 on success, 1 on failure, 2 for a wrong call, 130 or 143 when stopped; no traceback.
 
     FEDCC_DEBUG=1 shows the traceback.
     """
-    import click
-
+    caught = [s for s in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(s) != signal.SIG_IGN]
+    before = {s: signal.signal(s, stop) for s in caught}
     try:
-        code = app(standalone_mode=False)
-    except click.exceptions.Abort:
-        _say("interrupted; what was finished is in the run folder")
-        code = 130
-    except KeyboardInterrupt:
-        _say("interrupted; what was finished is in the run folder")
-        code = 130
-    except click.ClickException as error:
+        code = app(standalone_mode=False, prog_name="fedcc")
+    except click.exceptions.NoArgsIsHelpError as error:
         error.show()
-        code = error.exit_code
+        code = 2
+    except click.UsageError as error:
+        asked = error.ctx.command_path if error.ctx else "fedcc"
+        _say(f"{usage(error)} (`{asked} --help` lists what there is)")
+        code = 2
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 1
-    except Exception as error:
+    except (Exception, Stopped) as error:
         if os.environ.get("FEDCC_DEBUG"):
             traceback.print_exc()
         _say(explained(error))
-        code = 2 if isinstance(error, ValueError | TypeError) else 1
+        code = error.code if isinstance(error, Stopped) else 2 if isinstance(error, ValueError) else 1
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
     sys.exit(code if isinstance(code, int) else 0)
 
 
-def explained(error: Exception) -> str:
+def usage(error: click.UsageError) -> str:
+    """What is wrong with the call, with the nearest known name."""
+    context = error.ctx.command if error.ctx else None
+    if isinstance(error, click.NoSuchOption) and context is not None:
+        names = [o for p in context.params for o in (*p.opts, *p.secondary_opts) if o.startswith("--")]
+        return str(unknown("option", error.option_name, names)).partition(" Known:")[0].rstrip(".")
+    if isinstance(context, click.Group) and (word := re.search(r"No such command '(.*?)'", error.message)):
+        return str(unknown("command", word[1], context.commands))
+    return error.format_message().rstrip(".")
+
+
+def explained(error: BaseException) -> str:
     """An error in one line, with where it happened."""
-    if isinstance(error, OSError) and error.errno == errno.ENOSPC:
-        return f"the disk is full: {error.filename or 'no space left to write the run folder'}"
-    if isinstance(error, OSError) and error.filename is not None:
-        return f"{error.filename}: {error.strerror}"
+    text = str(error)
+    if isinstance(error, OSError):
+        reason = "the disk is full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else error.strerror or text
+        text = f"{error.filename}: {reason}" if error.filename is not None else reason
+    elif not isinstance(error, (Stopped, ValueError, FloatingPointError, MemoryError, DataError)) or not text:
+        text = f"{type(error).__name__}: {text} (this should not happen; FEDCC_DEBUG=1 shows where)"
     notes = "; ".join(getattr(error, "__notes__", ()))
-    text = str(error) or type(error).__name__
-    return text + (f" ({notes})" if notes else "")
+    return " ".join((text + (f" ({notes})" if notes else "")).split())
 
 
 def _say(text: str) -> None:

@@ -5,8 +5,13 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import signal
+import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +19,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from fedcc.experiments import Experiment, RunFolder, execute
+from fedcc.experiments import Experiment, RunFolder, execute, prepare
 from fedcc.progress import clock
 
 COMPARED = ("fedcc", "fedmd", "fedavg", "local", "centralized")  # the longest first
@@ -44,22 +49,29 @@ def show(
     first = experiments["fedcc"]
     if jobs is not None and jobs < 1:
         raise ValueError(f"jobs must be at least 1, got {jobs}")
+    for name, experiment in experiments.items():
+        RunFolder(out / name).check(experiment, overwrite=is_demo(out / name, experiment))
+    prepare(first, out / "fedcc", overwrite=True)
+    for name in experiments:  # what an earlier demo left must not be taken for this one's
+        if (out / name).exists():
+            RunFolder(out / name).clear()
+    out.mkdir(parents=True, exist_ok=True)
     workers = min(len(experiments), jobs or cores())
     console.print(
-        f"{first.clients} clients with one digit each, {first.rounds} rounds of {first.epochs} epochs; "
+        f"{first.clients} clients with one digit each, T={first.rounds}, E={first.epochs}; "
         f"{len(experiments)} methods, {workers} at a time",
         soft_wrap=True,
     )
-    for name, experiment in experiments.items():
-        RunFolder(out / name).claim(experiment, overwrite=True)
     begun = time.perf_counter()
     pool = ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn"))
     try:
-        futures = {name: pool.submit(_one, e, out / name) for name, e in experiments.items()}
+        with _no_interrupts():  # which the workers inherit: the parent alone answers Ctrl-C
+            futures = {name: pool.submit(_one, e, out / name) for name, e in experiments.items()}
         watch(futures, out, first.rounds, console)
         for future in futures.values():
             future.result()
-    except BaseException:
+    except BaseException as error:
+        error.add_note(f"see {out}")
         for process in list((pool._processes or {}).values()):
             process.terminate()
         raise
@@ -83,11 +95,43 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _one(experiment: Experiment, out: Path) -> None:
-    import signal
+def is_demo(place: Path, experiment: Experiment) -> bool:
+    """Whether a folder's run is an earlier demo's, which the next one may replace."""
+    try:
+        found = Experiment.read(place / "experiment.toml")
+    except ValueError:
+        return False
+    mine = {name: getattr(found, name) for name in ("rounds", "epochs", "clients", "seed")}
+    return replace(experiment, **mine) == found
 
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends the workers
-    execute(experiment, out, overwrite=True)
+
+@contextmanager
+def _no_interrupts() -> Iterator[None]:
+    """Ctrl-C waits until the block has ended; processes that begin in it never see one."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _one(experiment: Experiment, out: Path) -> None:
+    threading.Thread(target=_leave_with_parent, daemon=True).start()
+    try:
+        execute(experiment, out)
+    except Exception as error:
+        error.add_note(experiment.method)
+        raise
+
+
+def _leave_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)  # no worker outlives the program, even if that was killed
 
 
 def watch(futures: dict[str, Future[None]], out: Path, rounds: int, console: Console) -> None:

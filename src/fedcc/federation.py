@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from fedcc.core.method import AnyMethod
+from fedcc.core.method import AnyMethod, check_value
 from fedcc.core.model import Arch, Factory, factory_name
 from fedcc.core.samples import IDENTITY, Samples, View
 from fedcc.nets import network
@@ -134,11 +134,12 @@ class Federation:
         """
         if not clients:
             raise ValueError("a federation needs at least one client, got none")
-        private = tuple(_labelled(f"client {k}", x, y, view) for k, (x, y) in enumerate(clients))
-        tested = _labelled("the test set", *test, view)
-        shared = _samples("the public set", public, view)
+        private = tuple(_labelled(f"client {k}", pair, view) for k, pair in enumerate(clients))
+        tested = _labelled("the test set", test, view)
+        shared = as_samples("the public set", public, view)
         highest = max(int(s["y"].max()) for s in (*private, tested))
         total = highest + 1 if classes is None else classes
+        check_value("classes", total, int, 1)
         if highest >= total:
             raise ValueError(f"labels must lie in 0 .. {total - 1}, got {highest}")
         for who, s in [*((f"client {k}", s) for k, s in enumerate(private)), ("the test set", tested)]:
@@ -154,7 +155,11 @@ class Federation:
                 f"no client holds class {', '.join(map(str, missing))}, so nobody can learn it; "
                 "pass allow_missing=True if that is meant"
             )
-        return Federation(private, shared, tested, total, several(models))
+        federation = Federation(private, shared, tested, total, several(models))
+        for name in federation.models:
+            if isinstance(name, str):
+                network(name, shared.shape)
+        return federation
 
     def archs(self, method: AnyMethod) -> dict[int, Arch]:
         """Each client's architecture under a method."""
@@ -186,11 +191,14 @@ def several(models: Models) -> tuple[str | Factory, ...]:
         if not names:
             raise ValueError(f"models must name at least one network, got {models!r}")
         return names
-    if isinstance(models, Sequence):
-        if not models:
-            raise ValueError("models must name at least one network, got none")
-        return tuple(models)
-    return (models,)
+    given = tuple(models) if isinstance(models, Sequence) else (models,)
+    if not given:
+        raise ValueError("models must name at least one network, got none")
+    for m in given:
+        if isinstance(m, nn.Module) or not (isinstance(m, str) or callable(m)):
+            kind = type(m).__name__
+            raise TypeError(f"models takes names and factories (outputs -> nn.Module), got an object of {kind}")
+    return given
 
 
 def models_text(models: Sequence[str | Factory]) -> str:
@@ -198,27 +206,42 @@ def models_text(models: Sequence[str | Factory]) -> str:
     return ",".join(m if isinstance(m, str) else factory_name(m) for m in models)
 
 
-def _samples(who: str, x: Array, view: View | None) -> Samples:
-    inputs = torch.as_tensor(np.ascontiguousarray(x) if isinstance(x, np.ndarray) else x)
+def as_samples(who: str, x: Array, view: View | None) -> Samples:
+    """Inputs as float32, uint8 (images) or int64 (tokens), checked."""
+    inputs = _tensor(who, x)
     if inputs.ndim < 2 or not len(inputs):
         raise ValueError(
             f"{who} needs inputs of shape [samples, ...] with at least one sample, got {tuple(inputs.shape)}"
         )
-    if inputs.is_floating_point():
+    if inputs.is_floating_point() or inputs.dtype == torch.bool:
         inputs = inputs.float()
         if not bool(torch.isfinite(inputs).all()):
             raise ValueError(f"{who} has inputs that are not finite")
+    elif inputs.dtype != torch.uint8:
+        inputs = inputs.long()
     usual = View(scale=1 / 255) if inputs.dtype == torch.uint8 else IDENTITY
     return Samples({"x": inputs}, view or usual)
 
 
-def _labelled(who: str, x: Array, y: Array, view: View | None) -> Samples:
-    labels = torch.as_tensor(np.ascontiguousarray(y) if isinstance(y, np.ndarray) else y)
+def _tensor(who: str, values: Array) -> Tensor:
+    """An array of numbers, a table or nested lists as a tensor of its own, apart from the caller's memory."""
+    try:
+        if isinstance(values, Tensor):
+            return values.detach().clone()
+        array = np.array(values)
+        return torch.from_numpy(array if array.dtype.kind != "u" or array.itemsize == 1 else array.astype(np.int64))
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"{who}: expected an array of numbers, got {type(values).__name__} ({error})") from None
+
+
+def _labelled(who: str, pair: tuple[Array, Array], view: View | None) -> Samples:
+    if not isinstance(pair, Sequence) or len(pair) != 2:
+        raise ValueError(f"{who} must be a pair (inputs, labels), got {type(pair).__name__}")
+    samples, labels = as_samples(who, pair[0], view), _tensor(f"the labels of {who}", pair[1])
     if labels.ndim != 1 or labels.is_floating_point() or labels.dtype == torch.bool:
         raise ValueError(
             f"{who} needs whole-number labels of shape [samples], got {labels.dtype} {tuple(labels.shape)}"
         )
-    samples = _samples(who, x, view)
     if len(labels) != len(samples):
         raise ValueError(f"{who} has {len(samples)} inputs and {len(labels)} labels")
     if int(labels.min()) < 0:

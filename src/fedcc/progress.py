@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 from rich.console import Console
 from rich.live import Live
 from rich.progress_bar import ProgressBar
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from fedcc.core.requests import Fit
@@ -21,23 +20,27 @@ from fedcc.run import Record
 class Progress:
     """Told of fits, steps and rounds; knows the phase, the speed and the time left.
 
-    The time left is judged by the last finished round, so it is too short after a first round, which has no sync phase.
+    The time left is judged by the last finished round, so it is not known in the first, and too short after one that
+    has no sync phase.
     """
 
     def __init__(self, rounds: int):
         self.rounds, self.done = rounds, 0
         self.phase, self.client = "starting", SERVER
         self.accuracy: float | None = None
-        self.begun = self.round_begun = time.perf_counter()
+        self.begun = self.round_begun = 0.0  # set when the first fit begins: reading data is no training
         self.samples = self.round_samples = 0
         self.expected = 0  # samples of a round
         self.round_seconds = 0.0
-        self.refresh: Any = None
+        self.changed: Callable[[], None] | None = None
+        self.round_ended: Callable[[], None] | None = None
 
     # -- the engine's monitor
 
     def fitting(self, fit: Fit) -> None:
         self.phase, self.client = fit.key.phase, fit.key.client
+        if not self.begun:
+            self.begun = self.round_begun = time.perf_counter()
         self._changed()
 
     def trained(self, samples: int) -> None:
@@ -49,17 +52,18 @@ class Progress:
 
     def ended(self, record: Record) -> None:
         now = time.perf_counter()
-        self.done, self.round_seconds = record["round"], now - self.round_begun
+        self.done, self.round_seconds = record["round"], now - (self.round_begun or now)
         self.accuracy = record.get("accuracy", self.accuracy)
         self.expected, self.round_samples, self.round_begun = self.round_samples, 0, now
-        self._changed()
+        if self.round_ended:
+            self.round_ended()
 
     # -- what can be said
 
     @property
     def speed(self) -> float:
         """Samples a second so far."""
-        return self.samples / max(1e-9, time.perf_counter() - self.begun)
+        return self.samples / max(1e-9, time.perf_counter() - self.begun) if self.begun else 0.0
 
     @property
     def fraction(self) -> float:
@@ -82,50 +86,46 @@ class Progress:
         speed = f"{self.round_seconds:.1f} s  {self.speed:,.0f} samples/s"
         return f"round {self.done}/{self.rounds}  {accuracy}  {speed}{left}"
 
-    def row(self) -> Table:
-        """The state now, for a terminal."""
-        row = Table.grid(padding=(0, 1))
+    def row(self, width: int = 80) -> Table:
+        """The state now, for a terminal of so many columns."""
         who = "server" if self.client == SERVER else f"client {self.client}"
         accuracy = f"{self.accuracy:.1f} %" if self.accuracy is not None else "-"
-        left = clock(self.left) if self.left is not None else "-"
-        row.add_row(
+        words = (
             Text(f"round {min(self.done + 1, self.rounds)}/{self.rounds}", style="bold"),
-            ProgressBar(total=1.0, completed=self.fraction, width=24),
-            Text(f"{self.phase}, {who}".ljust(18)),
+            Text(f"{self.phase}, {who}".ljust(17)),
             Text(f"accuracy {accuracy}", style="green"),
             Text(f"{self.speed:,.0f} samples/s"),
-            Text(f"left {left}"),
+            Text(f"{clock(self.left) if self.left is not None else '-'} left"),
         )
+        row = Table.grid(*(Column(no_wrap=True) for _ in range(6)), padding=(0, 2, 0, 0))
+        bar = max(4, min(24, width - sum(len(w) + 2 for w in words) - 2))
+        row.add_row(words[0], ProgressBar(total=1.0, completed=self.fraction, width=bar), *words[1:])
         return row
 
     def _changed(self) -> None:
-        if self.refresh:
-            self.refresh()
+        if self.changed:
+            self.changed()
 
 
 @contextmanager
 def shown(progress: Progress, console: Console) -> Iterator[Progress]:
-    """Show progress on a console while the block runs."""
+    """Show progress on a console while the block runs: a line for each round and, on a terminal, the state now."""
+    progress.round_ended = lambda: console.print(progress.line(), soft_wrap=True)
     if not console.is_terminal:
-        ended = progress.ended
-
-        def told(record: Record) -> None:
-            ended(record)
-            console.print(progress.line(), highlight=False, soft_wrap=True)
-
-        progress.ended = told  # type: ignore[method-assign]
         yield progress
         return
-    with Live(progress.row(), console=console, refresh_per_second=8, transient=True) as live:
+    with Live(
+        console=console, transient=True, get_renderable=lambda: progress.row(console.width), auto_refresh=False
+    ) as live:
         last = 0.0
 
-        def refresh() -> None:
+        def changed() -> None:
             nonlocal last
-            if time.perf_counter() - last > 0.12:
+            if time.perf_counter() - last > 0.1:
                 last = time.perf_counter()
-                live.update(progress.row())
+                live.refresh()
 
-        progress.refresh = refresh
+        progress.changed = changed
         yield progress
 
 

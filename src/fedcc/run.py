@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -15,25 +15,27 @@ from torch import Tensor
 
 from fedcc.core.files import written_whole
 from fedcc.core.messages import Weights, nbytes
-from fedcc.core.method import AnyMethod, Trained
-from fedcc.core.model import Arch, Model
+from fedcc.core.method import AnyMethod, Method, Trained, check_value
+from fedcc.core.model import Arch, Factory, Model, factory_name
 from fedcc.core.naming import unknown
 from fedcc.core.requests import Recipe
 from fedcc.core.rng import Key
 from fedcc.core.roles import Client, Server
-from fedcc.core.samples import Samples, View
+from fedcc.core.samples import View
 from fedcc.engine.drive import drive
 from fedcc.engine.plain import Monitor, Plain, Precision
 from fedcc.evaluate import Evaluation, evaluate
 from fedcc.federate import Round, Simulated, federate
-from fedcc.federation import Federation, Models, several
+from fedcc.federation import Federation, Models, as_samples, several
 from fedcc.methods import METHODS, make
-from fedcc.nets import build, network
+from fedcc.nets import ResNet, build, network
 
 Record = dict[str, Any]
 """One round as a line of ``metrics.jsonl``."""
 
 FORMAT = 1
+ENTRIES = {"method": str, "settings": dict, "classes": int, "view": dict, "dtype": str, "models": dict, "rounds": list,
+           "seconds": float | int}  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,6 +45,7 @@ class Result:
     method: AnyMethod
     trained: Trained
     view: View
+    dtype: str = "float32"  # of the inputs: float32, uint8 (images) or int64 (tokens)
     rounds: list[Record] = field(default_factory=list)
     seconds: float = 0.0
 
@@ -71,10 +74,14 @@ class Result:
 
         Methods that leave each client alone (``local``, ``SSL``) give one set per client, [clients, N, classes].
         """
-        device = next(iter(_models(self.trained).values())).state["head.weight"].device
-        samples = Samples({"x": torch.as_tensor(x)}, self.view)
-        if samples.x.is_floating_point():
-            samples = samples.with_(x=samples.x.float())
+        model = next(iter(_models(self.trained).values()))
+        device, samples = model.state["head.weight"].device, as_samples("predict", x, self.view)
+        found = str(samples.x.dtype).removeprefix("torch.")
+        if samples.shape != model.arch.shape or found != self.dtype:
+            raise ValueError(
+                f"inputs must be like those of training, {self.dtype} of shape {model.arch.shape}, "
+                f"got {found} of shape {samples.shape}"
+            )
         return drive([self.method.predict(self.trained, samples.to(device))], Plain(device))[0].cpu()
 
     def predict(self, x: Any) -> Tensor:
@@ -99,7 +106,8 @@ class Result:
             "settings": asdict(self.method),  # type: ignore[call-overload]
             "classes": self.trained.classes,
             "view": asdict(self.view),
-            "models": {who: _described(m.arch) for who, m in models.items()},
+            "dtype": self.dtype,
+            "models": _described({who: m.arch for who, m in models.items()}),
             "rounds": self.rounds,
             "seconds": self.seconds,
         }
@@ -116,37 +124,49 @@ class Result:
         Networks that the caller made are not in the files: give the same ``models=`` as to the federation. Likewise
         ``method=`` for a method that this package does not know.
         """
+        from safetensors import SafetensorError
         from safetensors.torch import load
 
         place = Path(folder)
         try:
             about = json.loads((place / "models.json").read_text())
             tensors = load((place / "models.safetensors").read_bytes())
-        except FileNotFoundError as error:
+        except (FileNotFoundError, NotADirectoryError) as error:
             raise FileNotFoundError(f"{place} holds no saved result: {Path(error.filename).name} is missing") from None
-        except Exception as error:
+        except (ValueError, SafetensorError) as error:
             raise ValueError(f"{place}: models.json or models.safetensors is damaged ({error})") from None
         if not isinstance(about, dict) or about.get("format") != FORMAT:
             raise ValueError(f"{place}/models.json is not of format {FORMAT}")
+        lacking = [key for key, kind in ENTRIES.items() if not isinstance(about.get(key), kind)]
+        if lacking:
+            raise ValueError(f"{place}/models.json is damaged: {lacking[0]!r} is missing or of the wrong kind")
         if method is None:
             if about["method"].lower() not in METHODS:
-                raise unknown("method", about["method"], METHODS)
+                raise ValueError(
+                    f"{about['method']} is a method of yours: give load(..., method=...) the same as before"
+                )
             method = make(about["method"], about["settings"])
-        archs = _archs(about["models"], models)
+        elif method.name != about["method"]:
+            raise ValueError(f"{place} was saved by {about['method']}, got method={method.name}")
+        try:
+            archs = _archs(about["models"], models)
+            shown: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in about["view"].items()}
+            view = View(**shown)
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"{place}/models.json is damaged: {type(error).__name__} {error}") from None
         states: dict[str, dict[str, Tensor]] = {who: {} for who in archs}
         for name, value in tensors.items():
             who = next((w for w in archs if name.startswith(f"{w}/")), None)
             if who is None:
                 raise ValueError(f"{place}/models.safetensors has an entry of nobody: {name}")
             states[who][name.removeprefix(f"{who}/")] = value
-        loaded = {who: _checked(place, Model(arch, states[who])) for who, arch in archs.items()}
-        view = View(**{k: tuple(v) if isinstance(v, list) else v for k, v in about["view"].items()})  # type: ignore[arg-type]
+        loaded = {who: _checked(f"{place}, {who}", Model(arch, states[who])) for who, arch in archs.items()}
         trained = Trained(
             about["classes"],
             {int(w.removeprefix("client/")): m for w, m in loaded.items() if w.startswith("client/")},
             {w.removeprefix("server/"): m for w, m in loaded.items() if w.startswith("server/")},
         )
-        return Result(method, trained, view, about["rounds"], about["seconds"])
+        return Result(method, trained, view, about["dtype"], about["rounds"], about["seconds"])
 
 
 def run(
@@ -174,9 +194,11 @@ def run(
     CPU ``threads``.
     """
     method = make(method) if isinstance(method, str) else method
+    if not isinstance(method, Method):
+        raise TypeError(f"a method is a name or an instance, as FedCC(), got {method!r}")
     total = federation.rounds if rounds is None else rounds
-    if total < 1:
-        raise ValueError(f"rounds must be at least 1, got {total}")
+    check_value("rounds", total, int, 1)
+    check_value("seed", seed, int, 0)
     recipe = Recipe(lr=lr, batch=batch, epochs=federation.epochs if epochs is None else epochs, reset=reset)
     executor = Plain(chosen_device(device), precision, monitor)
     begun = time.perf_counter()
@@ -204,7 +226,14 @@ def run(
             executor.seconds = {}
             if on_round:
                 on_round(records[-1])
-    return Result(method, cohort.trained(server), federation.public.view, records, time.perf_counter() - begun)
+    public, dtype = federation.public, str(federation.public.x.dtype).removeprefix("torch.")
+    return Result(method, cohort.trained(server), public.view, dtype, records, time.perf_counter() - begun)
+
+
+def rehearse(method: AnyMethod, federation: Federation) -> None:
+    """Raise what the first moments of a run would: a method and networks that do not go together."""
+    server, _ = parties(method, federation, Recipe(), 0, "cpu")
+    drive([method.start(server)], Plain("cpu"))
 
 
 def parties(
@@ -276,32 +305,52 @@ def _models(trained: Trained) -> dict[str, Model]:
     }
 
 
-def _described(arch: Arch) -> dict[str, Any]:
-    names = [str(f) if not hasattr(f, "__qualname__") else f"own:{f.__qualname__}" for f in arch.trunks]
-    return {"trunks": names, "outputs": arch.outputs, "shape": list(arch.shape), "tokens": arch.tokens}
+def _described(archs: Mapping[str, Arch]) -> dict[str, Any]:
+    own = _labels(t for arch in archs.values() for t in arch.trunks if not isinstance(t, ResNet))
+    return {
+        who: {
+            "trunks": [f"own:{own[t]}" if t in own else str(t) for t in arch.trunks],
+            "outputs": arch.outputs,
+            "shape": list(arch.shape),
+            "tokens": arch.tokens,
+        }
+        for who, arch in archs.items()
+    }
+
+
+def _labels(factories: Iterable[Factory]) -> dict[Factory, str]:
+    """The caller's own networks by name; those of one name (two lambdas) are numbered in their order."""
+    labels: dict[Factory, str] = {}
+    for factory in dict.fromkeys(factories):
+        name = factory_name(factory)
+        same = sum(factory_name(f) == name for f in labels)
+        labels[factory] = f"{name}#{same + 1}" if same else name
+    return labels
 
 
 def _archs(described: Mapping[str, Any], models: Models | None) -> dict[str, Arch]:
     """The architectures of saved models; networks of the caller's own are found among ``models`` by name."""
-    from fedcc.core.model import factory_name
-
-    own = {factory_name(m): m for m in several(models) if not isinstance(m, str)} if models is not None else {}
+    given = several(models) if models is not None else ()
+    own = {label: factory for factory, label in _labels(m for m in given if not isinstance(m, str)).items()}
     archs = {}
     for who, about in described.items():
         shape, trunks = tuple(about["shape"]), []
         for name in about["trunks"]:
-            key = name.removeprefix("own:")
-            if key in own:
-                trunks.append(own[key])
-            elif name.startswith("own:"):
-                raise ValueError(f"{who} is a network of yours, {key}: give load(..., models=...) the same as before")
-            else:
+            label = name.removeprefix("own:")
+            if name == label:
                 trunks.append(network(name, shape))
+            elif label in own:
+                trunks.append(own[label])
+            else:
+                raise ValueError(
+                    f"{who} is a network of yours, {label}: give load(..., models=...) the same as before"
+                    + (f", got {', '.join(own)}" if own else "")
+                )
         archs[who] = Arch(tuple(trunks), about["outputs"], shape, about["tokens"])
     return archs
 
 
-def _checked(place: Path, model: Model) -> Model:
+def _checked(place: str, model: Model) -> Model:
     """The model, if its entries are those that its network has."""
     expected = {n: tuple(v.shape) for n, v in build(model.arch, Key(0)).state_dict().items()}
     found = {n: tuple(v.shape) for n, v in model.state.items()}

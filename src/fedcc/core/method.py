@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
@@ -106,9 +107,11 @@ def check_value(name: str, value: Any, hint: Any, low: float | None = None, high
     number = isinstance(value, int | float) and not isinstance(value, bool)
     if (float in options and not number) or (options[0] is int and not (number and isinstance(value, int))):
         raise ValueError(f"{name} must be {'a whole number' if options[0] is int else 'a number'}, got {value!r}")
-    if number and (value != value or (low is not None and value < low) or (high is not None and value > high)):
+    if number and not math.isfinite(value):
+        raise ValueError(f"{name} must be a finite number, got {value}")
+    if number and ((low is not None and value < low) or (high is not None and value > high)):
         if low is None or high is None:
-            rule = "a number" if low is high else f"at least {low:g}" if high is None else f"at most {high:g}"
+            rule = f"at least {low:g}" if high is None else f"at most {high:g}"
         else:
             rule = f"from {low:g} to {high:g}"
         raise ValueError(f"{name} must be {rule}, got {value}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -51,7 +52,14 @@ class Arch:
 
 
 def factory_name(factory: Factory) -> str:
-    """A network's name for people: ``resnet14``, or the name of the caller's function or class."""
+    """A network's name for people: ``resnet14``, or the name of the caller's function or class.
+
+    >>> factory_name(partial(nn.Linear, 8))
+    'Linear(8)'
+    """
+    if isinstance(factory, partial):
+        given = [repr(a) for a in factory.args] + [f"{n}={v!r}" for n, v in factory.keywords.items()]
+        return f"{factory_name(factory.func)}({', '.join(given)})"
     own = getattr(factory, "__qualname__", None)
     return str(own) if own is not None else str(factory)
 

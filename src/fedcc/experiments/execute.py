@@ -11,26 +11,35 @@ from typing import Any
 from fedcc.engine.plain import Monitor
 from fedcc.experiments.experiment import Experiment
 from fedcc.experiments.store import RunFolder, environment
-from fedcc.run import Record, Result, run
+from fedcc.federation import Federation
+from fedcc.run import Record, Result, rehearse, run
 
 SUMMARY_FORMAT = 1
+
+
+def prepare(experiment: Experiment, out: Path, *, data_dir: Path | None = None, overwrite: bool = False) -> Federation:
+    """The data, read and split; whatever is wrong with the call is found here, before anything is written."""
+    RunFolder(out).check(experiment, overwrite)
+    federation = experiment.federation(data_dir)
+    rehearse(experiment.made(), federation)
+    return federation
 
 
 def execute(
     experiment: Experiment,
     out: Path,
+    federation: Federation | None = None,
     *,
-    data_dir: Path | None = None,
     overwrite: bool = False,
     save_models: bool = True,
     on_round: Callable[[Record], None] | None = None,
     monitor: Monitor | None = None,
 ) -> Result:
-    """Run an experiment; its folder is valid whenever it is interrupted."""
-    RunFolder(out).claim(experiment, overwrite)  # before the work of reading data
-    method, federation = experiment.made(), experiment.federation(data_dir)
-    federation.archs(method)
-    folder = RunFolder.begin(out, experiment, federation.partition, overwrite=True)
+    """Run an experiment (prepared already, if its federation is given); its folder is valid whenever it is stopped."""
+    if federation is None:
+        federation = prepare(experiment, out, overwrite=overwrite)
+    folder = RunFolder(out)
+    folder.begin(experiment, federation.partition)
     begun = time.perf_counter()
 
     def told(record: Record) -> None:
@@ -39,7 +48,7 @@ def execute(
             on_round(record)
 
     result = run(
-        method,
+        experiment.made(),
         federation,
         experiment.rounds,
         epochs=experiment.epochs,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 import tomllib
 from collections.abc import Mapping
@@ -14,8 +15,9 @@ from fedcc.core.method import AnyMethod, check_value
 from fedcc.core.naming import unknown
 from fedcc.engine.plain import PRECISIONS
 from fedcc.experiments.toml import dumps
-from fedcc.federation import Assignment, Federation
+from fedcc.federation import Assignment, Federation, several
 from fedcc.methods import METHODS, make
+from fedcc.nets import network
 
 
 @dataclass(frozen=True)
@@ -54,13 +56,11 @@ class Experiment:
     settings: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        hints = get_type_hints(type(self))
-        for f in fields(self):
-            if f.name != "settings":
-                check_value(f.name, getattr(self, f.name), hints[f.name])
-        for name, low in _LOWEST.items():
-            if getattr(self, name) < low:
-                raise ValueError(f"{name} must be at least {low:g}, got {getattr(self, name)}")
+        _check_types({f.name: getattr(self, f.name) for f in fields(self)})
+        for name, (low, high) in _RANGES.items():
+            if not low <= getattr(self, name) <= high:
+                limit = f"at least {low}" if getattr(self, name) < low else f"at most {high:,}"
+                raise ValueError(f"{name} must be {limit}, got {getattr(self, name)}")
         for name in ("public", "fraction", "participation"):
             if not 0 < getattr(self, name) <= 1 or (name == "public" and self.public == 1):
                 below = "below" if name == "public" else "at most"
@@ -81,6 +81,7 @@ class Experiment:
             if name not in known:
                 raise unknown("setting of a run", name, known)
         values = {name: value for name, value in given.items() if value is not None}
+        _check_types({"method": method, "settings": settings or {}, **values})
         made = make(method, settings)
         about = find(values.get("data", "digits"))
         defaults = about.defaults
@@ -93,6 +94,8 @@ class Experiment:
         values.setdefault("models", defaults.shared_model if one else defaults.models)
         values.setdefault("augment", defaults.augment)
         values["device"] = str(chosen_device(values.get("device", "auto")))
+        for name in map(str, several(values["models"])):
+            network(name, about.shape)
         return Experiment(method=method.lower(), settings=asdict(made), **values)  # type: ignore[call-overload]
 
     @staticmethod
@@ -102,13 +105,15 @@ class Experiment:
             table = tomllib.loads(path.read_text())
         except FileNotFoundError:
             raise ValueError(f"{path} is not there") from None
+        except OSError as error:
+            raise ValueError(f"{path} cannot be read: {error.strerror}") from None
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
             raise ValueError(f"{path} is not valid TOML: {error}") from None
         if "method" not in table:
             raise ValueError(f"{path} names no method")
         try:
             return Experiment.resolved(table.pop("method"), settings=table.pop("settings", None), **table)
-        except (ValueError, TypeError) as error:
+        except ValueError as error:
             raise ValueError(f"{path}: {error}") from None
 
     def toml(self) -> str:
@@ -159,7 +164,25 @@ class Experiment:
         return shlex.join(words)
 
 
-_LOWEST = {"clients": 1, "rounds": 1, "epochs": 0, "batch": 1, "threads": 1, "seed": 0, "lr": 0.0, "resize": 0}
+_RANGES = {  # the upper ends stop slips of the finger that would fill the memory before anything is said
+    "clients": (1, 1_000_000),
+    "rounds": (1, 100_000),
+    "epochs": (0, 100_000),
+    "batch": (1, 65_536),
+    "threads": (1, 1_024),
+    "seed": (0, 2**63 - 1),
+    "lr": (0, math.inf),
+    "resize": (0, 64),
+}
+
+
+def _check_types(values: Mapping[str, Any]) -> None:
+    hints = get_type_hints(Experiment)
+    for name, value in values.items():
+        if name != "settings":
+            check_value(name, value, hints[name])
+        elif not isinstance(value, Mapping):
+            raise ValueError(f"settings must be a table of names and values, got {value!r}")
 
 
 def setting_text(value: Any) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import platform
@@ -19,7 +20,8 @@ from fedcc.data.skew import Partition
 from fedcc.experiments.experiment import Experiment
 from fedcc.run import Record
 
-FILES = ("experiment.toml", "environment.json", "partition.npz", "metrics.jsonl", "summary.json")
+REMAINS = ("metrics.jsonl", "environment.json", "partition.npz")  # what a begin that was killed may leave
+FILES = ("summary.json", "models.json", "models.safetensors", *REMAINS, "experiment.toml")
 
 
 class RunFolderError(ValueError):
@@ -32,31 +34,13 @@ class RunFolder:
     def __init__(self, path: Path):
         self.path = path
 
-    @staticmethod
-    def begin(path: Path, experiment: Experiment, partition: Partition | None, overwrite: bool = False) -> RunFolder:
-        """A new run's folder; refused where there is something else."""
-        folder = RunFolder(path)
-        folder.claim(experiment, overwrite)
-        path.mkdir(parents=True, exist_ok=True)
-        if partition is not None:
-            partition.save(path / "partition.npz")
-        folder.write("environment.json", environment(experiment))
-        (path / "metrics.jsonl").write_bytes(b"")
-        with written_whole(path / "experiment.toml") as file:  # last: its presence says that the run has begun
-            file.write(experiment.toml().encode())
-        return folder
-
-    def claim(self, experiment: Experiment, overwrite: bool) -> None:
-        """Make sure the folder is free, or free it."""
-        if self.path.exists() and not self.path.is_dir():
-            raise RunFolderError(f"{self.path} is a file; --out must name a folder")
-        held = [p.name for p in self.path.iterdir()] if self.path.is_dir() else []
-        if not held:
-            return
-        if "experiment.toml" not in held:
-            if not set(held) <= {*FILES, *(h for h in held if h.endswith(".tmp"))}:
-                raise RunFolderError(f"{self.path} holds other files ({sorted(held)[0]}); choose another --out")
-        elif not overwrite:
+    def check(self, experiment: Experiment, overwrite: bool = False) -> None:
+        """Make sure that the folder can take this run; nothing is changed."""
+        for place in (self.path, *self.path.parents):
+            if place.exists() and not place.is_dir():
+                raise RunFolderError(f"{place} is a file; --out must name a folder")
+        held = {p.name for p in self.path.iterdir()} if self.path.is_dir() else set()
+        if "experiment.toml" in held and not overwrite:
             try:
                 same = Experiment.read(self.path / "experiment.toml") == experiment
             except ValueError:
@@ -64,9 +48,34 @@ class RunFolder:
             what = "this run already" if same else "another run"
             state = "finished" if "summary.json" in held else "unfinished"
             raise RunFolderError(f"{self.path} holds {what} ({state}); choose another --out, or --overwrite it")
-        for name in held:
-            if name in FILES or name.startswith("models.") or name.endswith(".tmp"):
-                (self.path / name).unlink()
+        foreign = sorted(name for name in held if name not in REMAINS and not _temporary(name))
+        if "experiment.toml" not in held and foreign:
+            raise RunFolderError(f"{self.path} holds other files ({foreign[0]}); choose another --out")
+
+    def begin(self, experiment: Experiment, partition: Partition | None) -> None:
+        """Make the folder of a new run, in place of what :meth:`check` let pass; all of it or nothing."""
+        made = [p for p in (self.path, *self.path.parents) if not p.exists()]
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            self.clear()
+            if partition is not None:
+                partition.save(self.path / "partition.npz")
+            self.write("environment.json", environment(experiment))
+            (self.path / "metrics.jsonl").write_bytes(b"")
+            with written_whole(self.path / "experiment.toml") as file:  # last: it says that the run has begun
+                file.write(experiment.toml().encode())
+        except BaseException:
+            with contextlib.suppress(OSError):
+                self.clear()
+                for place in made:
+                    place.rmdir()
+            raise
+
+    def clear(self) -> None:
+        """Remove a run's own files, ``experiment.toml`` last; others stay."""
+        held = {p.name: p for p in self.path.iterdir()}
+        for name in [n for n in held if _temporary(n)] + [n for n in FILES if n in held]:
+            held[name].unlink()
 
     def write(self, name: str, content: Any) -> None:
         with written_whole(self.path / name) as file:
@@ -74,17 +83,22 @@ class RunFolder:
 
     def add(self, record: Record) -> None:
         """Append a round; if the line does not fit on the disk, none of it stays."""
-        path = self.path / "metrics.jsonl"
-        with path.open("ab") as file:
-            before = file.tell()
+        path, line = self.path / "metrics.jsonl", (json.dumps(record) + "\n").encode()
+        file = os.open(path, os.O_WRONLY | os.O_APPEND)
+        try:
+            before = os.fstat(file).st_size
             try:
-                file.write((json.dumps(record) + "\n").encode())
-                file.flush()
-                os.fsync(file.fileno())
-            except OSError:
-                file.close()
-                os.truncate(path, before)
+                while line:
+                    line = line[os.write(file, line) :]
+                os.fsync(file)
+            except BaseException as error:
+                if line or isinstance(error, OSError):  # a signal behind the last byte takes nothing back
+                    os.ftruncate(file, before)
+                if isinstance(error, OSError):
+                    error.filename = str(path)
                 raise
+        finally:
+            os.close(file)
 
     def metrics(self) -> list[Record]:
         """The rounds so far; a line that is still being written is left out."""
@@ -97,6 +111,11 @@ class RunFolder:
         path = self.path / "summary.json"
         found: dict[str, Any] | None = json.loads(path.read_text()) if path.exists() else None
         return found
+
+
+def _temporary(name: str) -> bool:
+    """A file that ``written_whole`` had begun when it was killed."""
+    return name.startswith(".") and name.endswith(".tmp")
 
 
 def environment(experiment: Experiment) -> dict[str, Any]:

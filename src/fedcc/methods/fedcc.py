@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -191,6 +192,11 @@ def featureless(c: Client, kind: Probe) -> Samples:
     """x_0: a solid colour in the space the network sees; for ``noise`` a hundred images of uniform noise (F-7)."""
     shape, view = (1, *c.public.shape), c.public.view
     device = c.public.x.device
+    if view == IDENTITY and not c.public.x.is_floating_point():  # tokens: one and the same in every place
+        ids = np.full(shape, int(kind in ("cdmad_ones", "white")))
+        if kind == "noise":
+            ids = c.key.of(phase="probe").generator().integers(0, int(c.public.x.max()) + 1, (100, *c.public.shape))
+        return Samples({"x": torch.from_numpy(ids).to(device)}, IDENTITY)
     if kind == "cdmad_ones":
         x = torch.ones(shape, device=device)
     elif kind == "noise":

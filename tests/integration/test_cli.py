@@ -1,0 +1,287 @@
+"""Every command: what it prints, and for which reader."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import pty
+import re
+import shutil
+import struct
+import subprocess
+import sys
+import termios
+from pathlib import Path
+
+import pytest
+
+import fedcc
+from fedcc.cli import app
+from fedcc.data.dataset import Dataset
+from program import QUICK, Running, call
+
+Capsys = pytest.CaptureFixture[str]
+COMMANDS = {
+    "run": (
+        "--config --data --skew --clients --models --assignment --rounds --epochs --participation --seed --set --lr "
+        "--batch --reset --public --stratified --fraction --augment --resize --wire --client-accuracy --device "
+        "--precision --threads --out --data-dir --overwrite --save-models --json"
+    ),
+    "demo": "--out --rounds --epochs --clients --seed --jobs --json",
+    "methods": "--json",
+    "skew": "--data --skew --clients --seed --public --out --data-dir --json",
+    "data list": "--data-dir --json",
+    "data fetch": "--data-dir",
+    "data check": "--data-dir --json",
+}
+
+
+# ------------------------------------------------------------------------------------------------------------ run
+
+
+def test_a_run_speaks_in_plain_lines_without_a_terminal(tmp_path: Path, capsys: Capsys) -> None:
+    done = call(capsys, "run", "fedcc", *QUICK, "--rounds", 2, "--out", tmp_path / "[run]")
+    first, *rounds, last = done.out.splitlines()
+    assert (done.code, done.err) == (0, "")
+    assert first == "FedCC on digits, classes:1, 10 clients (resnet8), T=2, E=1, seed 0, cpu fp32"
+    for number, line in enumerate(rounds, start=1):
+        assert re.match(rf"round {number}/2  accuracy +[\d.]+ %  [\d.]+ s  [\d,]+ samples/s", line), line
+    assert re.search(r"about \d+:\d\d left$", rounds[0])
+    assert len(rounds) == 2
+    assert "left" not in rounds[1]
+    assert re.match(r"FedCC: final [\d.]+ %, best [\d.]+ % in round \d, [\d.]+ s, ", last)
+    assert last.endswith("[run]")  # no markup
+    assert "\x1b" not in done.out
+
+
+def test_a_terminal_shows_the_state_now(tmp_path: Path) -> None:
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+    run = Running(
+        tmp_path,
+        ("run", "fedcc", *QUICK, "--rounds", 2, "--out", "r"),
+        terminal=os.ttyname(theirs),
+        environment={"TERM": "xterm", "COLUMNS": "80"},
+    )
+    run.process.join(0)
+    text = ""
+    os.set_blocking(ours, False)
+    while run.process.is_alive() or _readable(ours):
+        try:
+            text += os.read(ours, 1 << 16).decode()
+        except BlockingIOError:
+            run.process.join(0.05)
+    os.close(ours)
+    os.close(theirs)
+    assert run.end().code == 0, text
+    plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text)
+    words = r"+[━╸╺ ]+ (sync|fit|refine), client \d +accuracy"
+    assert re.search(rf"round 1/2 {words} - +[\d,]+ samples/s +- left", plain), plain
+    assert re.search(rf"round 2/2 {words} [\d.]+ % +[\d,]+ samples/s +\d:\d\d left", plain), plain
+    assert re.search(r"[\r\n]round 2/2  accuracy +[\d.]+ %", plain), plain
+    assert all(len(line) <= 80 for line in re.split(r"[\r\n]+", plain) if "samples/s" in line and "left" in line)
+
+
+def _readable(descriptor: int) -> bool:
+    import select
+
+    return bool(select.select([descriptor], [], [], 0)[0])
+
+
+def test_json_is_one_document_on_stdout_and_progress_goes_to_stderr(tmp_path: Path, capsys: Capsys) -> None:
+    done = call(capsys, "run", "FedMD", *QUICK, "--json", "--out", tmp_path / "r")
+    assert done.code == 0
+    assert json.loads(done.out) == json.loads((tmp_path / "r" / "summary.json").read_text())
+    assert "round 1/1" in done.err
+
+
+def test_settings_options_and_defaults_reach_the_experiment(
+    tmp_path: Path, capsys: Capsys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = ("--set", "lam=0.5", "--set", "majority_recompute=false", "--set", "epochs_sync=none", "--set", "delta=0")
+    options = ("--skew", "noniid-#label2", "--batch", 32, "--seed", 3, "--participation", 0.5, "--wire", "fp16")
+    switches = ("--no-client-accuracy", "--no-save-models", "--stratified")
+    done = call(capsys, "run", "fedcc", *QUICK, *words, *options, *switches, "--json")
+    assert done.code == 0, done
+    found = json.loads(done.out)
+    settings, experiment = found["settings"], found["experiment"]
+    assert (settings["lam"], settings["majority_recompute"], settings["epochs_sync"]) == (0.5, False, None)
+    assert (experiment["skew"], experiment["batch"], experiment["wire"]) == ("classes:2", 32, "fp16")
+    assert experiment["stratified"] is True
+    place = tmp_path / "runs" / "digits_classes-2" / "fedcc" / "seed3"
+    (line,) = [json.loads(line) for line in (place / "metrics.jsonl").read_text().splitlines()]
+    assert line["clients"] == {}
+    assert len(line["present"]) == 5
+    assert not (place / "models.json").exists()
+
+
+def test_a_config_runs_again_and_options_change_it(tmp_path: Path, capsys: Capsys) -> None:
+    first = call(capsys, "run", "ssl", *QUICK, "--set", "lam=0.7", "--seed", 4, "--json", "--out", tmp_path / "a")
+    config = tmp_path / "a" / "experiment.toml"
+    again = call(capsys, "run", "--config", config, "--json", "--out", tmp_path / "b")
+    assert json.loads(again.out)["experiment"] == json.loads(first.out)["experiment"]
+    assert json.loads(again.out)["accuracy"] == json.loads(first.out)["accuracy"]
+    changed = ("--seed", 5, "--epochs", 0, "--set", "threshold=0.9")
+    other = call(capsys, "run", "--config", config, *changed, "--json", "--out", tmp_path / "c")
+    experiment = json.loads(other.out)["experiment"]
+    assert (experiment["seed"], experiment["epochs"], experiment["fraction"]) == (5, 0, 0.2)
+    assert (experiment["settings"]["lam"], experiment["settings"]["threshold"]) == (0.7, 0.9)
+    switched = call(capsys, "run", "local", "--config", config, "--epochs", 0, "--json", "--out", tmp_path / "d")
+    assert json.loads(switched.out)["method"] == "Local"  # ssl's settings are not local's
+
+
+# ------------------------------------------------------------------------------------------- methods, data, skew
+
+
+def test_methods_lists_every_method_and_explains_one(capsys: Capsys) -> None:
+    listing = call(capsys, "methods")
+    assert listing.code == 0
+    for name, kind in fedcc.METHODS.items():
+        assert re.search(rf"^{name} +{kind.__name__} ", listing.out, re.M)
+    one = call(capsys, "methods", "FedCC")
+    for word in ("lam", "0.2", "Eq. (4)", "majority_threshold", "0 to 1", "probe, labels", "true, false", "or none"):
+        assert word in one.out
+    everything = json.loads(call(capsys, "methods", "--json").out)
+    assert list(everything) == list(fedcc.METHODS)
+    about = json.loads(call(capsys, "methods", "fedcc", "--json").out)
+    assert about == everything["fedcc"]
+    assert {s["name"] for s in about["settings"]} >= {"lam", "delta", "probe_kind"}
+    assert all(s["meaning"] and s["source"] for m in everything.values() for s in m["settings"])
+    assert "no settings of its own" in call(capsys, "methods", "local").out
+
+
+def test_data_list_and_check(tmp_path: Path, capsys: Capsys) -> None:
+    rows = json.loads(call(capsys, "data", "list", "--data-dir", tmp_path, "--json").out)
+    assert {r["name"]: r["here"] for r in rows} == {
+        "digits": True, "fashion-mnist": False, "cifar10": False, "cifar100": False, "tiny-imagenet": False,
+    }  # fmt: skip
+    listing = call(capsys, "data", "list", "--data-dir", tmp_path)
+    assert re.search(r"^cifar10 +CIFAR-10 +50,000 +10,000 +10 +3x32x32 +no", listing.out, re.M)
+    assert f"data folder: {tmp_path}" in listing.out
+    good = call(capsys, "data", "check", "digits")
+    assert good.code == 0
+    assert "ok" in good.out
+    bad = call(capsys, "data", "check", "cifar-10", "--data-dir", tmp_path)
+    bad.failed("cifar-10: 7 of 7 files")
+    assert bad.out.count("not there") == 7
+    listed = call(capsys, "data", "check", "cifar10", "--data-dir", tmp_path, "--json")
+    assert [row["ok"] for row in json.loads(listed.out)] == [False] * 7
+    assert listed.code == 1
+
+
+def test_data_fetch(tmp_path: Path, capsys: Capsys, monkeypatch: pytest.MonkeyPatch) -> None:
+    import requests
+
+    from fedcc.data import fetch
+
+    def offline(url: str, **_: object) -> None:
+        raise requests.ConnectionError(f"no network to {url}")
+
+    monkeypatch.setattr(requests, "get", offline)
+    monkeypatch.setattr(fetch, "PAUSE", 0.0)
+    assert "nothing to fetch" in call(capsys, "data", "fetch", "digits").out
+    call(capsys, "data", "fetch", "cifar10", "--data-dir", tmp_path).refused("download failed", "no network", code=1)
+    call(capsys, "data", "fetch", "cifr10").refused("unknown data set 'cifr10'", "'cifar10'")
+    left = [p.name for p in tmp_path.iterdir() if not p.name.endswith(".lock")]
+    assert left == []
+    out = tmp_path / "run"
+    call(capsys, "run", "fedcc", "--data", "cifar10", "--data-dir", tmp_path, "--out", out).refused(
+        "no network", code=1
+    )
+    assert not out.exists()
+
+
+@pytest.mark.parametrize(("ending", "magic"), [("png", b"\x89PNG\r\n"), ("pdf", b"%PDF-"), ("svg", b"<?xml")])
+def test_skew_prints_the_table_and_writes_the_picture(
+    ending: str, magic: bytes, tmp_path: Path, capsys: Capsys
+) -> None:
+    picture = tmp_path / "new" / f"who.{ending}"
+    done = call(capsys, "skew", "--skew", "dirichlet:0.3", "--clients", 5, "--seed", 2, "--out", picture)
+    assert done.code == 0
+    header, _, *rows, last = done.out.splitlines()
+    assert header.startswith("digits, dirichlet:0.3, 5 clients, seed 2; 144 public samples")
+    table = [[int(n.replace(".", "0")) for n in row.split()] for row in rows]
+    assert [row[0] for row in table] == list(range(5))
+    assert all(sum(row[1:-1]) == row[-1] for row in table)
+    assert sum(row[-1] for row in table) == 1442 - 144
+    assert last == f"picture: {picture}"
+    assert picture.read_bytes().startswith(magic)
+    assert [p.name for p in picture.parent.iterdir()] == [picture.name]
+
+
+def test_skew_as_json(tmp_path: Path, capsys: Capsys) -> None:
+    found = json.loads(call(capsys, "skew", "--clients", 10, "--out", tmp_path / "s.svg", "--json").out)
+    assert (found["skew"], found["public"], found["picture"]) == ("classes:1", 144, str(tmp_path / "s.svg"))
+    assert [sum(n > 0 for n in row) for row in found["counts"]] == [1] * 10
+
+
+def test_skew_of_many_classes_and_clients(tmp_path: Path, capsys: Capsys, monkeypatch: pytest.MonkeyPatch) -> None:
+    import numpy as np
+
+    import fedcc.data
+
+    digits = fedcc.data.load("digits")
+    y = np.arange(6000) % 100
+    many = Dataset(
+        "cifar100", tuple(map(str, range(100))), np.zeros((6000, 3, 8, 8), np.uint8), y,
+        np.zeros((100, 3, 8, 8), np.uint8), np.arange(100), digits.view, digits.defaults,
+    )  # fmt: skip
+    monkeypatch.setattr(fedcc.data, "load", lambda *_, **__: many)
+    picture = tmp_path / "many.png"
+    done = call(capsys, "skew", "--data", "cifar100", "--skew", "classes:20", "--clients", 60, "--out", picture)
+    assert done.code == 0
+    assert re.search(r"^59 +\d+ +20 +\d+ \(\d+\), ", done.out, re.M)
+    assert max(map(len, done.out.splitlines())) <= max(120, len(f"picture: {picture}"))
+    assert picture.stat().st_size > 5000
+
+
+# --------------------------------------------------------------------------------------------- version, help, pipes
+
+
+def test_version_and_help(capsys: Capsys) -> None:
+    assert call(capsys, "--version").out == f"{fedcc.__version__}\n"
+    top = call(capsys, "--help")
+    assert top.code == 0
+    for command in ("run", "demo", "methods", "skew", "data"):
+        assert re.search(rf"^  {command} ", top.out, re.M)
+    bare = call(capsys)
+    assert bare.code == 2
+    assert "Commands:" in bare.err
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_names_every_option(command: str, capsys: Capsys) -> None:
+    done = call(capsys, *command.split(), "--help")
+    assert done.code == 0
+    assert f"Usage: fedcc {command} " in done.out
+    named = set(re.findall(r"(?<![\w-])--(?!no-)[a-z-]+", done.out)) - {"--help"}
+    assert named == set(COMMANDS[command].split())
+
+
+def test_the_commands_are_all_tested() -> None:
+    import click
+    import typer
+
+    top = typer.main.get_command(app)
+    assert isinstance(top, click.Group)
+    names = {
+        f"{name} {sub}".strip()
+        for name, command in top.commands.items()
+        for sub in (command.commands if isinstance(command, click.Group) else [""])
+    }
+    assert names == set(COMMANDS)
+
+
+def test_python_dash_m_and_a_reader_that_leaves(tmp_path: Path) -> None:
+    done = subprocess.run(
+        f"{sys.executable} -m fedcc methods fedcc | head -1", shell=True, capture_output=True, text=True, cwd=tmp_path,
+        check=False,
+    )  # fmt: skip
+    assert done.stdout.startswith("FedCC: ")
+    assert done.stderr == ""
+
+
+def test_the_program_is_installed() -> None:
+    assert shutil.which("fedcc", path=str(Path(sys.executable).parent))
