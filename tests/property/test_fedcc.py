@@ -20,7 +20,7 @@ from fedcc.core.roles import Client
 from fedcc.core.step import Batch, Step
 from fedcc.losses import CrossEntropy, Distill, SoftCrossEntropy
 from fedcc.methods import FedCC
-from fedcc.methods.fedcc import aggregate, alpha, entropy, pseudo_labels, targets, trust
+from fedcc.methods.abstention import aggregate, alpha, entropy, pseudo_labels, targets, trust
 from recording import record, same
 from tiny import Mlp, Tiny
 

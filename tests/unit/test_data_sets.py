@@ -265,6 +265,7 @@ def test_fashion_in_torchvisions_place(tmp_path):
         (b"<html>", ["whole gzip"]),
         (b"", ["rank 3"]),
     ],
+    ids=["shape", "rank", "short", "cut", "html", "empty"],
 )
 def test_fashion_says_what_it_expected_and_found(small_fashion, content, words):
     (small_fashion / "train-images-idx3-ubyte.gz").write_bytes(content)

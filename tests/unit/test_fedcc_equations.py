@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fedcc.methods import FedCC
-from fedcc.methods.fedcc import alpha, entropy, pseudo_labels, smoothed, unknown_weight
+from fedcc.methods.abstention import alpha, entropy, pseudo_labels, smoothed, unknown_weight
 from tiny import Tiny
 
 DELTA = 1e-3

@@ -19,7 +19,7 @@ from fedcc.core.samples import Samples, View
 from fedcc.core.step import Batch, Step
 from fedcc.losses import CrossEntropy, Distill
 from fedcc.methods import FedCC
-from fedcc.methods.fedcc import entropy, featureless, sync_target, targets
+from fedcc.methods.abstention import entropy, featureless, sync_target, targets
 from recording import Recording, changed, record, same
 from tiny import DIMENSIONS, Mlp, Tiny
 

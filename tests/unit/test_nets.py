@@ -150,7 +150,9 @@ def linear(outputs: int) -> nn.Module:
 
 
 @pytest.mark.parametrize(
-    ("factory", "width"), [(sequential, 7), (Nested, 5), (Backwards, 4), (linear, 6)], ids=lambda f: str(f)
+    ("factory", "width"),
+    [(sequential, 7), (Nested, 5), (Backwards, 4), (linear, 6)],
+    ids=lambda f: getattr(f, "__name__", str(f)),
 )
 def test_a_network_is_split_before_its_last_linear_layer(factory: Callable[[int], nn.Module], width: int) -> None:
     arch = Arch((factory,), 3, (6,))

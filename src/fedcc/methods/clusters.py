@@ -9,10 +9,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
+import torch
 from torch import Tensor
 
+from fedcc.clustering import clusters
 from fedcc.core.model import Model
-from fedcc.core.rng import Key
 from fedcc.core.roles import Server
 from fedcc.methods.groups import by_architecture, distinct
 
@@ -35,7 +36,9 @@ def place(s: Server, likeness: Mapping[int, Tensor], wanted: int) -> None:
     for arch in distinct(s.archs):
         rows = {k: row.tolist() for k, row in sorted(likeness.items()) if s.archs[k] == arch}
         if rows and not any(model.arch == arch for model in cluster_models(s)):
-            found = k_means(list(rows.values()), wanted, s.key.of(round=0, phase="clusters"))
+            table = torch.tensor(list(rows.values()), dtype=torch.float64)
+            which = torch.tensor(clusters(table, wanted, s.key.of(round=0, phase="clusters").integer()))
+            found = [table[which == m].mean(0).tolist() for m in range(int(which.max()) + 1)]
             group = by_architecture(s.archs)[next(iter(rows))]
             s.models |= {f"cluster {len(centres) + i}": s.models[group] for i in range(len(found))}
             centres += found
@@ -47,13 +50,3 @@ def place(s: Server, likeness: Mapping[int, Tensor], wanted: int) -> None:
 def cluster_models(s: Server) -> list[Model]:
     """The clusters' models, in their order."""
     return [s.models[f"cluster {m}"] for m in range(len(s.memory.get("centres", [])))]
-
-
-def k_means(rows: list[list[float]], wanted: int, key: Key) -> list[list[float]]:
-    """The centres of at most so many clusters."""
-    from sklearn.cluster import KMeans  # imports for a second, and no other method needs it
-
-    number = min(wanted, len({tuple(row) for row in rows}))
-    seed = key.integer() % 2**32
-    found: list[list[float]] = KMeans(number, n_init=10, random_state=seed).fit(rows).cluster_centers_.tolist()
-    return found

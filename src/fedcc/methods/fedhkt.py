@@ -23,8 +23,8 @@ from fedcc.core.requests import Predict, gather
 from fedcc.core.roles import Client, Server
 from fedcc.core.samples import Samples
 from fedcc.losses import CrossEntropy, Distill
+from fedcc.methods.abstention import entropy
 from fedcc.methods.clusters import cluster_models, cluster_of, model_of, place
-from fedcc.methods.fedcc import entropy
 from fedcc.methods.groups import by_architecture, chosen_network, distinct, first_models, logits, merge, uploaded
 
 

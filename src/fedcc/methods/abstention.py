@@ -1,0 +1,102 @@
+"""What it means to answer "unknown": the equations of FedCC, one function each.
+
+Votes are probabilities [K, N, C + 1] of K clients on N samples, the last entry "unknown".
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fedcc.core.roles import Client
+from fedcc.core.samples import IDENTITY, Samples
+
+Probe = Literal["cdmad_ones", "white", "black", "mean", "noise"]
+
+
+def smoothed(p: Tensor, delta: float) -> Tensor:
+    """(1 - delta) p + delta / |C|, Eq. (9)."""
+    return (1 - delta) * p + delta / p.shape[-1]
+
+
+def entropy(p: Tensor) -> Tensor:
+    """H(p) = -sum_c p_c ln p_c with 0 ln 0 = 0."""
+    return -torch.xlogy(p, p).sum(-1)
+
+
+def unknown_weight(classes: int, majority: int) -> float:
+    """w_u = ln(|C| - |C_J| + 1), Sec. IV-B."""
+    return math.log(classes - majority + 1)
+
+
+def majority_classes(share: Tensor, threshold: float) -> Tensor:
+    """C_J as a mask [C]: classes whose share is above the threshold (strictly), Sec. V-A."""
+    return share > threshold
+
+
+def alpha(w_l: float, w_u: float, h: Tensor) -> Tensor:
+    """(w_l - min(w_l, h)) / (w_l + w_u) for samples of entropy h, Eq. (10); 0 where nothing is known (w_l = 0)."""
+    if w_l <= 0:
+        return torch.zeros_like(h)
+    return (w_l - h.clamp(max=w_l)) / (w_l + w_u)
+
+
+def pseudo_labels(alpha: Tensor, known_logits: Tensor, majority: Tensor) -> Tensor:
+    """Alpha e_m + (1 - alpha) e_u with m the best majority class, Eq. (8): [N, C + 1]."""
+    best = known_logits.masked_fill(~majority, -math.inf).argmax(-1)
+    return torch.cat([alpha[:, None] * F.one_hot(best, known_logits.shape[-1]), (1 - alpha)[:, None]], -1)
+
+
+def trust(votes: Tensor) -> Tensor:
+    """mu_k = a_k / sum_j a_j with a_k = 1 - v_{k,u}, Alg. 1 line 7: [K, N] from votes [K, N, C + 1].
+
+    Equal weights where all abstain (F-17).
+    """
+    a = votes[..., :-1].sum(-1)  # not 1 - v_u, which cancels
+    total = a.sum(0)
+    return torch.where(total < 1e-12, torch.full_like(a, 1 / len(a)), a / total.clamp(min=1e-12))
+
+
+def aggregate(votes: Tensor) -> Tensor:
+    """The server's prediction [N, C + 1] from the clients' [K, N, C + 1], Eq. (11)."""
+    return (trust(votes)[..., None] * votes).sum(0)
+
+
+def targets(votes: Tensor) -> Tensor:
+    """Soft targets [N, C]: Eq. (11) without "unknown", renormalised, Alg. 1 line 9; uniform where nobody knows."""
+    known = aggregate(votes)[:, :-1]
+    mass = known.sum(-1, keepdim=True)
+    nobody = mass == 0
+    return torch.where(nobody, torch.full_like(known, 1 / known.shape[-1]), known / mass.masked_fill(nobody, 1))
+
+
+def sync_target(targets: Tensor, head: str, mask_unknown: bool) -> Tensor:
+    """Targets as the sync phase takes them: padded with 0 at "unknown" (F-1), all zero where nobody knew (F-3)."""
+    if mask_unknown:
+        uniform = (targets == targets[:, :1]).all(-1, keepdim=True)  # also where the wire rounded 1 / C
+        targets = targets.masked_fill(uniform, 0)
+    return F.pad(targets, (0, 1)) if head == "padded" else targets
+
+
+def featureless(c: Client, kind: Probe) -> Samples:
+    """x_0: a solid colour in the space the network sees; for ``noise`` a hundred inputs of uniform noise (F-7)."""
+    shape, view, device = (1, *c.public.shape), c.public.view, c.public.x.device
+    draws = c.key.of(phase="probe").generator()
+    if c.arch.tokens:  # one and the same index in every place
+        ids = torch.full(shape, int(kind in ("cdmad_ones", "white")))
+        if kind == "noise":
+            ids = torch.from_numpy(draws.integers(0, int(c.public.x.max()) + 1, (100, *c.public.shape)))
+        return Samples({"x": ids.to(device)}, IDENTITY)
+    if kind == "cdmad_ones":
+        x = torch.ones(shape, device=device)
+    elif kind == "mean":
+        x = torch.zeros(shape, device=device)
+    elif kind == "noise":
+        x = view.normalised(torch.from_numpy(draws.random((100, *c.public.shape))).to(device))
+    else:
+        x = view.normalised(torch.full(shape, 1.0 if kind == "white" else 0.0, device=device))
+    return Samples({"x": x}, IDENTITY)
