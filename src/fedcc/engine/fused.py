@@ -107,13 +107,8 @@ class Fused:
 
     def fit(self, fits: list[Fit]) -> list[Fitted]:
         """Train a group; the fits' keys, lengths, learning rates and sizes may differ."""
-        for fit in fits:
-            if self.monitor:
-                self.monitor.fitting(fit)
         jobs = [Job(i, fit, fit.steps) for i, fit in enumerate(fits)]
-        answers: dict[int, Fitted] = {
-            j.index: Fitted(j.fit.model, 0, 0.0, j.fit.optimizer) for j in jobs if not j.steps
-        }
+        answers: dict[int, Fitted] = {j.index: self.plain.fit(j.fit) for j in jobs if not j.steps}
         todo = sorted((j for j in jobs if j.steps), key=lambda j: -j.steps)
         while todo:
             try:
@@ -153,6 +148,8 @@ class Fused:
                 if job is not None and job.window == 0:
                     lanes.refill(seat, job)
             steps = min(min(j.steps - j.done, j.window) for j in active)
+            if self.monitor:
+                self.monitor.fitting(active[0].fit)
             lanes.run(steps, self)
             for seat, job in enumerate(seats):
                 if job is None:
@@ -207,7 +204,7 @@ class Job:
 
     def batches(self, name: str) -> tuple[Tensor, Tensor]:
         """Indices and augmentation of the steps that come next, for one stream."""
-        samples, key, batch = self.fit.streams[name], self.fit.key.of(stream=name), self.fit.recipe.batch
+        samples, key, batch = self.fit.streams[name], self.fit.key.of(stream=name), self.fit.recipe.batch_of(name)
         if not hasattr(self, "_plans"):
             self._plans: dict[str, tuple[Tensor, Tensor]] = {}
         if name not in self._plans:
@@ -300,10 +297,14 @@ class Lanes:
         numbers = {"at": torch.long, "age": torch.float64, "lr": torch.float64, "length": torch.float64}
         numbers |= {"cosine": torch.float64, "loss": torch.float64, "place": torch.long}
         self.numbers = {name: torch.zeros(width, dtype=kind, device=device) for name, kind in numbers.items()}
-        batch = fit.recipe.batch
-        self.plan = {s: torch.zeros(width, WINDOW, batch, dtype=torch.int32, device=device) for s in fit.streams}
+        self.batches = {s: fit.recipe.batch_of(s) for s in fit.streams}
+        self.plan = {
+            s: torch.zeros(width, WINDOW, b, dtype=torch.int32, device=device) for s, b in self.batches.items()
+        }
         self.draws = {
-            s: torch.zeros(width, WINDOW, batch if v.view.augments else 0, 3, dtype=torch.uint8, device=device)
+            s: torch.zeros(
+                width, WINDOW, self.batches[s] if v.view.augments else 0, 3, dtype=torch.uint8, device=device
+            )
             for s, v in fit.streams.items()
         }
         self.offsets = {p: torch.zeros(width, 1, dtype=torch.long, device=device) for p in kit.pools}
@@ -349,6 +350,7 @@ class Lanes:
     def unload(self, seat: int, job: Job) -> Fitted:
         blocks = self._blocks(self.params)
         state: dict[str, Tensor] = {}
+        forwards = 1 if self.fit.joint else len(self.names)
         for name, value in job.fit.model.state.items():
             if name in blocks:
                 state[name] = blocks[name][seat].clone()
@@ -358,7 +360,7 @@ class Lanes:
                 counted = name.endswith("num_batches_tracked") and (
                     self.fit.only is None or name.startswith(f"{self.fit.only}.")
                 )
-                state[name] = value + job.steps if counted else value
+                state[name] = value + job.steps * forwards if counted else value
         job.loss = self.numbers["loss"][seat].clone()
         optimizer: dict[str, Tensor] = {}
         if job.fit.recipe.reset == "round":
@@ -400,7 +402,7 @@ class Lanes:
             else:
                 self.step(engine)
             if engine.monitor:
-                engine.monitor.trained(self.width * self.fit.recipe.batch * len(self.fit.streams))
+                engine.monitor.trained(self.width * sum(self.batches.values()))
 
     def step(self, engine: Fused) -> None:
         """A step of every lane: batches, forward, losses, gradients, Adam."""
@@ -440,13 +442,12 @@ class Lanes:
         else:  # convolutions and linear layers in low precision, cast all at once; BatchNorm's own stay
             low = self._blocks(leaf.to(engine.low))
             self.stack.hold({**self.fixed, **{n: low[n] if low[n].ndim > 2 else params[n] for n in params}})
-        batch = self.fit.recipe.batch
         outputs: dict[str, Outputs] = {}
         if self.fit.joint:
             joined = torch.cat(list(inputs.values()), 1) if len(inputs) > 1 else next(iter(inputs.values()))
             both = engine._outputs(self.stack, joined)
-            for i, name in enumerate(inputs):
-                outputs[name] = Outputs(*(part[:, i * batch : (i + 1) * batch] for part in both))
+            cuts = [torch.split(part, list(self.batches.values()), 1) for part in both]
+            outputs = {name: Outputs(*pair) for name, *pair in zip(inputs, *cuts, strict=True)}
         else:
             for name in self.names:
                 outputs[name] = engine._outputs(self.stack, inputs[name])

@@ -116,7 +116,7 @@ class Plain:
         feed = Feed(fit, steps, self.device, self.dtype)
         total = torch.zeros((), dtype=torch.float64, device=self.device)
         with torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
-            torch.manual_seed(fit.key.of(stream="dropout").integer())
+            _seed(fit.key.of(stream="dropout").integer(), self.device)
             for t in range(steps):
                 loss = self._backward(fit, feed, t, module, params, teachers)
                 if fit.gradient is not None:
@@ -244,6 +244,13 @@ class Lazily(Mapping[str, Batch]):
 
     def __len__(self) -> int:
         return len(self._names)
+
+
+def _seed(seed: int, device: torch.device) -> None:
+    """Seed the generators that dropout draws from. Not torch.manual_seed: without a GPU it queues a call each time."""
+    torch.default_generator.manual_seed(seed)
+    if device.type == "cuda":
+        torch.cuda.default_generators[device.index or 0].manual_seed(seed)
 
 
 def learning_rate(recipe: Recipe, t: int, steps: int) -> float:

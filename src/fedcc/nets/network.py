@@ -26,7 +26,7 @@ class Network(nn.Module):
 def build(arch: Arch, key: Key) -> Network:
     """A new network; its weights depend on the key alone."""
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(key.integer())
+        torch.default_generator.manual_seed(key.integer())
         pairs = [_split(factory, arch) for factory in arch.trunks]
         if len(pairs) == 1:
             return Network([pairs[0][0]], pairs[0][1])

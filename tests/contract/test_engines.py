@@ -1,0 +1,189 @@
+"""Every method on the fused engine does what it does on the plain one: in float64, to 1e-8, ragged clients included."""
+
+from __future__ import annotations
+
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+import pytest
+import torch
+from test_methods import QUICK
+from torch import Tensor, nn
+
+from fedcc.core.model import Arch
+from fedcc.core.requests import Fit, Init, Recipe
+from fedcc.core.rng import Key
+from fedcc.core.samples import Samples, View
+from fedcc.engine import Plain
+from fedcc.engine.fused import Fused, allowed
+from fedcc.engine.stack import stackable
+from fedcc.gradients import Ascent, Clip
+from fedcc.losses import CrossEntropy, SoftCrossEntropy
+from fedcc.methods import METHODS, make
+from fedcc.nets import ResNet
+from tiny import Mlp, Tiny
+
+RAGGED = ((0,) * 20, (1,) * 7 + (2,) * 3, (2,) * 9, (0, 1, 2) * 30, (1,) * 40, (2,) * 15 + (0,) * 2)
+
+
+def arrays(message: Any) -> list[Tensor]:
+    if isinstance(message, Tensor):
+        return [message]
+    if isinstance(message, dict):
+        return [a for value in message.values() for a in arrays(value)]
+    if is_dataclass(message):
+        return [a for f in fields(message) for a in arrays(getattr(message, f.name))]
+    return []
+
+
+def ran(name: str, lanes: int | None) -> Tiny:
+    """Two rounds on the plain engine, or on the fused one with so many lanes."""
+    method = make(name, QUICK.get(name, {}))
+    factories = (Mlp(),) if method.family == "parameters" else (Mlp(), Mlp(12), Mlp(8, norm=False))
+    tiny = Tiny(method, labels=RAGGED, factories=factories)
+    if lanes is not None:
+        tiny.executor = tiny.cohort.executor = Fused("cpu", "fp64", lanes=lanes)  # type: ignore[assignment]
+    return tiny.run(2)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_fused_agrees_with_plain(name: str) -> None:
+    plain = ran(name, None)
+    for lanes in (2, 64):
+        fused = ran(name, lanes)
+        for expected, found in zip(plain.rounds, fused.rounds, strict=True):
+            assert expected.ups.keys() == found.ups.keys()
+            for k in expected.ups:
+                for a, b in zip(arrays(expected.ups[k]), arrays(found.ups[k]), strict=True):
+                    if a.is_floating_point():
+                        torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-8)
+                    else:
+                        assert torch.equal(a, b)
+        torch.testing.assert_close(plain.scores(), fused.scores(), rtol=1e-8, atol=1e-8)
+
+
+def images(n: int, seed: int, **columns: Tensor) -> Samples:
+    x = torch.randint(0, 256, (n, 1, 8, 8), dtype=torch.uint8, generator=torch.Generator().manual_seed(seed))
+    return Samples({"x": x, **columns}, View(1 / 255, (0.5,), (0.2,), pad=2, flip=True))
+
+
+def always(value: Any) -> Any:
+    """The same for every client."""
+    return lambda k: value  # noqa: ARG005
+
+
+def fits(**changes: Any) -> list[Fit]:
+    """Ragged clients of one small ResNet with two streams, augmented."""
+    engine, arch = Plain("cpu", "fp64"), Arch((ResNet(8, 1),), 5, (1, 8, 8))
+    found = []
+    for k, n in enumerate((5, 30, 17, 9)):
+        generator = torch.Generator().manual_seed(k)
+        private = images(n, k, y=torch.randint(0, 5, (n,), generator=generator))
+        target = torch.rand(11, 5, generator=generator, dtype=torch.float64)
+        recipe = Recipe(lr=1e-2 / (k + 1), batch=6, epochs=1 + k % 2, schedule="cosine" if k == 2 else "constant")
+        request: dict[str, Any] = {
+            "model": engine.init(Init(arch, Key(0, 0, k))),
+            "loss": CrossEntropy("private") + 0.5 * SoftCrossEntropy("public"),
+            "streams": {"private": private, "public": images(11, 50, target=target)},
+            "key": Key(0, 1, k, "fit"),
+            "recipe": recipe,
+        }
+        found.append(Fit(**(request | {name: change(k) for name, change in changes.items()})))
+    return found
+
+
+CASES: dict[str, dict[str, Any]] = {
+    "joint": {},
+    "separate forwards": {"joint": always(False)},
+    "one stream is not read": {"joint": always(False), "loss": always(CrossEntropy("private"))},
+    "head only": {"only": always("head")},
+    "SAM": {"gradient": always(Ascent(0.1))},
+    "clipped": {"gradient": always(Clip(0.5))},
+    "batches of two sizes": {"recipe": lambda k: Recipe(batch=6, steps=3 + k, batches=(("public", 4),))},
+    "nothing to do for one": {"recipe": lambda k: Recipe(batch=6, steps=0 if k == 1 else 3)},
+    "Adam goes on": {"recipe": always(Recipe(batch=6, steps=2, reset="round"))},
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("lanes", [1, 3, 64])
+def test_a_fit_agrees(case: str, lanes: int) -> None:
+    plain, fused = Plain("cpu", "fp64"), Fused("cpu", "fp64", lanes=lanes)
+    group = fits(**CASES[case])
+    for _ in range(2):  # the second time every lane is used again
+        expected, found = plain.serve(group), fused.serve(group)
+    for a, b in zip(expected, found, strict=True):
+        assert a.steps == b.steps
+        assert a.trained == b.trained
+        assert a.loss == pytest.approx(b.loss, abs=1e-9)
+        assert a.optimizer.keys() == b.optimizer.keys()
+        for name, value in a.model.state.items():
+            torch.testing.assert_close(value, b.model.state[name], rtol=1e-7, atol=1e-8)
+        for name, value in a.optimizer.items():
+            torch.testing.assert_close(value, b.optimizer[name], rtol=1e-7, atol=1e-8)
+
+
+def test_a_loss_that_is_not_finite_names_its_client() -> None:
+    group = fits(recipe=lambda k: Recipe(lr=1e200 if k == 2 else 1e-3, batch=6, steps=4))
+    with pytest.raises(FloatingPointError) as caught:
+        Fused("cpu", "fp64").serve(group)
+    assert "client 2, round 1, 'fit'" in caught.value.__notes__
+
+
+def test_lanes_are_few_more_than_clients() -> None:
+    for clients in range(1, 65):
+        assert clients <= allowed(clients) <= max(clients, 1.15 * clients)
+    assert allowed(1000) == 64
+
+
+class Mixing(nn.Module):
+    """Channels mix outside a module: surgery would get this wrong."""
+
+    def __init__(self, outputs: int):
+        super().__init__()
+        self.a, self.b = nn.Conv2d(1, 4, 3), nn.Conv2d(1, 4, 3)
+        self.c, self.head = nn.Conv2d(8, 4, 3), nn.Linear(4, outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.head(self.c(torch.cat([self.a(x), self.b(x)], 1)).mean((2, 3)))
+        return out
+
+
+class Forgetful(nn.Module):
+    def __init__(self, outputs: int):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.5), nn.ReLU(), nn.Linear(8, outputs))
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.layers(x)
+        return out
+
+
+class Pooling(nn.Module):
+    """Layers that surgery knows, and a flatten before a linear layer."""
+
+    def __init__(self, outputs: int):
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Conv2d(1, 4, 3, padding=1, groups=1), nn.BatchNorm2d(4), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(),
+            nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, outputs),
+        )  # fmt: skip
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.layers(x)
+        return out
+
+
+def test_networks_are_proved_before_they_are_stacked() -> None:
+    assert not stackable(Arch((Pooling,), 5, (1, 8, 8)))
+    assert not stackable(Arch((ResNet(8, 1), ResNet(14, 1)), 5, (1, 8, 8)))
+    assert "one by one" in stackable(Arch((Mixing,), 5, (1, 8, 8)))
+    assert "one by one" in stackable(Arch((Forgetful,), 5, (6,)))
+    assert "LayerNorm" in stackable(Arch((lambda n: nn.Sequential(nn.LayerNorm(6), nn.Linear(6, n)),), 5, (6,)))
+
+
+def test_a_network_that_cannot_be_stacked_trains_all_the_same() -> None:
+    engine, arch = Plain("cpu", "fp64"), Arch((Mixing,), 5, (1, 8, 8))
+    group = fits(model=lambda k: engine.init(Init(arch, Key(0, 0, k))))
+    for a, b in zip(engine.serve(group), Fused("cpu", "fp64").serve(group), strict=True):
+        assert all(torch.equal(value, b.model.state[name]) for name, value in a.model.state.items())
