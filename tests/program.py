@@ -21,7 +21,9 @@ from fedcc.cli import main
 QUICK = ("--rounds", "1", "--epochs", "1", "--models", "resnet8", "--fraction", "0.2", "--device", "cpu")
 
 WARM = multiprocessing.get_context("forkserver")  # importing torch once for all costs seconds less than each time
-WARM.set_forkserver_preload(["fedcc.cli", "fedcc.experiments", "fedcc.progress"])
+WARM.set_forkserver_preload(
+    ["fedcc.cli", "fedcc.experiments", "fedcc.progress", "sklearn.datasets", "safetensors.torch"]
+)
 
 
 @dataclass

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import resource
 import signal
 import subprocess
 import sys
@@ -106,13 +107,11 @@ def command(pid: int) -> str:
 
 
 def resident(pid: int) -> int:
-    """Bytes of memory that a process has for itself: what it shares is counted once, by halves."""
+    """Bytes of memory that a process has; what several share is counted for each."""
     try:
-        rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
-    except (FileNotFoundError, ProcessLookupError, PermissionError):
+        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * resource.getpagesize()
+    except (FileNotFoundError, ProcessLookupError):
         return 0
-    found = re.search(r"^Pss: +(\d+) kB", rollup, re.M)
-    return 1024 * int(found[1]) if found else 0
 
 
 @pytest.mark.slow
@@ -131,6 +130,6 @@ def test_the_full_form_keeps_its_promises(tmp_path: Path) -> None:
     assert final["fedavg"] <= 40
     assert final["fedmd"] <= 40
     assert final["local"] < final["fedcc"] <= final["centralized"] + 2
-    assert peak < 1.5e9
+    assert 3e8 < peak < 1.5e9  # less would mean that nothing was measured
     assert {Path(p).name for p in found["pictures"]} == {"curves.png", "partition.png"}
     assert all((tmp_path / p).stat().st_size > 10_000 for p in found["pictures"])

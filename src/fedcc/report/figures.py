@@ -70,7 +70,8 @@ def curves_figure(
     axes.set_ylabel("accuracy on the global test set (%)")
     axes.set_ylim(0, 100)
     axes.grid(alpha=0.3)
-    axes.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
     if title:
         axes.set_title(title, fontsize=10)
     return figure
@@ -81,14 +82,16 @@ def save(figure: Figure, path: Path) -> Path:
     ending = path.suffix.lstrip(".").lower()
     if ending not in FORMATS:
         raise ValueError(f"a figure's name must end in {', '.join('.' + f for f in FORMATS)}, got {path.name!r}")
+    from matplotlib import rc_context
+
     path.parent.mkdir(parents=True, exist_ok=True)
-    with written_whole(path) as file:
+    with rc_context({"svg.hashsalt": "fedcc"}), written_whole(path) as file:
         figure.savefig(file, format=ending, dpi=150, bbox_inches="tight", metadata=_undated(ending))
     return path
 
 
 def _undated(ending: str) -> dict[str, Any]:
-    """No dates in files: the same numbers give the same bytes."""
+    """No dates in files: the same numbers give the same bytes (the salt does it for the names inside an svg)."""
     return {"png": {"Software": None}, "pdf": {"CreationDate": None}, "svg": {"Date": None}}[ending]
 
 
