@@ -277,13 +277,13 @@ class Options(FedAvg):
     [
         ("number", -1, "number must be from 0 to 1, got -1"),
         ("number", 1.5, "number must be from 0 to 1, got 1.5"),
-        ("number", float("nan"), "number must be from 0 to 1, got nan"),
+        ("number", float("nan"), "number must be a finite number, got nan"),
         ("number", "0.5", "number must be a number, got '0.5'"),
         ("number", True, "number must be a number, got True"),
         ("number", None, "number must be a number, got None"),
         ("least", -0.1, "least must be at least 0, got -0.1"),
         ("most", 1.1, "most must be at most 1, got 1.1"),
-        ("free", float("nan"), "free must be a number, got nan"),
+        ("free", float("nan"), "free must be a finite number, got nan"),
         ("count", 0, "count must be at least 1, got 0"),
         ("count", 2.0, "count must be a whole number, got 2.0"),
         ("count", True, "count must be a whole number, got True"),
@@ -336,8 +336,8 @@ def test_methods_by_name() -> None:
     assert make("fedcc") == FedCC()
     assert make("FedCC", {"lam": 0.5}) == FedCC(lam=0.5)
     assert all(type(make(name)) is kind for name, kind in METHODS.items())
-    with pytest.raises(ValueError, match="unknown method 'fedc'; did you mean 'fedcc'"):
-        make("fedc")
+    with pytest.raises(ValueError, match="unknown method 'fedprx'; did you mean 'fedprox'"):
+        make("fedprx")
     with pytest.raises(ValueError, match="unknown setting of FedCC 'lamb'; did you mean 'lam'"):
         make("fedcc", {"lamb": 1})
     with pytest.raises(ValueError, match="Local has no settings, got 'lam'"):
@@ -413,7 +413,7 @@ def test_a_server_sees_neither_models_nor_data_of_clients() -> None:
     held = {name for name in dir(server) if not name.startswith("_")}
     assert held == {
         *("archs", "begin", "classes", "fitting", "init", "key", "log", "memory"),
-        *("models", "public", "recipe", "recipe_", "round", "to_all"),
+        *("models", "networks", "public", "recipe", "recipe_", "round", "rounds", "to_all"),
     }
     assert server.to_all("x") == {0: "x", 1: "x", 2: "x"}
     assert server.init(ARCH, "second").key == Key(0, 0, SERVER, "second")
