@@ -33,7 +33,7 @@ def engine(name: str, device: torch.device, precision: Precision, monitor: Monit
 
 
 def be_deterministic(on: bool) -> None:
-    """On a GPU, algorithms that give the same bits every time, or the fastest ones; a CPU gives the same bits anyway."""
+    """On a GPU, algorithms that give the same bits every time, or the fastest; a CPU gives the same bits anyway."""
     if on:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         warnings.filterwarnings("ignore", message=".*does not have a deterministic implementation.*")
