@@ -342,7 +342,8 @@ def _adam(p, m, v, g, lane, size, root, N, beta1, beta2, eps, BLOCK: tl.constexp
 # gradients, pixels per step and the number of shares.
 TILE = {16: 128, 32: 64, 64: 64}
 FLAT = {16: 128, 32: 64, 64: 32}
-SHARES = {16: (128, 64), 32: (64, 32), 64: (64, 16)}
+SHARES = {16: (128, 16), 32: (64, 16), 64: (64, 16)}
+SHARE_WARPS = {16: 2, 32: 2, 64: 4}
 WARPS = 4
 
 
@@ -477,7 +478,8 @@ def weights(x: Tensor, dy: Tensor, stride: int, pre: Tensor | None) -> Tensor:
     scale, shift = (pre[2], pre[3]) if pre is not None else (part, part)
     _weights[(splits, 3, s.lanes)](
         x, dy, part, scale, shift, s.rows, s.h, s.w, s.ho, s.wo,
-        PER=per, CIN=s.cin, COUT=s.cout, STRIDE=stride, PRE=pre is not None, BM=tile, num_warps=WARPS,
+        PER=per, CIN=s.cin, COUT=s.cout, STRIDE=stride, PRE=pre is not None, BM=tile,
+        num_warps=SHARE_WARPS[max(s.cin, s.cout)],
     )  # fmt: skip
     return part.sum(0)
 
