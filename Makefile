@@ -29,14 +29,14 @@ test-all: $(VENV)/.ready
 	$(BIN)/pytest -n 2 --dist worksteal
 
 check: $(VENV)/.ready
-	$(BIN)/ruff format --check src tests
-	$(BIN)/ruff check src tests
+	$(BIN)/ruff format --check src tests examples
+	$(BIN)/ruff check src tests examples
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 
 format: $(VENV)/.ready
-	$(BIN)/ruff format src tests
-	$(BIN)/ruff check --fix src tests
+	$(BIN)/ruff format src tests examples
+	$(BIN)/ruff check --fix src tests examples
 
 wheel: $(VENV)/.ready
 	$(BIN)/python -m build --wheel --outdir dist

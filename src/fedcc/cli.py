@@ -326,6 +326,49 @@ def skew(
     console.print(f"picture: {picture}", soft_wrap=True)
 
 
+@app.command()
+def bench(
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda")] = "auto",
+    clients: Annotated[str | None, typer.Option(help="numbers of clients; 1,10,100 on a GPU, 1,4 on a CPU")] = None,
+    steps: Annotated[int | None, typer.Option(help="steps per client; 200 on a GPU, 4 on a CPU")] = None,
+    model: Annotated[str, typer.Option(help="the network")] = "resnet20",
+    batch: Annotated[int, typer.Option(help="batch size")] = 64,
+    threads: Annotated[int, typer.Option(help="torch threads")] = 1,
+    as_json: Json = False,
+) -> None:
+    """Measure the engines here: one table, ratios within one run."""
+    from fedcc.bench import bench as measure
+    from fedcc.run import chosen_device, fixed_threads
+
+    where = chosen_device(device)
+    gpu = where.type == "cuda"
+    try:
+        numbers = [int(n) for n in (clients or ("1,10,100" if gpu else "1,4")).split(",")]
+    except ValueError:
+        raise ValueError(f"clients must be whole numbers with commas, got {clients!r}") from None
+    length = steps if steps is not None else 200 if gpu else 4
+    if min([*numbers, length, batch]) < 1:
+        raise ValueError(f"clients, steps and batch must be at least 1, got {min([*numbers, length, batch])}")
+    console = out(stderr=as_json)
+    console.print(
+        f"{model}, batch {batch}, 32x32 images, {length} steps, {where}; predict is per 1,000 images", soft_wrap=True
+    )
+    rows = []
+    table = Table(
+        "phase", "engine", "clients", "ms / client-step", "faster", "first s", "GiB", "busy %", box=None, pad_edge=False
+    )
+    with console.status("measuring"), fixed_threads(threads):
+        for row in measure(where, numbers, length, model, batch):
+            rows.append(row.plain())
+            shown = {"ratio": "{:.1f}x", "first": "{:.1f}", "memory": "{:.2f}", "busy": "{:.0f}"}
+            rest = ["" if rows[-1][n] is None else text.format(rows[-1][n]) for n, text in shown.items()]
+            table.add_row(row.phase, row.engine, str(row.clients), f"{row.ms:.3f}", *rest)
+    if as_json:
+        typer.echo(json.dumps(rows, indent=1))
+    else:
+        console.print(table)
+
+
 @data_app.command("list")
 def data_list(data_dir: DataDir = None, as_json: Json = False) -> None:
     """The data sets, and which of them are here."""

@@ -208,7 +208,7 @@ def run(
     executor = engine_named(engine or usual_engine(place), place, precision or usual_precision(place), monitor)
     be_deterministic(deterministic)
     begun = time.perf_counter()
-    with _threads(threads):
+    with fixed_threads(threads):
         server, clients = parties(method, federation, recipe, seed, executor.device)
         cohort = Simulated(method, clients, executor, participation=participation, wire=wire)
         test = federation.test.to(executor.device)
@@ -287,7 +287,7 @@ def chosen_device(name: str) -> torch.device:
 
 
 @contextmanager
-def _threads(number: int) -> Iterator[None]:
+def fixed_threads(number: int) -> Iterator[None]:
     """A fixed number of torch threads: a seed gives other bits with other numbers."""
     if number < 1:
         raise ValueError(f"threads must be at least 1, got {number}")

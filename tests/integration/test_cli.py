@@ -31,6 +31,7 @@ COMMANDS = {
     ),
     "demo": "--out --rounds --epochs --clients --seed --jobs --json",
     "methods": "--json",
+    "bench": "--device --clients --steps --model --batch --threads --json",
     "skew": "--data --skew --clients --seed --public --out --data-dir --json",
     "data list": "--data-dir --json",
     "data fetch": "--data-dir",
@@ -210,6 +211,24 @@ def test_skew_prints_the_table_and_writes_the_picture(
     assert last == f"picture: {picture}"
     assert picture.read_bytes().startswith(magic)
     assert [p.name for p in picture.parent.iterdir()] == [picture.name]
+
+
+def test_bench_compares_engines_in_one_table(capsys: Capsys) -> None:
+    options = ("--device", "cpu", "--model", "resnet8", "--steps", 1, "--batch", 4, "--clients", "1,2")
+    rows = json.loads(call(capsys, "bench", *options, "--json").out)
+    assert {row["phase"] for row in rows} == {"fit", "refine", "predict"}
+    for phase in ("fit", "refine", "predict"):
+        plain, *others = [row for row in rows if row["phase"] == phase]
+        assert (plain["engine"], plain["ratio"]) == ("plain fp32", None)
+        assert all(row["ratio"] == pytest.approx(plain["ms"] / row["ms"]) for row in others)
+        assert [row["clients"] for row in others if row["engine"] == "fused fp32"] == [1, 2]
+
+
+@pytest.mark.parametrize("wrong", [("--clients", "1,x"), ("--steps", 0), ("--clients", "0")])
+def test_bench_refuses(wrong: tuple[str, object], capsys: Capsys) -> None:
+    done = call(capsys, "bench", "--device", "cpu", *wrong)
+    assert done.code == 2
+    assert done.err.startswith("fedcc: ")
 
 
 def test_skew_as_json(tmp_path: Path, capsys: Capsys) -> None:
