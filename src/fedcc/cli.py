@@ -156,7 +156,7 @@ def run(
         return
     best_round, best = result.best
     console.print(
-        f"{result.method.name}: final {result.accuracy:.2f} %, best {best:.2f} % in round {best_round}, "
+        f"{result.method.label}: final {result.accuracy:.2f} %, best {best:.2f} % in round {best_round}, "
         f"{result.seconds:.1f} s, {place}",
         soft_wrap=True,
     )
@@ -176,7 +176,7 @@ def describe(experiment: Any) -> str:
     """One line on what is about to run."""
     e = experiment
     return (
-        f"{e.made().name} on {e.data}, {e.skew}, {e.clients} clients ({e.models}), T={e.rounds}, E={e.epochs}, "
+        f"{e.made().label} on {e.data}, {e.skew}, {e.clients} clients ({e.models}), T={e.rounds}, E={e.epochs}, "
         f"seed {e.seed}, {e.device} {e.precision} {e.engine}"
     )
 
@@ -224,9 +224,9 @@ def methods(
     if name is None:
         listing = Table("name", "method", "family", "settings", "source", box=None, header_style="bold", pad_edge=False)
         for n, kind in known.items():
-            chosen = ", ".join(f"{f['name']}={f['default']}" for f in about(kind)["settings"][:3])
-            more = len(about(kind)["settings"]) - 3
-            listing.add_row(n, kind.__name__, kind.family, chosen + (f", {more} more" if more > 0 else ""), kind.source)
+            chosen = ", ".join(f"{f['name']}={f['default']}" for f in about(kind)["settings"])
+            noted = f"{kind.__name__} ({kind.note})" if kind.note else kind.__name__
+            listing.add_row(n, noted, kind.family, chosen, kind.source)
         console.print(listing)
         console.print("\n`fedcc methods NAME` explains one; `fedcc run NAME --set name=value` sets them.")
         return
@@ -247,6 +247,7 @@ def about(kind: type[AnyMethod]) -> dict[str, Any]:
         "method": kind.__name__,
         "family": kind.family,
         "source": kind.source,
+        "note": kind.note,
         "summary": (kind.__doc__ or "").strip().splitlines()[0],
         "settings": [
             {

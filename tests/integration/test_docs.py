@@ -128,7 +128,8 @@ def methods_table() -> str:
     lines = ["| name | method | family | what it does | source |", "|---|---|---|---|---|"]
     for name, kind in fedcc.METHODS.items():
         summary = (kind.__doc__ or "").strip().splitlines()[0]
-        lines.append(f"| `{name}` | {kind.__name__} | {kind.family} | {summary} | {kind.source} |")
+        noted = f"{kind.__name__} ({kind.note})" if kind.note else kind.__name__
+        lines.append(f"| `{name}` | {noted} | {kind.family} | {summary} | {kind.source} |")
     return "\n".join(lines) + "\n"
 
 

@@ -59,6 +59,11 @@ class Method(ABC, Generic[Up, Down]):
     def name(self) -> str:
         return type(self).__name__
 
+    @property
+    def label(self) -> str:
+        """The name for people, with the note that must stand beside its numbers."""
+        return f"{self.name} ({self.note})" if self.note else self.name
+
     def outputs(self, classes: int) -> int:
         """How many outputs a client's network has."""
         return classes

@@ -15,7 +15,7 @@ from fedcc.methods.fedavg import FedAvg
 
 @dataclass(frozen=True)
 class FedProx(FedAvg):
-    """FedAvg with mu / 2 |theta - w|^2 in the local loss."""
+    """FedAvg with a pull to the received weights: mu / 2 times the squared distance in the local loss."""
 
     source = "Li et al., MLSys 2020"
     mu: float = option(0.01, "weight of the pull; others use 0.001 to 1", "FedVLS appendix", low=0)
