@@ -15,7 +15,7 @@ from fedcc.core.requests import Fit, Init, Recipe
 from fedcc.core.rng import Key
 from fedcc.core.samples import Samples, View
 from fedcc.engine import Plain
-from fedcc.engine.fused import Fused, allowed
+from fedcc.engine.fused import Fused, Lanes, allowed
 from fedcc.engine.stack import stackable
 from fedcc.gradients import Ascent, Clip
 from fedcc.losses import CrossEntropy, SoftCrossEntropy
@@ -128,6 +128,25 @@ def test_a_loss_that_is_not_finite_names_its_client() -> None:
     with pytest.raises(FloatingPointError) as caught:
         Fused("cpu", "fp64").serve(group)
     assert "client 2, round 1, 'fit'" in caught.value.__notes__
+
+
+def test_out_of_memory_halves_the_lanes_and_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In mid-fit: clients that were under way begin again, and the result is the same."""
+    group, steps, widths = fits(), Lanes.step, []
+
+    def scarce(lanes: Lanes, engine: Fused) -> None:
+        widths.append(lanes.width)
+        if lanes.width > 2 and len(widths) > 1:
+            raise torch.cuda.OutOfMemoryError("no room")
+        steps(lanes, engine)
+
+    monkeypatch.setattr(Lanes, "step", scarce)
+    found = Fused("cpu", "fp64").serve(group)
+    assert widths[:2] == [4, 4]
+    assert max(widths[2:]) == 2
+    for a, b in zip(Plain("cpu", "fp64").serve(group), found, strict=True):
+        for name, value in a.model.state.items():
+            torch.testing.assert_close(value, b.model.state[name], rtol=1e-7, atol=1e-8)
 
 
 def test_lanes_are_few_more_than_clients() -> None:

@@ -12,13 +12,13 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fedcc.core.model import Model, Outputs, State
+from fedcc.core.model import Arch, Model, Outputs, State
 from fedcc.core.requests import Fit, Fitted, Predict, Request
 from fedcc.core.samples import Samples
 from fedcc.core.step import Batch, Step
@@ -56,7 +56,7 @@ class Fused:
         self.kernels = usable(self.device, precision) if kernels is None else kernels
         self.memory_pool: Any = None
         self.kits: dict[Hashable, Kit] = {}
-        self.stacks: dict[Any, Stacked] = {}
+        self.stacks: dict[Arch, Stacked] = {}
 
     def serve(self, requests: Sequence[Request[Any]]) -> list[Any]:
         self.plain.seconds = self.seconds
@@ -81,7 +81,9 @@ class Fused:
     def predict(self, requests: list[Predict]) -> list[Outputs]:
         """The models of a group side by side, a few inputs at a time."""
         arch = requests[0].model.arch
-        stack = self.stacks.setdefault(arch, Stacked(arch)).eval()
+        if arch not in self.stacks:
+            self.stacks[arch] = Stacked(arch).eval()
+        stack = self.stacks[arch]
         answers: list[Outputs] = []
         for at in range(0, len(requests), MOST_LANES):
             part = requests[at : at + MOST_LANES]
@@ -120,10 +122,10 @@ class Fused:
                 if not self.most:
                     raise
             todo = [j for j in todo if j.index not in answers]
-        totals = (
-            torch.stack([j.loss for j in jobs if j.loss is not None]) if any(j.steps for j in jobs) else torch.zeros(0)
-        )
-        for job, total in zip([j for j in jobs if j.loss is not None], totals.tolist(), strict=True):
+            for job in todo:  # those that were under way begin again
+                job.done = job.window = 0
+        sums = {j: j.loss for j in jobs if j.loss is not None}
+        for job, total in zip(sums, torch.stack(list(sums.values())).tolist() if sums else [], strict=True):
             if not math.isfinite(total):
                 error = FloatingPointError(
                     f"the loss is not finite ({total}) after {job.steps} steps with lr {job.fit.recipe.lr}"
@@ -201,16 +203,15 @@ class Job:
     done: int = 0
     window: int = 0  # steps whose batches lie ready
     loss: Tensor | None = None  # the sum over its steps
+    plans: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
 
     def batches(self, name: str) -> tuple[Tensor, Tensor]:
         """Indices and augmentation of the steps that come next, for one stream."""
         samples, key, batch = self.fit.streams[name], self.fit.key.of(stream=name), self.fit.recipe.batch_of(name)
-        if not hasattr(self, "_plans"):
-            self._plans: dict[str, tuple[Tensor, Tensor]] = {}
-        if name not in self._plans:
+        if name not in self.plans:
             indices = batches(key, len(samples), batch, self.steps)
-            self._plans[name] = (indices, augmentation(key, samples.view, batch, self.steps))
-        indices, draws = self._plans[name]
+            self.plans[name] = (indices, augmentation(key, samples.view, batch, self.steps))
+        indices, draws = self.plans[name]
         return indices[self.done : self.done + WINDOW], draws[self.done : self.done + WINDOW]
 
 
