@@ -94,7 +94,11 @@ def run(
         typer.Option("--client-accuracy/--no-client-accuracy", help="evaluate every client's own model too"),
     ] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu or cuda")] = None,
-    precision: Annotated[str | None, typer.Option(help="fp32, bf16 or fp64")] = None,
+    precision: Annotated[str | None, typer.Option(help="fp32, bf16 or fp64; bf16 on a GPU by default")] = None,
+    engine: Annotated[str | None, typer.Option(help="plain or fused; fused on a GPU by default")] = None,
+    deterministic: Annotated[
+        bool | None, typer.Option("--deterministic/--no-deterministic", help="the same bits every time on one GPU")
+    ] = None,
     threads: Annotated[
         int | None, typer.Option(help="torch threads; a seed gives other bits with other numbers")
     ] = None,
@@ -119,7 +123,8 @@ def run(
             "rounds": rounds, "epochs": epochs, "participation": participation, "seed": seed, "lr": lr,
             "batch": batch, "reset": reset, "public": public, "stratified": stratified, "fraction": fraction,
             "augment": augment, "resize": resize, "wire": wire, "client_accuracy": client_accuracy,
-            "device": device, "precision": precision, "threads": threads,
+            "device": device, "precision": precision, "threads": threads, "engine": engine,
+            "deterministic": deterministic,
         }.items()
         if value is not None
     }  # fmt: skip
@@ -172,7 +177,7 @@ def describe(experiment: Any) -> str:
     e = experiment
     return (
         f"{e.made().name} on {e.data}, {e.skew}, {e.clients} clients ({e.models}), T={e.rounds}, E={e.epochs}, "
-        f"seed {e.seed}, {e.device} {e.precision}"
+        f"seed {e.seed}, {e.device} {e.precision} {e.engine}"
     )
 
 

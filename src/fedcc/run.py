@@ -22,7 +22,8 @@ from fedcc.core.requests import Recipe
 from fedcc.core.rng import Key
 from fedcc.core.roles import Client, Server
 from fedcc.core.samples import View
-from fedcc.engine.drive import drive
+from fedcc.engine import be_deterministic, drive, usual_engine, usual_precision
+from fedcc.engine import engine as engine_named
 from fedcc.engine.plain import Monitor, Plain, Precision
 from fedcc.evaluate import Evaluation, evaluate
 from fedcc.federate import Round, Simulated, federate
@@ -180,7 +181,9 @@ def run(
     participation: float = 1.0,
     seed: int = 0,
     device: str = "auto",
-    precision: Precision = "fp32",
+    precision: Precision | None = None,
+    engine: str | None = None,
+    deterministic: bool = False,
     threads: int = 1,
     wire: str = "fp32",
     reset: Literal["phase", "round"] = "phase",
@@ -191,7 +194,8 @@ def run(
     """Train a method on a federation; rounds and epochs come from the data set unless given.
 
     ``on_round`` is told each round's record as it ends. The same seed gives the same numbers for the same number of
-    CPU ``threads``.
+    CPU ``threads``; on a GPU, up to rounding unless ``deterministic``. The engine is ``fused`` with bf16 on a GPU and
+    ``plain`` with fp32 on a CPU unless given.
     """
     method = make(method) if isinstance(method, str) else method
     if not isinstance(method, Method):
@@ -200,13 +204,16 @@ def run(
     check_value("rounds", total, int, 1)
     check_value("seed", seed, int, 0)
     recipe = Recipe(lr=lr, batch=batch, epochs=federation.epochs if epochs is None else epochs, reset=reset)
-    executor = Plain(chosen_device(device), precision, monitor)
+    place = chosen_device(device)
+    executor = engine_named(engine or usual_engine(place), place, precision or usual_precision(place), monitor)
+    be_deterministic(deterministic)
     begun = time.perf_counter()
     with _threads(threads):
         server, clients = parties(method, federation, recipe, seed, executor.device)
         cohort = Simulated(method, clients, executor, participation=participation, wire=wire)
         test = federation.test.to(executor.device)
-        counts = {c.id: c.counts().cpu() for c in clients} if client_accuracy else {}
+        wanted = client_accuracy and method.trains_clients
+        counts = {c.id: c.counts().cpu() for c in clients} if wanted else {}
         records: list[Record] = []
         for done in federate(method, server, cohort, total, executor):
             spent, now = dict(executor.seconds), time.perf_counter()
@@ -253,7 +260,14 @@ def parties(
         )
         for k, private in enumerate(federation.private)
     ]
-    server = Server(public=public, classes=federation.classes, recipe=recipe, key=Key(seed), archs=archs)
+    server = Server(
+        public=public,
+        classes=federation.classes,
+        recipe=recipe,
+        key=Key(seed),
+        archs=archs,
+        networks=lambda name: Arch((network(name, public.shape),), method.outputs(federation.classes), public.shape),
+    )
     return server, clients
 
 

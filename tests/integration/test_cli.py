@@ -26,6 +26,7 @@ COMMANDS = {
     "run": (
         "--config --data --skew --clients --models --assignment --rounds --epochs --participation --seed --set --lr "
         "--batch --reset --public --stratified --fraction --augment --resize --wire --client-accuracy --device "
+        "--engine --deterministic "
         "--precision --threads --out --data-dir --overwrite --save-models --json"
     ),
     "demo": "--out --rounds --epochs --clients --seed --jobs --json",
@@ -44,7 +45,7 @@ def test_a_run_speaks_in_plain_lines_without_a_terminal(tmp_path: Path, capsys: 
     done = call(capsys, "run", "fedcc", *QUICK, "--rounds", 2, "--out", tmp_path / "[run]")
     first, *rounds, last = done.out.splitlines()
     assert (done.code, done.err) == (0, "")
-    assert first == "FedCC on digits, classes:1, 10 clients (resnet8), T=2, E=1, seed 0, cpu fp32"
+    assert first == "FedCC on digits, classes:1, 10 clients (resnet8), T=2, E=1, seed 0, cpu fp32 plain"
     for number, line in enumerate(rounds, start=1):
         assert re.match(rf"round {number}/2  accuracy +[\d.]+ %  [\d.]+ s  [\d,]+ samples/s", line), line
     assert re.search(r"about \d+:\d\d left$", rounds[0])

@@ -46,6 +46,7 @@ class Method(ABC, Generic[Up, Down]):
     family: ClassVar[Family]
     source: ClassVar[str]  # the paper it comes from
     note: ClassVar[str] = ""  # what must stand beside its numbers wherever they appear ("reconstruction")
+    trains_clients: ClassVar[bool] = True  # clients have models of their own worth looking at
     uploads_models: ClassVar[bool] = False  # clients hand their models over once, at the end, for prediction
 
     def __post_init__(self) -> None:

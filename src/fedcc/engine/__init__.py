@@ -1,6 +1,56 @@
-"""Engines: they serve what methods ask for. ``plain`` is the reference."""
+"""Engines: they serve what methods ask for. ``plain`` is the reference, ``fused`` trains clients together on a GPU."""
 
+from __future__ import annotations
+
+import os
+import warnings
+
+import torch
+
+from fedcc.core.naming import unknown
 from fedcc.engine.drive import drive
-from fedcc.engine.plain import Plain
+from fedcc.engine.fused import Fused
+from fedcc.engine.plain import PRECISIONS, Monitor, Plain, Precision
 
-__all__ = ["Plain", "drive"]
+ENGINES: dict[str, type[Plain] | type[Fused]] = {"plain": Plain, "fused": Fused}
+
+
+def usual_engine(device: torch.device) -> str:
+    """``fused`` on a GPU, ``plain`` on a CPU, where stacking gains nothing."""
+    return "fused" if device.type == "cuda" else "plain"
+
+
+def usual_precision(device: torch.device) -> Precision:
+    """``bf16`` on a GPU, ``fp32`` on a CPU."""
+    return "bf16" if device.type == "cuda" else "fp32"
+
+
+def engine(name: str, device: torch.device, precision: Precision, monitor: Monitor | None = None) -> Plain | Fused:
+    """An engine by name."""
+    if name not in ENGINES:
+        raise unknown("engine", name, ENGINES)
+    return ENGINES[name](device, precision, monitor)
+
+
+def be_deterministic(on: bool) -> None:
+    """On a GPU, algorithms that give the same bits every time, or the fastest; a CPU gives the same bits anyway."""
+    if on:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        warnings.filterwarnings("ignore", message=".*does not have a deterministic implementation.*")
+    torch.use_deterministic_algorithms(on, warn_only=True)
+    torch.backends.cudnn.benchmark = not on
+
+
+__all__ = [
+    "ENGINES",
+    "PRECISIONS",
+    "Fused",
+    "Monitor",
+    "Plain",
+    "Precision",
+    "be_deterministic",
+    "drive",
+    "engine",
+    "usual_engine",
+    "usual_precision",
+]

@@ -8,6 +8,7 @@ order, so the same step gives the same bits.
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import torch
@@ -19,7 +20,15 @@ from torch import Tensor
 # ruff: noqa: ARG004
 
 
-@triton.jit
+def jit(kernel: Any) -> Any:
+    """Compiled once for all sizes: whole numbers are not specialised on (a multiple of 16, one)."""
+    sizes = {"ROWS", "H", "W", "HO", "WO", "HX", "WX", "TILES", "LANES", "COUNT", "N"}
+    names = inspect.signature(kernel).parameters
+    fixed = {name for name, about in names.items() if about.annotation not in (inspect.Parameter.empty,)}
+    return triton.jit(kernel, do_not_specialize=[name for name in names if name in sizes - fixed])
+
+
+@jit
 def _conv(
     x, w, y, part, pre_scale, pre_shift,
     ROWS, H, W, HO, WO, TILES,
@@ -54,7 +63,7 @@ def _conv(
     tl.store(part + COUT + n, tl.sum(value * value, 0))
 
 
-@triton.jit
+@jit
 def _stem(x, w, y, part, ROWS, H, W, TILES, CIN: tl.constexpr, COUT: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr):
     """The first convolution: 9 x CIN inputs in one product."""
     tile, lane = tl.program_id(0), tl.program_id(1)
@@ -75,7 +84,7 @@ def _stem(x, w, y, part, ROWS, H, W, TILES, CIN: tl.constexpr, COUT: tl.constexp
     tl.store(part + COUT + n, tl.sum(value * value, 0))
 
 
-@triton.jit
+@jit
 def _statistics(
     part, gamma, beta, running_mean, running_var, out, COUNT, momentum, eps, LANES,
     TILES: tl.constexpr, C: tl.constexpr, TRACK: tl.constexpr, BT: tl.constexpr,
@@ -105,7 +114,7 @@ def _statistics(
         tl.store(running_var + at, old_var + momentum * (var * (COUNT / (COUNT - 1)) - old_var))
 
 
-@triton.jit
+@jit
 def _finish(
     y, stats, x, out, ROWS, H, W, HX, WX, LANES, C: tl.constexpr, CX: tl.constexpr, STRIDE: tl.constexpr,
     SHORTCUT: tl.constexpr, BM: tl.constexpr,
@@ -129,7 +138,7 @@ def _finish(
     tl.store(out + base + at, tl.maximum(value, 0.0).to(out.dtype.element_ty), mask=there)
 
 
-@triton.jit
+@jit
 def _sums(dout, out, y, stats, part, ROWS, TILES, LANES, C: tl.constexpr, BM: tl.constexpr):
     """Per-tile sums of g and g xhat, g the gradient behind the last ReLU."""
     tile, lane = tl.program_id(0), tl.program_id(1)
@@ -146,7 +155,7 @@ def _sums(dout, out, y, stats, part, ROWS, TILES, LANES, C: tl.constexpr, BM: tl
     tl.store(part + C + c, tl.sum(g * xhat, 0))
 
 
-@triton.jit
+@jit
 def _coefficients(
     part, gamma, stats, grads, COUNT, LANES, TILES: tl.constexpr, C: tl.constexpr, BT: tl.constexpr
 ):  # fmt: skip
@@ -168,7 +177,7 @@ def _coefficients(
     tl.store(grads + 4 * LANES * C + at, second / COUNT)
 
 
-@triton.jit
+@jit
 def _through(
     g, out, y, stats, grads, dy, ROWS, LANES, C: tl.constexpr, MASKED: tl.constexpr, BM: tl.constexpr
 ):  # fmt: skip
@@ -188,7 +197,7 @@ def _through(
     tl.store(dy + at, (factor * (value - k1 - xhat * k2)).to(dy.dtype.element_ty), mask=there)
 
 
-@triton.jit
+@jit
 def _conv_back(
     dy, w, dx, y, stats, part, dout, out,
     ROWS, H, W, HO, WO, TILES, LANES,
@@ -239,13 +248,13 @@ def _conv_back(
         tl.store(dx + at, acc.to(dx.dtype.element_ty), mask=there)
 
 
-@triton.jit
+@jit
 def _weights(
     x, dy, part, pre_scale, pre_shift, ROWS, H, W, HO, WO,
     PER: tl.constexpr, CIN: tl.constexpr, COUT: tl.constexpr, STRIDE: tl.constexpr, PRE: tl.constexpr, BM: tl.constexpr,
 ):  # fmt: skip
-    """The gradient of a convolution's weights, one tap and one share of the pixels per program."""
-    split, tap, lane = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    """The gradient of a convolution's weights: three taps of a row and one share of the pixels per program."""
+    split, row, lane = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     LANES = tl.num_programs(2)
     n, k = tl.arange(0, COUT), tl.arange(0, CIN)
     rows_in = (ROWS // (HO * WO)) * H * W
@@ -254,23 +263,37 @@ def _weights(
     if PRE:
         scale = tl.load(pre_scale + lane * CIN + k)[None, :]
         shift = tl.load(pre_shift + lane * CIN + k)[None, :]
-    acc = tl.zeros((CIN, COUT), dtype=tl.float32)
+    left = tl.zeros((CIN, COUT), dtype=tl.float32)
+    middle = tl.zeros((CIN, COUT), dtype=tl.float32)
+    right = tl.zeros((CIN, COUT), dtype=tl.float32)
     for step in range(0, PER):
         m = (split * PER + step) * BM + tl.arange(0, BM)
         wo, ho, b = m % WO, (m // WO) % HO, m // (WO * HO)
-        hi, wi = ho * STRIDE + tap // 3 - 1, wo * STRIDE + tap % 3 - 1
-        inside = (m < ROWS) & (hi >= 0) & (hi < H) & (wi >= 0) & (wi < W)
-        at = ((b * H + hi) * W + wi) * CIN
-        a = tl.load(x + at[:, None] + k[None, :], mask=inside[:, None], other=0.0)
-        if PRE:
-            a = tl.where(inside[:, None], tl.maximum(a.to(tl.float32) * scale + shift, 0.0), 0.0).to(x.dtype.element_ty)
         d = tl.load(dy + m[:, None] * COUT + n[None, :], mask=(m < ROWS)[:, None], other=0.0)
-        acc += tl.dot(tl.trans(a), d)
-    part += ((split * LANES + lane) * 9 + tap) * CIN * COUT
-    tl.store(part + k[:, None] * COUT + n[None, :], acc)
+        hi = ho * STRIDE + row - 1
+        for tap in tl.static_range(3):
+            wi = wo * STRIDE + tap - 1
+            inside = (m < ROWS) & (hi >= 0) & (hi < H) & (wi >= 0) & (wi < W)
+            at = ((b * H + hi) * W + wi) * CIN
+            a = tl.load(x + at[:, None] + k[None, :], mask=inside[:, None], other=0.0)
+            if PRE:
+                a = tl.maximum(a.to(tl.float32) * scale + shift, 0.0)
+                a = tl.where(inside[:, None], a, 0.0).to(x.dtype.element_ty)
+            product = tl.dot(tl.trans(a), d)
+            if tap == 0:
+                left += product
+            elif tap == 1:
+                middle += product
+            else:
+                right += product
+    part += ((split * LANES + lane) * 9 + row * 3) * CIN * COUT
+    at_w = k[:, None] * COUT + n[None, :]
+    tl.store(part + at_w, left)
+    tl.store(part + CIN * COUT + at_w, middle)
+    tl.store(part + 2 * CIN * COUT + at_w, right)
 
 
-@triton.jit
+@jit
 def _stem_weights(
     x, dy, part, ROWS, H, W,
     PER: tl.constexpr, CIN: tl.constexpr, COUT: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr,
@@ -295,7 +318,7 @@ def _stem_weights(
     tl.store(part + k[:, None] * COUT + n[None, :], acc, mask=(k < 9 * CIN)[:, None])
 
 
-@triton.jit
+@jit
 def _adam(p, m, v, g, lane, size, root, N, beta1, beta2, eps, BLOCK: tl.constexpr):
     """Adam on a flat tensor of all lanes' parameters; step size and bias correction per lane."""
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -317,9 +340,10 @@ def _adam(p, m, v, g, lane, size, root, N, beta1, beta2, eps, BLOCK: tl.constexp
 
 # By the wider channel count: pixels per program of convolutions and of passes without a product; for weights'
 # gradients, pixels per step and the number of shares.
-TILE = {16: 256, 32: 128, 64: 64}
-FLAT = {16: 256, 32: 128, 64: 64}
-SHARES = {16: (128, 64), 32: (128, 16), 64: (64, 16)}
+TILE = {16: 128, 32: 64, 64: 64}
+FLAT = {16: 128, 32: 64, 64: 32}
+SHARES = {16: (128, 16), 32: (64, 16), 64: (64, 16)}
+SHARE_WARPS = {16: 2, 32: 2, 64: 4}
 WARPS = 4
 
 
@@ -452,9 +476,10 @@ def weights(x: Tensor, dy: Tensor, stride: int, pre: Tensor | None) -> Tensor:
     splits = _tiles(s.rows, tile * per)
     part = torch.empty(splits, s.lanes, 9, s.cin, s.cout, dtype=torch.float32, device=x.device)
     scale, shift = (pre[2], pre[3]) if pre is not None else (part, part)
-    _weights[(splits, 9, s.lanes)](
+    _weights[(splits, 3, s.lanes)](
         x, dy, part, scale, shift, s.rows, s.h, s.w, s.ho, s.wo,
-        PER=per, CIN=s.cin, COUT=s.cout, STRIDE=stride, PRE=pre is not None, BM=tile, num_warps=WARPS,
+        PER=per, CIN=s.cin, COUT=s.cout, STRIDE=stride, PRE=pre is not None, BM=tile,
+        num_warps=SHARE_WARPS[max(s.cin, s.cout)],
     )  # fmt: skip
     return part.sum(0)
 

@@ -58,6 +58,8 @@ def execute(
         seed=experiment.seed,
         device=experiment.device,
         precision=experiment.precision,  # type: ignore[arg-type]
+        engine=experiment.engine,
+        deterministic=experiment.deterministic,
         threads=experiment.threads,
         wire=experiment.wire,
         reset=experiment.reset,

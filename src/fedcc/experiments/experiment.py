@@ -13,7 +13,7 @@ from typing import Any, Literal, get_args, get_type_hints
 from fedcc.core.messages import WIRE
 from fedcc.core.method import AnyMethod, check_value
 from fedcc.core.naming import unknown
-from fedcc.engine.plain import PRECISIONS
+from fedcc.engine import ENGINES, PRECISIONS, usual_engine, usual_precision
 from fedcc.experiments.toml import dumps
 from fedcc.federation import Assignment, Federation, several
 from fedcc.methods import METHODS, make
@@ -53,6 +53,7 @@ class Experiment:
     precision: str = "fp32"
     threads: int = 1
     engine: str = "plain"
+    deterministic: bool = False
     settings: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -65,7 +66,7 @@ class Experiment:
             if not 0 < getattr(self, name) <= 1 or (name == "public" and self.public == 1):
                 below = "below" if name == "public" else "at most"
                 raise ValueError(f"{name} must be above 0 and {below} 1, got {getattr(self, name)}")
-        for name, known in (("wire", WIRE), ("precision", PRECISIONS), ("engine", ("plain",))):
+        for name, known in (("wire", WIRE), ("precision", PRECISIONS), ("engine", ENGINES)):
             if getattr(self, name) not in known:
                 raise unknown(name, getattr(self, name), known)
 
@@ -93,7 +94,10 @@ class Experiment:
         values.setdefault("epochs", defaults.epochs)
         values.setdefault("models", defaults.shared_model if one else defaults.models)
         values.setdefault("augment", defaults.augment)
-        values["device"] = str(chosen_device(values.get("device", "auto")))
+        device = chosen_device(values.get("device", "auto"))
+        values["device"] = str(device)
+        values.setdefault("engine", usual_engine(device))
+        values.setdefault("precision", usual_precision(device))
         for name in map(str, several(values["models"])):
             network(name, about.shape)
         return Experiment(method=method.lower(), settings=asdict(made), **values)  # type: ignore[call-overload]
@@ -150,7 +154,7 @@ class Experiment:
         """The command line that makes this run again, in full."""
         words = ["fedcc", "run", self.method]
         for f in fields(self):
-            if f.name in ("method", "settings", "engine"):
+            if f.name in ("method", "settings"):
                 continue
             value, flag = getattr(self, f.name), "--" + f.name.replace("_", "-")
             if isinstance(value, bool):

@@ -45,6 +45,7 @@ class Centralized(Method[Data | None, None]):
 
     family: ClassVar[Family] = "bound"
     source: ClassVar[str] = "upper bound"
+    trains_clients: ClassVar[bool] = False
 
     async def start(self, s: Server) -> Mapping[int, None]:
         s.models["global"] = await s.init(s.archs[min(s.archs)])
