@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import argparse
 import compileall
+import contextlib
+import importlib
 import os
 import re
 import shutil
@@ -21,7 +23,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,6 +40,7 @@ RELEVANT: dict[str, list[str]] = {
     "clustering.py": ["unit/test_clustering.py", "unit/test_fedconcat.py", "unit/test_fedhkt.py"],
     "core/step.py": ["unit/test_core.py", "unit/test_fedsam.py", "unit/test_engine.py"],
     "core/model.py": ["unit/test_core.py", "unit/test_fedconcat.py"],
+    "engine/plain.py": ["unit/test_engine.py"],
     "methods/abstention.py": [*SHARED[:3], "unit/test_fedcc_options.py"],
     "methods/bounds.py": ["unit/test_baselines.py", "unit/test_ssl.py"],
     "methods/clusters.py": ["unit/test_fedhkt.py"],
@@ -142,6 +145,7 @@ def child(tree: Path, runs: Sequence[Sequence[str]], log: Path) -> None:
             os.dup2(file.fileno(), 2)
         os.chdir(TESTS.parent)
         sys.path[:0] = [str(tree), str(TESTS)]
+        os.environ["COLUMNS"] = "250"
         os.environ["PYTHONPATH"] = os.pathsep.join(sys.path[:2])
         import pytest
 
@@ -155,6 +159,9 @@ def child(tree: Path, runs: Sequence[Sequence[str]], log: Path) -> None:
                 break
         import fedcc
 
+        own = {"fedcc", "conftest", "__main__", *(path.stem for path in TESTS.rglob("*.py"))}
+        theirs = [name for name in sys.modules if name.partition(".")[0] not in own]
+        log.with_suffix(".modules").write_text("\n".join(theirs))
         if not Path(fedcc.__file__).is_relative_to(tree):
             print("ERROR another fedcc was tested:", fedcc.__file__)
             status = 2
@@ -204,6 +211,13 @@ def copied(root: Path, name: str, change: Mutant | None = None) -> Path:
     return tree
 
 
+def import_all(names: Iterable[str]) -> None:
+    """Import in the parent what the tests have imported, fedcc and themselves apart: forked processes inherit it."""
+    for name in names:
+        with contextlib.suppress(Exception):
+            importlib.import_module(name)
+
+
 def unmutated(pool: Pool, root: Path, mutants: list[Mutant]) -> bool:
     """Whether the tests pass on the source as it is: else every mutant would look dead."""
     files = list(dict.fromkeys(name for m in mutants for name in m.tests()))
@@ -212,6 +226,7 @@ def unmutated(pool: Pool, root: Path, mutants: list[Mutant]) -> bool:
     for i, runs in enumerate(share for share in shares if any(share)):
         pool.start(i, copied(root, f"as-it-is-{i}"), [run for run in runs if run])
     ends = [pool.finished() for _ in range(len(pool.running))]
+    import_all(dict.fromkeys(name for found in root.glob("*.modules") for name in found.read_text().splitlines()))
     for _, end, test in ends:
         if end != "passed":
             print(f"the tests fail without any mutant: {test}")
