@@ -5,12 +5,13 @@ BIN := $(VENV)/bin
 # One torch thread per process; parallelism is by processes.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo test test-all check format wheel clean help
+.PHONY: demo test test-all mutants check format wheel clean help
 
 help:
 	@echo "make demo      10 clients with one digit each: FedCC against FedAvg, FedMD and the two bounds"
 	@echo "make test      the tests (minutes)"
 	@echo "make test-all  those that need a clean environment, servers or long runs too"
+	@echo "make mutants   small changes of the methods, each of which must make a test fail (ten minutes)"
 	@echo "make check     format, lint, types, import rules"
 	@echo "make wheel     build the wheel into dist/"
 
@@ -27,6 +28,9 @@ test: $(VENV)/.ready
 
 test-all: $(VENV)/.ready
 	$(BIN)/pytest -n 2 --dist worksteal
+
+mutants: $(VENV)/.ready
+	$(BIN)/python tests/mutants.py --jobs 2
 
 check: $(VENV)/.ready
 	$(BIN)/ruff format --check src tests examples

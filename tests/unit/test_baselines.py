@@ -15,7 +15,7 @@ from fedcc.core.messages import Predictions, Weights
 from fedcc.core.model import Outputs
 from fedcc.core.requests import Predict, Recipe
 from fedcc.core.rng import SERVER, Key
-from fedcc.core.samples import Samples
+from fedcc.core.samples import Samples, View
 from fedcc.core.step import Batch, Step
 from fedcc.losses import CrossEntropy, Distill, LogitDistance
 from fedcc.methods import Centralized, FedAvg, FedMD, Local
@@ -236,6 +236,12 @@ def test_local_is_each_client_alone() -> None:
     assert [(r.bytes_up, r.bytes_down) for r in together.rounds] == [(0, 0)] * 2
     each = [together.ask(_logits(c.model, together.test)) for c in together.clients]
     assert torch.equal(together.scores(), torch.stack(each))
+    elsewhere = Tiny(Local(), labels=MIXED)
+    for client in elsewhere.clients:
+        client.public = client.public.with_(x=client.public.x + 1)
+    elsewhere.run(2)
+    for a, b in zip(together.clients, elsewhere.clients, strict=True):
+        assert same(a.model.state, b.model.state)  # nor does it look at public data
 
 
 def test_centralized_is_training_on_the_pool() -> None:
@@ -256,6 +262,20 @@ async def _pooled(server: Any, pool: Samples) -> Any:
         assert fit.key == Key(0, t, SERVER, "fit")
         model = (await fit).model
     return model
+
+
+def test_centralized_shows_the_pool_as_the_clients_would() -> None:
+    """Scaled, normalised and augmented like all inputs."""
+    tiny = Tiny(Centralized(), labels=MIXED)
+    view = View(scale=0.5, mean=(1.0,) * 6, std=(2.0,) * 6)
+    for role in (*tiny.clients, tiny.server):
+        role.public = Samples(role.public.columns, view)
+    for client in tiny.clients:
+        client.private = Samples(client.private.columns, view)
+    asked = record(tiny)
+    tiny.run(1)
+    (fit,) = asked.fits("fit")
+    assert fit.streams["private"].view == view
 
 
 def test_centralized_sends_every_sample_once() -> None:

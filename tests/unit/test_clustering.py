@@ -43,7 +43,13 @@ def test_a_cap_moves_the_farthest_to_the_next() -> None:
     rows = torch.tensor([[1.0, 0], [0.99, 0.01], [0.8, 0.2], [0, 1.0]])
     assert parts(clusters(rows, 2, seed=0)) == {frozenset({0, 1, 2}), frozenset({3})}
     assert parts(clusters(rows, 2, seed=0, largest=2)) == {frozenset({0, 1}), frozenset({2, 3})}
-    assert max(map(len, parts(clusters(rows, 2, seed=0, largest=1)))) == 2  # all must find room
+    tight = parts(clusters(rows, 2, seed=0, largest=1))
+    assert sorted(map(len, tight)) == [2, 2]  # all must find room
+
+
+def test_a_cap_that_is_large_enough_changes_nothing() -> None:
+    rows = torch.tensor([[0.9, 0.1, 0], [0, 0.1, 0.9], [0.85, 0.15, 0], [0, 0, 1.0], [0, 1.0, 0]])
+    assert parts(clusters(rows, 3, seed=0, largest=2)) == parts(clusters(rows, 3, seed=0))
 
 
 def test_who_comes_later_joins_the_nearest_centre() -> None:
@@ -54,6 +60,15 @@ def test_who_comes_later_joins_the_nearest_centre() -> None:
     torch.testing.assert_close(centre, torch.tensor([0.9, 0.1], dtype=torch.float64), rtol=1e-6, atol=1e-6)
     join(memory, {2: torch.tensor([0.3, 0.7]), 3: torch.tensor([0.7, 0.3])}, 2, 0, None)
     assert {frozenset(group) for group in memory["clusters"]} == {frozenset({0, 3, 4}), frozenset({1, 2})}
+
+
+def test_clients_may_be_named_in_any_order() -> None:
+    rows = {4: [0.8, 0.2], 1: [0.0, 1.0], 0: [1.0, 0.0], 3: [0.1, 0.9]}
+    memories: list[dict[str, Any]] = [{}, {}]
+    for memory, order in zip(memories, ((4, 1, 0, 3), (0, 1, 3, 4)), strict=True):
+        join(memory, {k: torch.tensor(rows[k]) for k in order}, 2, 0, None)
+    assert memories[0]["clusters"] == memories[1]["clusters"]
+    assert {tuple(group) for group in memories[0]["clusters"]} == {(0, 4), (1, 3)}
 
 
 def test_random_histograms_all_get_a_cluster() -> None:

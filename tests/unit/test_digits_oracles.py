@@ -15,7 +15,7 @@ from fedcc.core.samples import Samples
 from fedcc.engine import Plain
 from fedcc.federate import Round, Simulated, federate
 from fedcc.federation import Federation
-from fedcc.methods import FedAvg, FedLC, FedNova
+from fedcc.methods import FedAvg, FedCT, FedLC, FedNova
 from fedcc.run import parties
 
 
@@ -24,10 +24,14 @@ def digits() -> Federation:
     return Federation.named("digits", skew="classes:1", clients=10, models="resnet8")
 
 
-def one_round(method: AnyMethod, federation: Federation) -> tuple[Server, Round]:
+def ran(method: AnyMethod, federation: Federation, recipe: Recipe, rounds: int = 1) -> tuple[Server, list[Round]]:
     executor = Plain("cpu")
-    server, clients = parties(method, federation, Recipe(epochs=1), 0, "cpu")
-    (done,) = federate(method, server, Simulated(method, clients, executor), 1, executor)
+    server, clients = parties(method, federation, recipe, 0, "cpu")
+    return server, list(federate(method, server, Simulated(method, clients, executor), rounds, executor))
+
+
+def one_round(method: AnyMethod, federation: Federation) -> tuple[Server, Round]:
+    server, (done,) = ran(method, federation, Recipe(epochs=1))
     return server, done
 
 
@@ -45,3 +49,13 @@ def test_fednova_is_fedavg_on_sizes_made_equal(digits: Federation) -> None:
     cut = tuple(Samples({n: c[:size] for n, c in p.columns.items()}, p.view) for p in digits.private)
     nova, plain = (one_round(method, replace(digits, private=cut))[0] for method in (FedNova(), FedAvg()))
     torch.testing.assert_close(nova.models["global"].state, plain.models["global"].state)
+
+
+def test_fedct_agrees_on_class_0_everywhere(digits: Federation) -> None:
+    """Ten clients vote for the one class each of them knows: a tie of ten, and the lowest class wins."""
+    _, rounds = ran(FedCT(), digits, Recipe(lr=1e-2, epochs=8), rounds=2)
+    for k, up in rounds[0].ups.items():
+        assert (up.values == int(digits.private[k]["y"][0])).all()
+    assert {int(private["y"][0]) for private in digits.private} == set(range(10))
+    for done in rounds:
+        assert all((down.values == 0).all() for down in done.downs.values())

@@ -429,6 +429,17 @@ def test_what_a_client_shares_and_logs() -> None:
     assert torch.equal(tiny.ask(_probabilities(last, tiny.public)), shared.values)
 
 
+def test_what_the_server_sends_are_the_targets_of_its_votes() -> None:
+    tiny, _ = ran(FedCC())
+    for done in tiny.rounds:
+        expected = targets(torch.stack([done.ups[k].values for k in (0, 1)]))
+        assert expected.shape == (24, 3)
+        assert all(torch.equal(down.values, expected) for down in done.downs.values())
+        assert set(done.downs) == {0, 1}
+    lone = tiny.ask(FedCC().server(tiny.server, {1: tiny.rounds[-1].ups[1]}))
+    assert torch.equal(lone[0].values, targets(tiny.rounds[-1].ups[1].values[None]))
+
+
 async def _probabilities(model: Any, samples: Samples) -> Tensor:
     return (await Predict(model, samples)).logits.softmax(-1)
 

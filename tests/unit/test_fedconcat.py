@@ -174,6 +174,19 @@ def test_a_client_takes_three_steps_a_classifier_round() -> None:
     assert steps[4:] == [("head", 3)] * 16
 
 
+@pytest.mark.parametrize("cached", [True, False])
+def test_every_classifier_round_starts_from_the_servers_head(cached: bool) -> None:
+    tiny = Tiny(FedConcat(clusters=2, classifier_rounds=3, cache_features=cached), labels=LABELS)
+    fits, serve = [], tiny.executor.fit
+    tiny.executor.fit = lambda fit: fits.append(fit) or serve(fit)  # type: ignore[method-assign, func-returns-value]
+    tiny.run(1)
+    heads = [fit for fit in fits if fit.key.phase == "head"]
+    assert len(heads) == 3 * 4
+    for fit in heads:
+        sent = tiny.rounds[fit.key.round - 2].downs[fit.key.client].head
+        assert all(torch.equal(fit.model.state[name], sent[name]) for name in HEAD)
+
+
 def test_a_client_away_at_first_gets_a_cluster_when_it_appears() -> None:
     tiny = Tiny(SMALL, labels=LABELS)
     Absent(tiny, {1: {3}, 2: {0}})

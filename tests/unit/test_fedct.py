@@ -42,6 +42,18 @@ def test_the_consensus_against_a_loop() -> None:
     assert {b.index(found) for found, b in zip(chance, best, strict=True) if len(b) > 1} >= {0, 1}
 
 
+def test_random_ties_fall_anew_every_round() -> None:
+    tiny = Tiny(FedCT(tie="random"))
+    votes = {k: Labels(torch.full((60,), k, dtype=torch.uint8)) for k in range(3)}
+    found = []
+    for t in (1, 2, 2):
+        tiny.server.begin(t)
+        found.append(tiny.ask(tiny.method.server(tiny.server, votes))[0].values)
+    assert set(found[0].tolist()) == {0, 1, 2}
+    assert not torch.equal(found[0], found[1])
+    assert torch.equal(found[1], found[2])
+
+
 def test_labels_take_the_smallest_integers_that_hold_them() -> None:
     sizes = {10: torch.uint8, 256: torch.uint8, 257: torch.int16, 2**15: torch.int16, 2**15 + 1: torch.int32}
     for different, kind in sizes.items():
@@ -64,6 +76,9 @@ def test_a_bare_majority_beats_one_that_is_sure() -> None:
     assert z.softmax(-1).mean(0).argmax(-1).tolist() == [2]
     assert majority(z).argmax(-1).tolist() == [0]
     assert majority(z[1:]).argmax(-1).tolist() == [2]  # one vote each: the mean probability decides
+    loud = torch.tensor([[5.0, 0.0, 0.0], [0.0, 100.0, 99.5]])[:, None].double()
+    assert loud.mean(0).argmax(-1).tolist() == [1]
+    assert majority(loud).argmax(-1).tolist() == [0]  # not the mean logit
 
 
 def test_one_class_per_client_makes_class_0_the_consensus_everywhere() -> None:
@@ -85,6 +100,7 @@ def test_round_1_is_supervised_and_later_ones_take_the_union() -> None:
     first, later = fits[0], fits[-1]
     assert (list(first.streams), first.loss) == (["private"], CrossEntropy("private"))
     assert list(later.streams) == ["private", "public"]
+    assert {fit.key.phase for fit in fits} == {"fit"}
     assert later.joint
     assert torch.equal(later.streams["public"]["y"], tiny.rounds[0].downs[0].values.long())
     assert [later.recipe.batch_of(name) for name in later.streams] == [8, 3]

@@ -145,7 +145,7 @@ def test_knowledge_goes_up_to_the_server_and_what_it_made_of_it_comes_down() -> 
     ups = tiny.cohort.round(2, tiny.rounds[0].downs)
     tiny.server.begin(2)
     before = len(fits)
-    tiny.ask(tiny.method.server(tiny.server, ups))
+    sent = tiny.ask(tiny.method.server(tiny.server, ups))
     up, *downs = servers(fits[before:])
     assert equal(up.model.state, previous.state)
     z = [tiny.executor.predict(Predict(down.model, tiny.public)).logits for down in downs]  # θ_m before it is taught
@@ -160,6 +160,10 @@ def test_knowledge_goes_up_to_the_server_and_what_it_made_of_it_comes_down() -> 
         assert down.loss == up.loss == Distill("public")
         torch.testing.assert_close(down.streams["public"]["target"], g[mask])
         torch.testing.assert_close(down.streams["public"].x, tiny.public.x[mask])
+    for k, m in enumerate(clusters(tiny)):
+        taught = tiny.executor.fit(downs[m]).model
+        assert equal(sent[k].state, taught.floating)
+        assert not equal(sent[k].state, downs[m].model.floating)
     torch.testing.assert_close(
         tiny.scores(), tiny.executor.predict(Predict(tiny.server.models["global"], tiny.test)).logits
     )

@@ -122,10 +122,13 @@ def test_the_papers_mode_sends_class_means_and_uses_them_from_round_two() -> Non
 
 
 def test_client_means_are_those_of_its_trained_model() -> None:
-    tiny = Tiny(FedMR(mode="paper")).run()
+    tiny = Tiny(FedMR(mode="paper"), labels=((0,) * 12 + (1,) * 5, (2,) * 9)).run()
     c = tiny.clients[0]
     features = tiny.ask(_outputs(c)).features
-    torch.testing.assert_close(tiny.rounds[0].ups[0].means[0], features.mean(0))
+    found = tiny.rounds[0].ups[0].means
+    torch.testing.assert_close(found[0], features[:12].mean(0))
+    torch.testing.assert_close(found[1], features[12:].mean(0))
+    assert not found[2].any()
 
 
 async def _outputs(c: object) -> object:

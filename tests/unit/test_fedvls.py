@@ -58,6 +58,15 @@ def test_vacant_distillation_against_a_loop() -> None:
     assert float(vacant_kl(teacher, student, VACANT)) > 0
 
 
+def test_the_losses_are_those_of_the_step() -> None:
+    logits, teacher, y = draw(6, 5), draw(6, 5, seed=1), torch.tensor([0, 2, 2, 0, 2, 2])
+    at = step(logits, y, constants={"prior": PRIOR}, teacher=teacher)
+    assert float(VacantDistillation()(at)) == pytest.approx(naive_kl(teacher, logits, VACANT))  # not the reverse
+    for form in ("paper", "code"):
+        expected = naive_suppression(logits, y, PRIOR, form == "code")
+        assert float(Suppression(form)(at)) == pytest.approx(expected)  # type: ignore[arg-type]
+
+
 def test_vacant_distillation_sees_vacant_logits_alone_and_no_shift() -> None:
     teacher, student = draw(6, 5), draw(6, 5, seed=1)
     value = vacant_kl(teacher, student, VACANT)
@@ -171,6 +180,8 @@ def test_what_it_asks_for() -> None:
     assert asked(FedVLS(), c).loss == PriorCrossEntropy() + 0.1 * VacantDistillation() + 0.005 * Suppression()
     assert asked(FedVLS(lam=0.0, gamma=0.0), c).loss == PriorCrossEntropy()
     assert not asked(FedVLS(lam=0.0), c).frozen  # no teacher is run for nothing
+    c.classes = 10
+    assert asked(FedVLS(), c).loss == PriorCrossEntropy() + 0.1 * VacantDistillation() + 0.005 * Suppression()
     c.classes = 100
     assert asked(FedVLS(), c).loss == PriorCrossEntropy() + 0.5 * VacantDistillation() + 0.005 * Suppression()
 

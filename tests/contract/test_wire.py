@@ -1,0 +1,144 @@
+"""What crosses the wire at the paper's sizes: the table of algorithms.md 1.7, from shapes alone, without training."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+
+from fedcc.core.messages import Weights, nbytes
+from fedcc.core.model import Arch, Model, Outputs
+from fedcc.core.requests import Fit, Fitted, Init, Predict, Recipe, Request
+from fedcc.core.rng import Key
+from fedcc.core.roles import Client, Server
+from fedcc.core.samples import Samples
+from fedcc.federate import Round, Simulated, federate
+from fedcc.methods import METHODS, make
+from fedcc.nets import build, network
+
+SETS = {"cifar10": (10, 5_000, 32), "cifar100": (100, 5_000, 32), "tiny": (200, 10_000, 64)}
+"""Classes, public samples and side of an image."""
+
+RESNET20 = {"cifar10": 1.08, "cifar100": 1.11, "tiny": 1.13}
+RESNET14 = {"cifar10": 0.69, "cifar100": 0.72, "tiny": 0.74}
+KNOWN = {"cifar10": 0.20, "cifar100": 2.00, "tiny": 8.00}
+UNKNOWN_TOO = {"cifar10": 0.22, "cifar100": 2.02, "tiny": 8.04}
+"""MB of weights and of soft labels, as the table has them (ResNet14: 172,506 to 184,856 weights, 960 statistics)."""
+
+WEIGHTS = ["fedavg", "fedprox", "fednova", "fedrs", "fedsam", "fedlc", "fedmr", "fedvls"]
+every_set = pytest.mark.parametrize("data", SETS)
+
+
+class Untrained:
+    """Serves by shapes: a fit gives its model back, a prediction is zero."""
+
+    def serve(self, requests: Sequence[Request[Any]]) -> list[Any]:
+        return [self.answer(request) for request in requests]
+
+    def answer(self, request: Request[Any]) -> Any:
+        if isinstance(request, Init):
+            return Model(request.arch, build(request.arch, request.key).state_dict())
+        if isinstance(request, Fit):
+            trained = tuple(n for n in request.model.floating if "running" not in n)
+            return Fitted(request.model, 1, 0.0, {}, trained)
+        assert isinstance(request, Predict)
+        n, arch = len(request.samples), request.model.arch
+        return Outputs(torch.zeros(n, arch.outputs), torch.zeros(n, 64 * len(arch.trunks)))
+
+
+def exchanged(name: str, data: str, **settings: Any) -> list[Round]:
+    """Two rounds of two clients: ResNet20 for both where weights are averaged, else ResNet14 and ResNet20."""
+    classes, publics, side = SETS[data]
+    method, shape = make(name, settings), (3, side, side)
+    public = Samples({"x": torch.zeros((), dtype=torch.uint8).expand(publics, *shape)})
+    names = ["resnet20", "resnet20"] if method.family == "parameters" else ["resnet14", "resnet20"]
+    archs = {k: Arch((network(n, shape),), method.outputs(classes), shape) for k, n in enumerate(names)}
+    roles: dict[str, Any] = {"public": public, "classes": classes, "recipe": Recipe()}
+    private = Samples({"x": torch.zeros(4, *shape, dtype=torch.uint8), "y": torch.tensor([0, 1, 2, 3])})
+    clients = [Client(**roles, key=Key(0, 0, k), id=k, arch=archs[k], private=private) for k in archs]
+    server, engine = Server(**roles, key=Key(0), archs=archs), Untrained()
+    return list(federate(method, server, Simulated(method, clients, engine), 2, engine))
+
+
+def megabytes(message: Any) -> float:
+    return round(nbytes(message) / 1e6, 2)
+
+
+@every_set
+def test_weights_of_the_two_networks(data: str) -> None:
+    classes, _, side = SETS[data]
+    for name, expected in (("resnet20", RESNET20), ("resnet14", RESNET14)):
+        arch = Arch((network(name, (3, side, side)),), classes, (3, side, side))
+        assert megabytes(Weights.of(Model(arch, build(arch, Key(0)).state_dict()))) == expected[data]
+
+
+@every_set
+@pytest.mark.parametrize("name", WEIGHTS)
+def test_weights_go_up_and_down(name: str, data: str) -> None:
+    first, second = exchanged(name, data)
+    for done in (first, second):
+        assert [megabytes(m) for m in (*done.ups.values(), *done.downs.values())] == [RESNET20[data]] * 4
+        assert done.bytes_up == done.bytes_down == 2 * nbytes(done.ups[0])
+
+
+@every_set
+@pytest.mark.parametrize("name", ["feddf", "fedet", "fedhkt"])
+def test_weights_of_the_own_network_go_up_and_down(name: str, data: str) -> None:
+    _, done = exchanged(name, data)
+    for messages in (done.ups, done.downs):
+        assert [megabytes(m) for m in messages.values()] == [RESNET14[data], RESNET20[data]]
+
+
+@every_set
+@pytest.mark.parametrize("name", ["fedmd", "lsr", "fedcc"])
+def test_predictions_go_up_and_down(name: str, data: str) -> None:
+    first, second = exchanged(name, data)
+    up = (UNKNOWN_TOO if name == "fedcc" else KNOWN)[data]
+    for done in (first, second):
+        assert [megabytes(m) for m in done.ups.values()] == [up] * 2
+        assert [megabytes(m) for m in done.downs.values()] == [KNOWN[data]] * 2
+    assert first.bytes_down == 0
+    assert round(second.bytes_down / 2e6, 2) == KNOWN[data]
+
+
+@every_set
+def test_fedct_sends_a_byte_for_a_sample(data: str) -> None:
+    publics = SETS[data][1]
+    first, second = exchanged("fedct", data)
+    assert (first.bytes_up, first.bytes_down) == (2 * publics, 0)
+    assert (second.bytes_up, second.bytes_down) == (2 * publics, 2 * publics)
+
+
+@every_set
+def test_fedmr_in_the_papers_mode_adds_prototypes(data: str) -> None:
+    classes = SETS[data][0]
+    plain, more = exchanged("fedmr", data), exchanged("fedmr", data, mode="paper")
+    extra = classes * 64 * 4 + classes * 4  # means and counts
+    assert [b.bytes_up - a.bytes_up for a, b in zip(plain, more, strict=True)] == [2 * extra] * 2
+    assert [b.bytes_down - a.bytes_down for a, b in zip(plain, more, strict=True)] == [0, 2 * extra]
+
+
+@every_set
+def test_fedconcat_sends_a_histogram_once_then_encoders_once_then_heads(data: str) -> None:
+    classes = SETS[data][0]
+    first, second, third, last = exchanged("fedconcat", data, clusters=2, classifier_rounds=2)
+    trunks = len(second.downs[0].head["head.weight"][0]) // 64
+    head = 4 * (64 * trunks * classes + classes)
+    assert first.bytes_up - second.bytes_up == 2 * 4 * classes
+    assert megabytes(second.ups[0]) == megabytes(first.downs[0]) == RESNET20[data]
+    encoders = nbytes(second.ups[0]) - 4 * (64 * classes + classes)
+    assert third.bytes_down == 2 * (trunks * encoders + head)
+    assert third.bytes_up == last.bytes_up == last.bytes_down == 2 * head
+
+
+@every_set
+@pytest.mark.parametrize("name", ["local", "ssl"])
+def test_nothing_goes_anywhere(name: str, data: str) -> None:
+    assert [(r.bytes_up, r.bytes_down) for r in exchanged(name, data)] == [(0, 0)] * 2
+
+
+def test_no_method_is_left_out() -> None:
+    others = ["feddf", "fedet", "fedhkt", "fedmd", "lsr", "fedcc", "fedct", "fedconcat", "local", "ssl"]
+    assert {*WEIGHTS, *others, "centralized"} == set(METHODS)  # which sends its data: test_baselines
