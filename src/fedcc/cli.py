@@ -48,7 +48,10 @@ SaveModels = Annotated[bool, typer.Option("--save-models/--no-save-models", help
 Checkpointed = Annotated[
     bool, typer.Option("--checkpoint/--no-checkpoint", help="write checkpoints, from which `fedcc resume` goes on")
 ]
-CheckpointEvery = Annotated[int, typer.Option("--checkpoint-every", help="rounds from one checkpoint to the next")]
+CheckpointEvery = Annotated[
+    int | None,
+    typer.Option("--checkpoint-every", help="rounds from one to the next; 1 unless rounds are very short"),
+]
 KeepCheckpoints = Annotated[
     bool, typer.Option("--keep-checkpoints", help="keep the last checkpoints of the finished run")
 ]
@@ -117,7 +120,7 @@ def run(
     overwrite: Annotated[bool, typer.Option("--overwrite", help="replace the run that the folder holds")] = False,
     save_models: SaveModels = True,
     checkpoint: Checkpointed = True,
-    checkpoint_every: CheckpointEvery = 1,
+    checkpoint_every: CheckpointEvery = None,
     keep_checkpoints: KeepCheckpoints = False,
     as_json: Json = False,
 ) -> None:
@@ -167,7 +170,7 @@ def resume(
     data_dir: DataDir = None,
     save_models: SaveModels = True,
     checkpoint: Checkpointed = True,
-    checkpoint_every: CheckpointEvery = 1,
+    checkpoint_every: CheckpointEvery = None,
     keep_checkpoints: KeepCheckpoints = False,
     as_json: Json = False,
 ) -> None:
@@ -195,9 +198,9 @@ def resume(
     train(experiment, place, federation, as_json, start=start, **options)
 
 
-def rounds_between(checkpoint: bool, every: int) -> int:
-    """The rounds from one checkpoint to the next; 0 for none at all."""
-    if every < 1:
+def rounds_between(checkpoint: bool, every: int | None) -> int | None:
+    """The rounds from one checkpoint to the next; 0 for none at all, None to leave it to the run."""
+    if every is not None and every < 1:
         raise ValueError(f"--checkpoint-every must be at least 1, got {every}; --no-checkpoint writes none")
     return every if checkpoint else 0
 

@@ -16,7 +16,20 @@ from fedcc.experiments import RunFolder
 from program import QUICK, Done, Running, call, wait_until
 
 Capsys = pytest.CaptureFixture[str]
-WORDS = ("run", "fedcc", *QUICK, "--rounds", 3, "--set", "majority_recompute=false", "--participation", 0.8, "--out")
+EACH = ("--checkpoint-every", 1)
+WORDS = (
+    "run",
+    "fedcc",
+    *QUICK,
+    "--rounds",
+    3,
+    "--set",
+    "majority_recompute=false",
+    "--participation",
+    0.8,
+    *EACH,
+    "--out",
+)
 
 
 def checkpoints(folder: Path) -> list[Path]:
@@ -178,28 +191,43 @@ def test_wrong_calls(tmp_path: Path, capsys: Capsys) -> None:
 
 def test_rarer_checkpoints_or_none(tmp_path: Path, capsys: Capsys) -> None:
     words = ("run", "local", *QUICK, "--epochs", 0, "--rounds", 5, "--keep-checkpoints", "--out", tmp_path / "r")
-    for more, expected in (((), [4, 5]), (("--checkpoint-every", 2), [2, 4]), (("--no-checkpoint",), [])):
+    for more, expected in ((EACH, [4, 5]), (("--checkpoint-every", 2), [2, 4]), (("--no-checkpoint",), [])):
         assert call(capsys, *words, *more, "--overwrite").code == 0
         assert rounds_of(tmp_path / "r") == expected
         sizes = [p.stat().st_size for p in checkpoints(tmp_path / "r")]
         summary = RunFolder(tmp_path / "r").summary()
         assert summary is not None
         assert summary["checkpoint_bytes"] == (sizes[-1] if sizes else 0)
-    assert call(capsys, *words, "--overwrite").code == 0
+    assert call(capsys, *words, *EACH, "--overwrite").code == 0
     (tmp_path / "r" / "summary.json").unlink()
     assert call(capsys, "resume", tmp_path / "r").code == 0
     assert rounds_of(tmp_path / "r") == []
 
 
+def test_unless_told_how_often_it_takes_a_twentieth_of_the_time_at_most(copy: Path) -> None:
+    from fedcc.experiments import Experiment
+    from fedcc.experiments.checkpoint import Checkpoints
+
+    experiment = Experiment.read(copy / "experiment.toml")
+    written = Checkpoints(copy, experiment, experiment.federation())
+    assert written.affordable()
+    now = time.perf_counter()
+    written.cost, written.ended = 10.0, now - 190
+    assert not written.affordable()
+    written.ended = now - 210
+    assert written.affordable()
+
+
 # --------------------------------------------------------------------------------------------------- kill -9, often
 
 KILLS = 20
-LONG = ("run", "fedcc", *QUICK, "--rounds", 4, "--epochs", 2, "--fraction", 0.4, "--out")
+LONG = ("run", "fedcc", *QUICK, "--rounds", 4, *EACH, "--out")
 
 
 @pytest.mark.slow
 def test_kill_at_random_moments(tmp_path: Path) -> None:
     """Every other kill comes within 20 ms behind a change in the folder, to meet the writes themselves."""
+    assert Running(tmp_path, ("--version",)).end(120).code == 0  # what processes begin with is imported now
     begun = time.monotonic()
     assert Running(tmp_path, (*LONG, "whole")).end(120).code == 0
     duration, whole = time.monotonic() - begun, tmp_path / "whole"
@@ -211,7 +239,7 @@ def test_kill_at_random_moments(tmp_path: Path) -> None:
         name = f"run{finished}"
         folder = tmp_path / name
         if (folder / "experiment.toml").exists():
-            run = Running(tmp_path, ("resume", name))
+            run = Running(tmp_path, ("resume", name, *EACH))
         else:  # before its first file there is no run yet
             run = Running(tmp_path, (*LONG, name))
         if kills < KILLS:

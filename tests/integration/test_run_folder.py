@@ -231,7 +231,7 @@ def test_poisoned_public_labels_change_one_diagnostic_alone(
 
 @pytest.mark.parametrize(("number", "code", "word"), [("SIGINT", 130, "interrupted"), ("SIGTERM", 143, "terminated")])
 def test_a_signal_in_mid_run_leaves_a_valid_folder(number: str, code: int, word: str, tmp_path: Path) -> None:
-    run = Running(tmp_path, ("run", "fedcc", *QUICK, "--rounds", 500, "--out", "r"))
+    run = Running(tmp_path, ("run", "fedcc", *QUICK, "--rounds", 500, "--checkpoint-every", 1, "--out", "r"))
     folder = RunFolder(tmp_path / "r")
     wait_until(folder.metrics)
     os.kill(run.pid, getattr(signal, number))

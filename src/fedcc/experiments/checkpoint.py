@@ -1,7 +1,8 @@
 """Checkpoints: a federation between two rounds as one safetensors file, from which a run goes on bit for bit.
 
-What a method remembers is a tree of models, messages, tensors and JSON values. The tensors become the file's tensors,
-each stored once however often it is met; the rest becomes JSON in the file's metadata. Nothing is unpickled: the
+What a method remembers is a tree of models, messages, tensors and JSON values. The tensors of one type and device are
+laid end to end as one tensor of the file, each of them once however often it is met (a file of thousands of small
+ones would take several times as long); the rest becomes JSON in the file's metadata. Nothing is unpickled: the
 classes that a file may name are the dataclasses that the method's own modules know. A file's name holds the checksum
 of its content.
 """
@@ -11,9 +12,11 @@ from __future__ import annotations
 import json
 import re
 import sys
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields, is_dataclass
 from hashlib import blake2b
+from math import prod
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -33,6 +36,7 @@ from fedcc.run import Record, chosen_device, described, rebuilt
 
 FORMAT = 1
 KEPT = 2
+SHARE = 0.05  # of a run's time, where it is not said how often
 DIGEST = 16  # bytes of the checksum
 
 
@@ -67,9 +71,15 @@ class Checkpoints:
             )
         )
         self.size = 0  # bytes of the latest
+        self.cost = self.ended = 0.0  # seconds that the latest took, and when it was written
+
+    def affordable(self) -> bool:
+        """Whether another one as costly as the latest takes at most its share of the time since then."""
+        return self.cost <= SHARE * (time.perf_counter() - self.ended)
 
     def write(self, snapshot: Snapshot, seconds: float) -> None:
         """Write one, whole even if a signal asks the program to end, and remove those before the last two."""
+        begun = time.perf_counter()
         offset = (self.folder / "metrics.jsonl").stat().st_size
         about = {"format": FORMAT, "offset": offset, "seconds": seconds, **self.identity}
         content = packed(snapshot, self.method, about)
@@ -79,7 +89,8 @@ class Checkpoints:
                 file.write(content)
             for path in self.paths()[:-KEPT]:
                 path.unlink()
-        self.size = len(content)
+        self.size, self.ended = len(content), time.perf_counter()
+        self.cost = self.ended - begun
 
     def latest(self) -> tuple[Checkpoint | None, list[str]]:
         """The latest that can be used, and what is wrong with those behind it; they are then out of the way."""
@@ -139,7 +150,7 @@ def packed(snapshot: Snapshot, method: AnyMethod, about: Mapping[str, Any]) -> b
     tree = {f.name: pack(getattr(snapshot, f.name)) for f in fields(snapshot)}
     archs = described({str(n): arch for n, arch in enumerate(pack.archs)})
     metadata = {"about": json.dumps(dict(about)), "tree": json.dumps({"snapshot": tree, "archs": archs})}
-    return save(pack.tensors, metadata)
+    return save(pack.joined(), metadata)
 
 
 def unpacked(
@@ -152,7 +163,7 @@ def unpacked(
     """The snapshot of a file; ``models`` are the caller's own networks, if there are any."""
     from safetensors.torch import load
 
-    tensors = {n: value if n.endswith("cpu") else value.to(device) for n, value in load(content).items()}
+    tensors = {n: value if n.endswith(".cpu") else value.to(device) for n, value in load(content).items()}
     archs = {int(n): arch for n, arch in rebuilt(tree["archs"], models).items()}
     unpack = _Unpack(message_classes(method), tensors, archs)
     return Snapshot(**{name: unpack(value) for name, value in tree["snapshot"].items()})
@@ -177,14 +188,15 @@ class _Pack:
     def __init__(self, classes: Mapping[str, type[Any]]):
         self.classes = classes
         self.archs: dict[Arch, int] = {}
-        self.tensors: dict[str, Tensor] = {}
-        self.names: dict[int, tuple[str, Tensor]] = {}  # by identity; holds the tensor, so that no other gets its id
+        self.parts: dict[str, list[Tensor]] = {}  # by type and device
+        self.lengths: dict[str, int] = {}
+        self.places: dict[int, tuple[str, int]] = {}  # of each tensor, by identity, in its part
 
     def __call__(self, value: Any) -> Any:
         if value is None or isinstance(value, bool | int | float | str):
             return value
         if isinstance(value, Tensor):
-            return ["tensor", self.tensor(value)]
+            return ["tensor", *self.place(value), list(value.shape)]
         if isinstance(value, list | tuple):
             return ["list" if isinstance(value, list) else "tuple", *map(self, value)]
         if isinstance(value, Mapping):
@@ -199,14 +211,16 @@ class _Pack:
             f"method's module knows; got {type(value).__module__}.{name}"
         )
 
-    def tensor(self, value: Tensor) -> str:
-        if id(value) not in self.names:
-            name = f"{len(self.tensors)}.{value.device.type}"
-            self.names[id(value)] = name, value
-            own = value.detach().cpu().contiguous()
-            alone = own.untyped_storage().nbytes() == own.nbytes
-            self.tensors[name] = own if alone else own.clone()  # the format refuses tensors that share memory
-        return self.names[id(value)][0]
+    def place(self, value: Tensor) -> tuple[str, int]:
+        if id(value) not in self.places:
+            name = f"{value.dtype}.{value.device.type}".removeprefix("torch.")
+            begin = self.lengths.get(name, 0)
+            self.places[id(value)], self.lengths[name] = (name, begin), begin + value.numel()
+            self.parts.setdefault(name, []).append(value)
+        return self.places[id(value)]
+
+    def joined(self) -> dict[str, Tensor]:
+        return {n: torch.cat([part.detach().reshape(-1) for part in parts]).cpu() for n, parts in self.parts.items()}
 
 
 class _Unpack:
@@ -214,8 +228,9 @@ class _Unpack:
 
     def __init__(self, classes: Mapping[str, type[Any]], tensors: Mapping[str, Tensor], archs: Mapping[int, Arch]):
         self.classes, self.tensors, self.archs = classes, tensors, archs
+        self.cut: dict[tuple[str, int, tuple[int, ...]], Tensor] = {}
         self.made: dict[str, Callable[..., Any]] = {
-            "tensor": lambda name: self.tensors[name],
+            "tensor": self.tensor,
             "list": lambda *values: [*map(self, values)],
             "tuple": lambda *values: (*map(self, values),),
             "map": lambda *pairs: {self(k): self(v) for k, v in pairs},
@@ -225,3 +240,9 @@ class _Unpack:
 
     def __call__(self, value: Any) -> Any:
         return self.made[value[0]](*value[1:]) if isinstance(value, list) else value
+
+    def tensor(self, name: str, begin: int, shape: list[int]) -> Tensor:
+        place = name, begin, tuple(shape)
+        if place not in self.cut:
+            self.cut[place] = self.tensors[name][begin : begin + prod(shape)].view(shape).clone()
+        return self.cut[place]

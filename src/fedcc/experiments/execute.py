@@ -46,7 +46,7 @@ def execute(
     overwrite: bool = False,
     save_models: bool = True,
     start: Checkpoint | None = None,
-    checkpoint_every: int = 1,
+    checkpoint_every: int | None = None,
     keep_checkpoints: bool = False,
     on_round: Callable[[Record], None] | None = None,
     monitor: Monitor | None = None,
@@ -54,9 +54,10 @@ def execute(
     """Run an experiment (prepared already, if its federation is given); its folder is valid whenever it is stopped.
 
     With ``start`` the run goes on behind that checkpoint of its folder. There is a checkpoint after every so many
-    rounds, none with 0; a finished run needs them no longer.
+    rounds, none with 0; by default after every round, but for those so short that writing would take over a twentieth
+    of the time. A finished run needs them no longer.
     """
-    check_value("checkpoint_every", checkpoint_every, int, 0)
+    check_value("checkpoint_every", checkpoint_every, int | None, 0)
     if federation is None:
         federation = prepare(experiment, out, overwrite=overwrite)
     folder, checkpoints = RunFolder(out), Checkpoints(out, experiment, federation)
@@ -74,7 +75,11 @@ def execute(
             on_round(record)
 
     def keep(snapshot: Snapshot) -> None:
-        if checkpoint_every and snapshot.t % checkpoint_every == 0:
+        if checkpoint_every is None:
+            due = checkpoints.affordable()
+        else:
+            due = checkpoint_every > 0 and snapshot.t % checkpoint_every == 0
+        if due:
             checkpoints.write(snapshot, time.perf_counter() - begun)
 
     result = run(
