@@ -1,4 +1,4 @@
-"""The command line: ``fedcc run``, ``demo``, ``methods``, ``data``, ``skew``."""
+"""The command line: ``fedcc run``, ``resume``, ``demo``, ``methods``, ``data``, ``skew``."""
 
 from __future__ import annotations
 
@@ -44,6 +44,17 @@ DataDir = Annotated[
 ]
 SkewOption = Annotated[str | None, typer.Option("--skew", help="dirichlet:ETA, classes:N or iid")]
 Clients = Annotated[int | None, typer.Option("--clients", help="number of clients")]
+SaveModels = Annotated[bool, typer.Option("--save-models/--no-save-models", help="keep the trained models")]
+Checkpointed = Annotated[
+    bool, typer.Option("--checkpoint/--no-checkpoint", help="write checkpoints, from which `fedcc resume` goes on")
+]
+CheckpointEvery = Annotated[
+    int | None,
+    typer.Option("--checkpoint-every", help="rounds from one to the next; 1 unless rounds are very short"),
+]
+KeepCheckpoints = Annotated[
+    bool, typer.Option("--keep-checkpoints", help="keep the last checkpoints of the finished run")
+]
 Json = Annotated[bool, typer.Option("--json", help="print JSON for programs")]
 
 
@@ -107,14 +118,16 @@ def run(
     ] = None,
     data_dir: DataDir = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="replace the run that the folder holds")] = False,
-    save_models: Annotated[bool, typer.Option("--save-models/--no-save-models", help="keep the trained models")] = True,
+    save_models: SaveModels = True,
+    checkpoint: Checkpointed = True,
+    checkpoint_every: CheckpointEvery = None,
+    keep_checkpoints: KeepCheckpoints = False,
     as_json: Json = False,
 ) -> None:
     """Train one method on one federation and record it in a run folder."""
-    from fedcc.experiments import Experiment, execute, prepare
+    from fedcc.experiments import Experiment, prepare
     from fedcc.experiments.experiment import parse_settings
     from fedcc.methods import METHODS
-    from fedcc.progress import Progress, shown
 
     given: dict[str, Any] = {
         name: value
@@ -144,12 +157,64 @@ def run(
     chosen = chosen | parse_settings(method, settings or [])
     experiment = Experiment.resolved(method, settings=chosen, **given)
     place = out_dir or Path("runs") / experiment.place
+    every = rounds_between(checkpoint, checkpoint_every)
     federation = prepare(experiment, place, data_dir=data_dir, overwrite=overwrite)
+    out(stderr=as_json).print(describe(experiment), soft_wrap=True)
+    options = {"save_models": save_models, "checkpoint_every": every, "keep_checkpoints": keep_checkpoints}
+    train(experiment, place, federation, as_json, **options)
+
+
+@app.command()
+def resume(
+    place: Annotated[Path, typer.Argument(metavar="RUN", help="the run's folder")],
+    data_dir: DataDir = None,
+    save_models: SaveModels = True,
+    checkpoint: Checkpointed = True,
+    checkpoint_every: CheckpointEvery = None,
+    keep_checkpoints: KeepCheckpoints = False,
+    as_json: Json = False,
+) -> None:
+    """Go on with an unfinished run, from its last checkpoint; one that has none yet starts anew."""
+    from fedcc.experiments import RunFolder, unfinished
+
+    every = rounds_between(checkpoint, checkpoint_every)
     console = out(stderr=as_json)
+    if not (place / "experiment.toml").is_file():
+        raise ValueError(f"{place} holds no run; `fedcc run ... --out {place}` starts one")
+    if RunFolder(place).summary() is not None:
+        console.print(f"{place} holds a finished run; there is nothing to do", soft_wrap=True)
+        if as_json:
+            typer.echo((place / "summary.json").read_text(), nl=False)
+        return
+    experiment, federation, start, problems = unfinished(place, data_dir)
+    for problem in problems:
+        _say(f"warning: {problem}")
     console.print(describe(experiment), soft_wrap=True)
-    with shown(Progress(experiment.made().rounds(experiment.rounds)), console) as progress, noted(f"see {place}"):
+    if start is None:
+        console.print("no checkpoint to go on from: starting anew")
+    else:
+        console.print(f"going on after round {start.snapshot.t}, from a checkpoint of {start.size / 1e6:,.1f} MB")
+    options = {"save_models": save_models, "checkpoint_every": every, "keep_checkpoints": keep_checkpoints}
+    train(experiment, place, federation, as_json, start=start, **options)
+
+
+def rounds_between(checkpoint: bool, every: int | None) -> int | None:
+    """The rounds from one checkpoint to the next; 0 for none at all, None to leave it to the run."""
+    if every is not None and every < 1:
+        raise ValueError(f"--checkpoint-every must be at least 1, got {every}; --no-checkpoint writes none")
+    return every if checkpoint else 0
+
+
+def train(experiment: Any, place: Path, federation: Any, as_json: bool, start: Any = None, **options: Any) -> None:
+    """Run an experiment into its folder, with progress, and say how it ended."""
+    from fedcc.experiments import RunFolder, execute
+    from fedcc.progress import Progress, shown
+
+    console = out(stderr=as_json)
+    progress = Progress(experiment.made().rounds(experiment.rounds), start.snapshot.t if start else 0)
+    with shown(progress, console), noted(f"see {place}", f"go on with `{RunFolder(place).resume}`"):
         result = execute(
-            experiment, place, federation, save_models=save_models, on_round=progress.ended, monitor=progress
+            experiment, place, federation, start=start, on_round=progress.ended, monitor=progress, **options
         )
     if as_json:
         typer.echo((place / "summary.json").read_text(), nl=False)
@@ -163,12 +228,14 @@ def run(
 
 
 @contextmanager
-def noted(where: str) -> Iterator[None]:
-    """Whatever ends the block early says where to look."""
+def noted(where: str, onwards: str) -> Iterator[None]:
+    """Whatever ends the block early says where to look; a signal, how to go on too."""
     try:
         yield
     except BaseException as error:
         error.add_note(where)
+        if isinstance(error, Stopped):
+            error.add_note(onwards)
         raise
 
 

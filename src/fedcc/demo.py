@@ -121,7 +121,7 @@ def _no_interrupts() -> Iterator[None]:
 def _one(experiment: Experiment, out: Path) -> None:
     threading.Thread(target=_leave_with_parent, daemon=True).start()
     try:
-        execute(experiment, out)
+        execute(experiment, out, checkpoint_every=0)
     except Exception as error:
         error.add_note(experiment.method)
         raise

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from fedcc.core.messages import WIRE, carried, nbytes
 from fedcc.core.method import AnyMethod, Trained
+from fedcc.core.model import Model
 from fedcc.core.requests import Executor, Init, gather
 from fedcc.core.rng import Key
 from fedcc.core.roles import Client, Server
@@ -35,11 +36,35 @@ class Round:
     bytes_down: int  # of what the clients of this round had received
 
 
-def federate(method: AnyMethod, server: Server, cohort: Cohort, rounds: int, executor: Executor) -> Iterator[Round]:
-    """The one loop, for every method: no branch on the kind of method."""
+@dataclass(frozen=True, eq=False)
+class Snapshot:
+    """A federation between two rounds: all that the next one depends on, since randomness is keyed.
+
+    The memories are the parties' own, not copies: a snapshot is good until the next round begins.
+    """
+
+    t: int  # the last finished round
+    downs: Mapping[int, Any]
+    models: Mapping[str, Model]  # the server's
+    memory: dict[str, Any]  # the server's
+    clients: Mapping[int, tuple[Model, dict[str, Any]]]  # each client's model and memory
+
+
+def federate(
+    method: AnyMethod,
+    server: Server,
+    cohort: Cohort,
+    rounds: int,
+    executor: Executor,
+    start: Snapshot | None = None,
+) -> Iterator[Round]:
+    """The one loop, for every method: no branch on the kind of method. It goes on behind ``start``, if given."""
     server.rounds = rounds
-    downs = drive([method.start(server)], executor)[0]
-    for t in range(1, method.rounds(rounds) + 1):
+    if start is None:
+        downs = drive([method.start(server)], executor)[0]
+    else:
+        server.models, server.memory, downs = dict(start.models), start.memory, start.downs
+    for t in range(start.t + 1 if start else 1, method.rounds(rounds) + 1):
         received = downs
         server.begin(t)
         ups = cohort.round(t, received)
@@ -61,6 +86,7 @@ class Simulated:
         *,
         participation: float = 1.0,
         wire: str = "fp32",
+        start: Snapshot | None = None,
     ):
         if not 0 < participation <= 1:
             raise ValueError(f"participation must be above 0 and at most 1, got {participation}")
@@ -69,6 +95,10 @@ class Simulated:
         self.method, self.clients, self.executor = method, clients, executor
         self.participation, self.wire = participation, wire
         self.present: list[Client] = []  # those of the latest round
+        if start is not None:
+            for client in clients:
+                client.model, client.memory = start.clients[client.id]
+            return
         models = drive([_ask(clients)], executor)[0]
         for client, model in zip(clients, models, strict=True):
             client.model = model
@@ -89,6 +119,11 @@ class Simulated:
         key = Key(self.clients[0].key.seed, t, phase="participation")
         chosen = key.generator().choice(len(self.clients), number, replace=False)
         return [self.clients[i] for i in sorted(chosen)]
+
+    def snapshot(self, server: Server, done: Round) -> Snapshot:
+        """What the round behind ``done`` depends on."""
+        clients = {c.id: (c.model, c.memory) for c in self.clients}
+        return Snapshot(done.t, done.downs, server.models, server.memory, clients)
 
     def trained(self, server: Server) -> Trained:
         """What there is to predict with now."""

@@ -24,8 +24,8 @@ class Progress:
     has no sync phase.
     """
 
-    def __init__(self, rounds: int):
-        self.rounds, self.done = rounds, 0
+    def __init__(self, rounds: int, done: int = 0):
+        self.rounds, self.done = rounds, done
         self.phase, self.client = "starting", SERVER
         self.accuracy: float | None = None
         self.begun = self.round_begun = 0.0  # set when the first fit begins: reading data is no training

@@ -26,7 +26,7 @@ from fedcc.engine import be_deterministic, drive, usual_engine, usual_precision
 from fedcc.engine import engine as engine_named
 from fedcc.engine.plain import Monitor, Plain, Precision
 from fedcc.evaluate import Evaluation, evaluate
-from fedcc.federate import Round, Simulated, federate
+from fedcc.federate import Round, Simulated, Snapshot, federate
 from fedcc.federation import Federation, Models, as_samples, several
 from fedcc.methods import METHODS, make
 from fedcc.nets import ResNet, build, network
@@ -108,7 +108,7 @@ class Result:
             "classes": self.trained.classes,
             "view": asdict(self.view),
             "dtype": self.dtype,
-            "models": _described({who: m.arch for who, m in models.items()}),
+            "models": described({who: m.arch for who, m in models.items()}),
             "rounds": self.rounds,
             "seconds": self.seconds,
         }
@@ -150,7 +150,7 @@ class Result:
         elif method.name != about["method"]:
             raise ValueError(f"{place} was saved by {about['method']}, got method={method.name}")
         try:
-            archs = _archs(about["models"], models)
+            archs = rebuilt(about["models"], models)
             shown: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in about["view"].items()}
             view = View(**shown)
         except (KeyError, TypeError, AttributeError) as error:
@@ -190,12 +190,15 @@ def run(
     client_accuracy: bool = True,
     on_round: Callable[[Record], None] | None = None,
     monitor: Monitor | None = None,
+    start: Snapshot | None = None,
+    on_snapshot: Callable[[Snapshot], None] | None = None,
 ) -> Result:
     """Train a method on a federation; rounds and epochs come from the data set unless given.
 
-    ``on_round`` is told each round's record as it ends. The same seed gives the same numbers for the same number of
-    CPU ``threads``; on a GPU, up to rounding unless ``deterministic``. The engine is ``fused`` with bf16 on a GPU and
-    ``plain`` with fp32 on a CPU unless given.
+    ``on_round`` is told each round's record as it ends, then ``on_snapshot`` what the next one depends on; a run that
+    is given such a snapshot as ``start`` goes on behind it, and its result has the rounds from there on. The same seed
+    gives the same numbers for the same number of CPU ``threads``; on a GPU, up to rounding unless ``deterministic``.
+    The engine is ``fused`` with bf16 on a GPU and ``plain`` with fp32 on a CPU unless given.
     """
     method = make(method) if isinstance(method, str) else method
     if not isinstance(method, Method):
@@ -210,12 +213,12 @@ def run(
     begun = time.perf_counter()
     with fixed_threads(threads):
         server, clients = parties(method, federation, recipe, seed, executor.device)
-        cohort = Simulated(method, clients, executor, participation=participation, wire=wire)
+        cohort = Simulated(method, clients, executor, participation=participation, wire=wire, start=start)
         test = federation.test.to(executor.device)
         wanted = client_accuracy and method.trains_clients
         counts = {c.id: c.counts().cpu() for c in clients} if wanted else {}
         records: list[Record] = []
-        for done in federate(method, server, cohort, total, executor):
+        for done in federate(method, server, cohort, total, executor, start):
             spent, now = dict(executor.seconds), time.perf_counter()
             found = Evaluation()
             if method.evaluates(done.t, total):
@@ -233,6 +236,8 @@ def run(
             executor.seconds = {}
             if on_round:
                 on_round(records[-1])
+            if on_snapshot:
+                on_snapshot(cohort.snapshot(server, done))
     public, dtype = federation.public, str(federation.public.x.dtype).removeprefix("torch.")
     return Result(method, cohort.trained(server), public.view, dtype, records, time.perf_counter() - begun)
 
@@ -319,7 +324,8 @@ def _models(trained: Trained) -> dict[str, Model]:
     }
 
 
-def _described(archs: Mapping[str, Arch]) -> dict[str, Any]:
+def described(archs: Mapping[str, Arch]) -> dict[str, Any]:
+    """Architectures as plain values, from which :func:`rebuilt` makes them again."""
     own = _labels(t for arch in archs.values() for t in arch.trunks if not isinstance(t, ResNet))
     return {
         who: {
@@ -342,12 +348,12 @@ def _labels(factories: Iterable[Factory]) -> dict[Factory, str]:
     return labels
 
 
-def _archs(described: Mapping[str, Any], models: Models | None) -> dict[str, Arch]:
+def rebuilt(descriptions: Mapping[str, Any], models: Models | None) -> dict[str, Arch]:
     """The architectures of saved models; networks of the caller's own are found among ``models`` by name."""
     given = several(models) if models is not None else ()
     own = {label: factory for factory, label in _labels(m for m in given if not isinstance(m, str)).items()}
     archs = {}
-    for who, about in described.items():
+    for who, about in descriptions.items():
         shape, trunks = tuple(about["shape"]), []
         for name in about["trunks"]:
             label = name.removeprefix("own:")

@@ -232,7 +232,7 @@ def test_an_output_folder_that_is_taken(capsys: Capsys) -> None:
     assert held(Path("r")) == before  # a wrong call replaces nothing
 
     Path("r/summary.json").unlink()
-    call(capsys, *words, "r").refused("r holds this run already (unfinished)")
+    call(capsys, *words, "r").refused("r holds this run already (unfinished)", "`fedcc resume r`", "--overwrite")
     Path("r/experiment.toml").write_text("nonsense")
     call(capsys, *words, "r").refused("r holds another run (unfinished)")
     Path("r/notes.txt").write_text("mine")
@@ -308,6 +308,7 @@ def test_a_disk_that_is_full_from_the_start(capsys: Capsys, monkeypatch: pytest.
 def test_a_disk_that_fills_up_in_mid_run(tmp_path: Path) -> None:
     """A limit on the size of files makes writing fail for real, in the middle of a line."""
     words = ("run", "local", *QUICK, "--fraction", 0.05, "--rounds", 9, "--epochs", 0, "--out", "r", "--overwrite")
+    words = (*words, "--no-checkpoint")
     assert Running(tmp_path, (*words, "--no-save-models")).end().code == 0
     sizes = {p.name: p.stat().st_size for p in (tmp_path / "r").iterdir()}
     limit = sizes.pop("metrics.jsonl") - 100
@@ -323,7 +324,9 @@ def test_a_disk_that_fills_up_in_mid_run(tmp_path: Path) -> None:
 
 def test_models_that_do_not_fit_leave_the_rounds_and_no_summary(tmp_path: Path) -> None:
     words = ("run", "local", *QUICK, "--epochs", 0, "--out", "r")
-    Running(tmp_path, words, largest=50_000).end().failed("models.safetensors: File too large", "see r")
+    Running(tmp_path, (*words, "--no-checkpoint"), largest=50_000).end().failed(
+        "models.safetensors: File too large", "see r"
+    )
     folder = RunFolder(tmp_path / "r")
     assert len(folder.metrics()) == 1
     assert {p.name for p in folder.path.iterdir()} == {

@@ -27,8 +27,10 @@ COMMANDS = {
         "--config --data --skew --clients --models --assignment --rounds --epochs --participation --seed --set --lr "
         "--batch --reset --public --stratified --fraction --augment --resize --wire --client-accuracy --device "
         "--engine --deterministic "
-        "--precision --threads --out --data-dir --overwrite --save-models --json"
+        "--precision --threads --out --data-dir --overwrite --save-models "
+        "--checkpoint --checkpoint-every --keep-checkpoints --json"
     ),
+    "resume": "--data-dir --save-models --checkpoint --checkpoint-every --keep-checkpoints --json",
     "demo": "--out --rounds --epochs --clients --seed --jobs --json",
     "methods": "--json",
     "bench": "--device --clients --steps --model --batch --threads --json",

@@ -231,17 +231,19 @@ def test_poisoned_public_labels_change_one_diagnostic_alone(
 
 @pytest.mark.parametrize(("number", "code", "word"), [("SIGINT", 130, "interrupted"), ("SIGTERM", 143, "terminated")])
 def test_a_signal_in_mid_run_leaves_a_valid_folder(number: str, code: int, word: str, tmp_path: Path) -> None:
-    run = Running(tmp_path, ("run", "fedcc", *QUICK, "--rounds", 500, "--out", "r"))
+    run = Running(tmp_path, ("run", "fedcc", *QUICK, "--rounds", 500, "--checkpoint-every", 1, "--out", "r"))
     folder = RunFolder(tmp_path / "r")
     wait_until(folder.metrics)
     os.kill(run.pid, getattr(signal, number))
     done = run.end(20)
-    done.failed(word, "see r", code=code)
+    done.failed(word, "see r; go on with `fedcc resume r`", code=code)
     assert done.err.count("\n") == 1
     records = folder.metrics()
     assert [r["round"] for r in records] == list(range(1, len(records) + 1))
     assert (folder.path / "metrics.jsonl").read_bytes().endswith(b"\n")
-    assert {p.name for p in folder.path.iterdir()} == FILES - {"summary.json"}
+    checkpoints = {p.name for p in folder.path.glob("checkpoint-*.safetensors")}
+    assert len(checkpoints) == min(2, len(records)) or len(records) == 1  # whose checkpoint was not begun yet
+    assert {p.name for p in folder.path.iterdir()} == FILES - {"summary.json"} | checkpoints
     assert Experiment.read(folder.path / "experiment.toml").rounds == 500
     again = Running(tmp_path, ("run", "fedcc", *QUICK, "--epochs", 0, "--out", "r", "--overwrite")).end()
     assert again.code == 0

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import secrets
+import signal
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,3 +27,21 @@ def written_whole(path: Path) -> Iterator[IO[bytes]]:
         if isinstance(error, OSError):
             error.filename, error.filename2 = str(path), None  # a failed write names no file, or the temporary one
         raise
+
+
+@contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Ctrl-C and SIGTERM wait until the block has ended."""
+    waiting: list[int] = []
+    before = {}
+    try:
+        if threading.current_thread() is threading.main_thread():  # handlers run there, and are set there, alone
+            for number in (signal.SIGINT, signal.SIGTERM):
+                if callable(signal.getsignal(number)):
+                    before[number] = signal.signal(number, lambda number, _: waiting.append(number))
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        if waiting:
+            signal.raise_signal(waiting[0])

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from fedcc.core.method import check_value
 from fedcc.engine.plain import Monitor
+from fedcc.experiments.checkpoint import Checkpoint, Checkpoints
 from fedcc.experiments.experiment import Experiment
 from fedcc.experiments.store import RunFolder, environment
+from fedcc.federate import Snapshot
 from fedcc.federation import Federation
 from fedcc.run import Record, Result, rehearse, run
 
@@ -25,6 +28,16 @@ def prepare(experiment: Experiment, out: Path, *, data_dir: Path | None = None, 
     return federation
 
 
+def unfinished(out: Path, data_dir: Path | None = None) -> tuple[Experiment, Federation, Checkpoint | None, list[str]]:
+    """What :func:`execute` needs to go on with a folder's run, and what is wrong with checkpoints that cannot be used.
+
+    Without a checkpoint the run starts anew.
+    """
+    experiment = Experiment.read(out / "experiment.toml")
+    federation = experiment.federation(data_dir)
+    return experiment, federation, *Checkpoints(out, experiment, federation).latest()
+
+
 def execute(
     experiment: Experiment,
     out: Path,
@@ -32,20 +45,42 @@ def execute(
     *,
     overwrite: bool = False,
     save_models: bool = True,
+    start: Checkpoint | None = None,
+    checkpoint_every: int | None = None,
+    keep_checkpoints: bool = False,
     on_round: Callable[[Record], None] | None = None,
     monitor: Monitor | None = None,
 ) -> Result:
-    """Run an experiment (prepared already, if its federation is given); its folder is valid whenever it is stopped."""
+    """Run an experiment (prepared already, if its federation is given); its folder is valid whenever it is stopped.
+
+    With ``start`` the run goes on behind that checkpoint of its folder. There is a checkpoint after every so many
+    rounds, none with 0; by default after every round, but for those so short that writing would take over a twentieth
+    of the time. A finished run needs them no longer.
+    """
+    check_value("checkpoint_every", checkpoint_every, int | None, 0)
     if federation is None:
         federation = prepare(experiment, out, overwrite=overwrite)
-    folder = RunFolder(out)
-    folder.begin(experiment, federation.partition)
-    begun = time.perf_counter()
+    folder, checkpoints = RunFolder(out), Checkpoints(out, experiment, federation)
+    if start is None:
+        folder.begin(experiment, federation.partition)
+    else:
+        folder.cut(start.offset)
+        checkpoints.remove(after=start.snapshot.t)
+        checkpoints.size = start.size
+    begun = time.perf_counter() - (start.seconds if start else 0.0)
 
     def told(record: Record) -> None:
         folder.add(record)
         if on_round:
             on_round(record)
+
+    def keep(snapshot: Snapshot) -> None:
+        if checkpoint_every is None:
+            due = checkpoints.affordable()
+        else:
+            due = checkpoint_every > 0 and snapshot.t % checkpoint_every == 0
+        if due:
+            checkpoints.write(snapshot, time.perf_counter() - begun)
 
     result = run(
         experiment.made(),
@@ -66,12 +101,22 @@ def execute(
         client_accuracy=experiment.client_accuracy,
         on_round=told,
         monitor=monitor,
+        start=start.snapshot if start else None,
+        on_snapshot=keep,
     )
+    if start is not None:
+        result = replace(result, rounds=start.records + result.rounds, seconds=start.seconds + result.seconds)
     if save_models:
         result.save(out)
     partition = federation.partition
-    facts = {"data_sha256": federation.fingerprint, "partition_sha256": partition.sha256 if partition else None}
+    facts: dict[str, Any] = {
+        "data_sha256": federation.fingerprint,
+        "partition_sha256": partition.sha256 if partition else None,
+    }
+    facts["checkpoint_bytes"] = checkpoints.size
     folder.write("summary.json", summary(experiment, result, time.perf_counter() - begun) | facts)
+    if not keep_checkpoints:
+        checkpoints.remove()
     return result
 
 

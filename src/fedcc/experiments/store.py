@@ -6,6 +6,8 @@ import contextlib
 import json
 import os
 import platform
+import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -22,6 +24,7 @@ from fedcc.run import Record
 
 REMAINS = ("metrics.jsonl", "environment.json", "partition.npz")  # what a begin that was killed may leave
 FILES = ("summary.json", "models.json", "models.safetensors", *REMAINS, "experiment.toml")
+CHECKPOINT = r"checkpoint-\d+-[0-9a-f]+\.safetensors"
 
 
 class RunFolderError(ValueError):
@@ -47,10 +50,16 @@ class RunFolder:
                 same = False
             what = "this run already" if same else "another run"
             state = "finished" if "summary.json" in held else "unfinished"
-            raise RunFolderError(f"{self.path} holds {what} ({state}); choose another --out, or --overwrite it")
+            way = f"go on with `{self.resume}`" if same and state == "unfinished" else "choose another --out"
+            raise RunFolderError(f"{self.path} holds {what} ({state}); {way}, or --overwrite it")
         foreign = sorted(name for name in held if name not in REMAINS and not _temporary(name))
         if "experiment.toml" not in held and foreign:
             raise RunFolderError(f"{self.path} holds other files ({foreign[0]}); choose another --out")
+
+    @property
+    def resume(self) -> str:
+        """The command that goes on with its run."""
+        return shlex.join(["fedcc", "resume", str(self.path)])
 
     def begin(self, experiment: Experiment, partition: Partition | None) -> None:
         """Make the folder of a new run, in place of what :meth:`check` let pass; all of it or nothing."""
@@ -74,8 +83,18 @@ class RunFolder:
     def clear(self) -> None:
         """Remove a run's own files, ``experiment.toml`` last; others stay."""
         held = {p.name: p for p in self.path.iterdir()}
-        for name in [n for n in held if _temporary(n)] + [n for n in FILES if n in held]:
+        begun = [n for n in held if _temporary(n) or re.fullmatch(CHECKPOINT, n)]
+        for name in begun + [n for n in FILES if n in held]:
             held[name].unlink()
+
+    def cut(self, offset: int) -> None:
+        """Go on behind these bytes of ``metrics.jsonl``; what a killed process had begun to write is removed."""
+        for path in self.path.iterdir():
+            if _temporary(path.name):
+                path.unlink()
+        with (self.path / "metrics.jsonl").open("r+b") as file:
+            file.truncate(offset)
+            os.fsync(file.fileno())
 
     def write(self, name: str, content: Any) -> None:
         with written_whole(self.path / name) as file:
@@ -100,10 +119,10 @@ class RunFolder:
         finally:
             os.close(file)
 
-    def metrics(self) -> list[Record]:
-        """The rounds so far; a line that is still being written is left out."""
+    def metrics(self, size: int | None = None) -> list[Record]:
+        """The rounds so far, or in the first ``size`` bytes; a line that is still being written is left out."""
         path = self.path / "metrics.jsonl"
-        lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
+        lines = path.read_bytes()[:size].split(b"\n")[:-1] if path.exists() else []
         return [json.loads(line) for line in lines]
 
     def summary(self) -> dict[str, Any] | None:

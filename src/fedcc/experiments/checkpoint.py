@@ -1,0 +1,248 @@
+"""Checkpoints: a federation between two rounds as one safetensors file, from which a run goes on bit for bit.
+
+What a method remembers is a tree of models, messages, tensors and JSON values. The tensors of one type and device are
+laid end to end as one tensor of the file, each of them once however often it is met (a file of thousands of small
+ones would take several times as long); the rest becomes JSON in the file's metadata. Nothing is unpickled: the
+classes that a file may name are the dataclasses that the method's own modules know. A file's name holds the checksum
+of its content.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, fields, is_dataclass
+from hashlib import blake2b
+from math import prod
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedcc.core import messages
+from fedcc.core.files import uninterrupted, written_whole
+from fedcc.core.method import AnyMethod
+from fedcc.core.model import Arch, Model
+from fedcc.experiments.experiment import Experiment
+from fedcc.experiments.store import CHECKPOINT, RunFolder, RunFolderError
+from fedcc.federate import Snapshot
+from fedcc.federation import Federation, Models
+from fedcc.run import Record, chosen_device, described, rebuilt
+
+FORMAT = 1
+KEPT = 2
+SHARE = 0.05  # of a run's time, where it is not said how often
+DIGEST = 16  # bytes of the checksum
+
+
+class Damaged(ValueError):
+    """A checkpoint that cannot be used."""
+
+
+@dataclass(frozen=True, eq=False)
+class Checkpoint:
+    """Where an unfinished run goes on, and what it has recorded up to there."""
+
+    snapshot: Snapshot
+    records: list[Record]
+    offset: int  # bytes of metrics.jsonl
+    seconds: float  # that the run had taken
+    size: int  # bytes of the file
+
+
+class Checkpoints:
+    """The checkpoints of one run, in its folder."""
+
+    def __init__(self, folder: Path, experiment: Experiment, federation: Federation):
+        self.folder, self.method, self.device = folder, experiment.made(), chosen_device(experiment.device)
+        partition = federation.partition
+        self.identity = json.loads(
+            json.dumps(
+                {
+                    "experiment": asdict(experiment),
+                    "data_sha256": federation.fingerprint,
+                    "partition_sha256": partition.sha256 if partition else None,
+                }
+            )
+        )
+        self.size = 0  # bytes of the latest
+        self.cost = self.ended = 0.0  # seconds that the latest took, and when it was written
+
+    def affordable(self) -> bool:
+        """Whether another one as costly as the latest takes at most its share of the time since then."""
+        return self.cost <= SHARE * (time.perf_counter() - self.ended)
+
+    def write(self, snapshot: Snapshot, seconds: float) -> None:
+        """Write one, whole even if a signal asks the program to end, and remove those before the last two."""
+        begun = time.perf_counter()
+        offset = (self.folder / "metrics.jsonl").stat().st_size
+        about = {"format": FORMAT, "offset": offset, "seconds": seconds, **self.identity}
+        content = packed(snapshot, self.method, about)
+        digest = blake2b(content, digest_size=DIGEST).hexdigest()
+        with uninterrupted():
+            with written_whole(self.folder / f"checkpoint-{snapshot.t:06d}-{digest}.safetensors") as file:
+                file.write(content)
+            for path in self.paths()[:-KEPT]:
+                path.unlink()
+        self.size, self.ended = len(content), time.perf_counter()
+        self.cost = self.ended - begun
+
+    def latest(self) -> tuple[Checkpoint | None, list[str]]:
+        """The latest that can be used, and what is wrong with those behind it; they are then out of the way."""
+        problems: list[str] = []
+        for path in reversed(self.paths()):
+            try:
+                found = self.read(path)
+            except Damaged as error:
+                problems.append(f"{path} is not used: {error}")
+                continue
+            self.size = found.size
+            return found, problems
+        return None, problems
+
+    def read(self, path: Path) -> Checkpoint:
+        content = path.read_bytes()
+        if f"-{blake2b(content, digest_size=DIGEST).hexdigest()}." not in path.name:
+            raise Damaged("its content is not what its checksum says")
+        about, tree = _header(content)
+        if about.get("format") != FORMAT:
+            raise RunFolderError(f"{path} has format {about.get('format')}, this fedcc reads format {FORMAT}")
+        for part, mine in self.identity.items():
+            if (found := about[part]) != mine:
+                raise RunFolderError(f"{path} is a checkpoint of another experiment ({_difference(part, found, mine)})")
+        snapshot = unpacked(content, tree, self.method, device=self.device)
+        records = RunFolder(self.folder).metrics(about["offset"])
+        if [r["round"] for r in records] != list(range(1, snapshot.t + 1)):
+            raise Damaged(f"metrics.jsonl lacks some of its {snapshot.t} rounds")
+        return Checkpoint(snapshot, records, about["offset"], about["seconds"], len(content))
+
+    def paths(self) -> list[Path]:
+        """Those there are, the oldest first."""
+        return sorted(p for p in self.folder.iterdir() if re.fullmatch(CHECKPOINT, p.name))
+
+    def remove(self, after: int = 0) -> None:
+        """Remove those of the rounds behind ``after``."""
+        for path in self.paths():
+            if int(path.name.split("-")[1]) > after:
+                path.unlink()
+
+
+def _difference(part: str, found: Any, mine: Any) -> str:
+    if not isinstance(mine, dict):
+        return f"{part} is {found}, here {mine}"
+    name = next(n for n in mine if found.get(n) != mine[n])
+    return _difference(name, found.get(name), mine[name])
+
+
+# ------------------------------------------------------------------------------------------------ snapshots as bytes
+
+
+def packed(snapshot: Snapshot, method: AnyMethod, about: Mapping[str, Any]) -> bytes:
+    """A snapshot as a safetensors file with ``about`` beside it."""
+    from safetensors.torch import save
+
+    pack = _Pack(message_classes(method))
+    tree = {f.name: pack(getattr(snapshot, f.name)) for f in fields(snapshot)}
+    archs = described({str(n): arch for n, arch in enumerate(pack.archs)})
+    metadata = {"about": json.dumps(dict(about)), "tree": json.dumps({"snapshot": tree, "archs": archs})}
+    return save(pack.joined(), metadata)
+
+
+def unpacked(
+    content: bytes,
+    tree: Mapping[str, Any],
+    method: AnyMethod,
+    models: Models | None = None,
+    device: torch.device | str = "cpu",
+) -> Snapshot:
+    """The snapshot of a file; ``models`` are the caller's own networks, if there are any."""
+    from safetensors.torch import load
+
+    tensors = {n: value if n.endswith(".cpu") else value.to(device) for n, value in load(content).items()}
+    archs = {int(n): arch for n, arch in rebuilt(tree["archs"], models).items()}
+    unpack = _Unpack(message_classes(method), tensors, archs)
+    return Snapshot(**{name: unpack(value) for name, value in tree["snapshot"].items()})
+
+
+def _header(content: bytes) -> tuple[dict[str, Any], dict[str, Any]]:
+    length = int.from_bytes(content[:8], "little")
+    metadata = json.loads(content[8 : 8 + length])["__metadata__"]
+    return json.loads(metadata["about"]), json.loads(metadata["tree"])
+
+
+def message_classes(method: AnyMethod) -> dict[str, type[Any]]:
+    """The messages by name: dataclasses of ``fedcc.core.messages`` and of the modules that define the method."""
+    modules: list[ModuleType] = [sys.modules[kind.__module__] for kind in reversed(type(method).__mro__)]
+    known = [vars(module) for module in (messages, *modules)]
+    return {n: kind for names in known for n, kind in names.items() if isinstance(kind, type) and is_dataclass(kind)}
+
+
+class _Pack:
+    """From values to JSON: numbers, texts and None stand for themselves, all else is a list that begins with a tag."""
+
+    def __init__(self, classes: Mapping[str, type[Any]]):
+        self.classes = classes
+        self.archs: dict[Arch, int] = {}
+        self.parts: dict[str, list[Tensor]] = {}  # by type and device
+        self.lengths: dict[str, int] = {}
+        self.places: dict[int, tuple[str, int]] = {}  # of each tensor, by identity, in its part
+
+    def __call__(self, value: Any) -> Any:
+        if value is None or isinstance(value, bool | int | float | str):
+            return value
+        if isinstance(value, Tensor):
+            return ["tensor", *self.place(value), list(value.shape)]
+        if isinstance(value, list | tuple):
+            return ["list" if isinstance(value, list) else "tuple", *map(self, value)]
+        if isinstance(value, Mapping):
+            return ["map", *([self(k), self(v)] for k, v in value.items())]
+        if isinstance(value, Model):
+            return ["model", self.archs.setdefault(value.arch, len(self.archs)), self(value.state)]
+        name = type(value).__name__
+        if self.classes.get(name) is type(value):
+            return ["message", name, {f.name: self(getattr(value, f.name)) for f in fields(value)}]
+        raise TypeError(
+            "between rounds there are tensors, numbers, texts, lists, mappings, models, and messages whose class the "
+            f"method's module knows; got {type(value).__module__}.{name}"
+        )
+
+    def place(self, value: Tensor) -> tuple[str, int]:
+        if id(value) not in self.places:
+            name = f"{value.dtype}.{value.device.type}".removeprefix("torch.")
+            begin = self.lengths.get(name, 0)
+            self.places[id(value)], self.lengths[name] = (name, begin), begin + value.numel()
+            self.parts.setdefault(name, []).append(value)
+        return self.places[id(value)]
+
+    def joined(self) -> dict[str, Tensor]:
+        return {n: torch.cat([part.detach().reshape(-1) for part in parts]).cpu() for n, parts in self.parts.items()}
+
+
+class _Unpack:
+    """And back."""
+
+    def __init__(self, classes: Mapping[str, type[Any]], tensors: Mapping[str, Tensor], archs: Mapping[int, Arch]):
+        self.classes, self.tensors, self.archs = classes, tensors, archs
+        self.cut: dict[tuple[str, int, tuple[int, ...]], Tensor] = {}
+        self.made: dict[str, Callable[..., Any]] = {
+            "tensor": self.tensor,
+            "list": lambda *values: [*map(self, values)],
+            "tuple": lambda *values: (*map(self, values),),
+            "map": lambda *pairs: {self(k): self(v) for k, v in pairs},
+            "model": lambda arch, state: Model(self.archs[arch], self(state)),
+            "message": lambda name, given: self.classes[name](**{n: self(v) for n, v in given.items()}),
+        }
+
+    def __call__(self, value: Any) -> Any:
+        return self.made[value[0]](*value[1:]) if isinstance(value, list) else value
+
+    def tensor(self, name: str, begin: int, shape: list[int]) -> Tensor:
+        place = name, begin, tuple(shape)
+        if place not in self.cut:
+            self.cut[place] = self.tensors[name][begin : begin + prod(shape)].view(shape).clone()
+        return self.cut[place]

@@ -1,0 +1,272 @@
+"""A run that is stopped at any moment, even killed, goes on to the numbers that it would have had."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedcc.experiments import RunFolder
+from program import QUICK, Done, Running, call, wait_until
+
+Capsys = pytest.CaptureFixture[str]
+EACH = ("--checkpoint-every", 1)
+WORDS = (
+    "run",
+    "fedcc",
+    *QUICK,
+    "--rounds",
+    3,
+    "--set",
+    "majority_recompute=false",
+    "--participation",
+    0.8,
+    *EACH,
+    "--out",
+)
+
+
+def checkpoints(folder: Path) -> list[Path]:
+    return sorted(folder.glob("checkpoint-*.safetensors"))
+
+
+def rounds_of(folder: Path) -> list[int]:
+    return [int(p.name.split("-")[1]) for p in checkpoints(folder)]
+
+
+def numbers(folder: Path) -> Any:
+    """All that a run says, but for times."""
+    records = [{k: v for k, v in record.items() if k != "seconds"} for record in RunFolder(folder).metrics()]
+    summary = json.loads((folder / "summary.json").read_text())
+    summary.pop("seconds")
+    size = summary.pop("checkpoint_bytes")
+    assert size > 100_000
+    models = json.loads((folder / "models.json").read_text())
+    for record in models["rounds"]:
+        record.pop("seconds")
+    models.pop("seconds")
+    return records, summary, models, (folder / "models.safetensors").read_bytes()
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that nobody stopped, with its last two checkpoints."""
+    place = tmp_path_factory.mktemp("whole")
+    done = Running(place, (*WORDS, "r", "--keep-checkpoints")).end(120)
+    assert done.code == 0, done
+    assert rounds_of(place / "r") == [2, 3]
+    return place / "r"
+
+
+@pytest.fixture
+def copy(whole: Path, tmp_path: Path) -> Path:
+    """The same folder as it was before its summary was written."""
+    place = tmp_path / "r"
+    place.mkdir()
+    for path in whole.iterdir():
+        if path.name not in ("summary.json", "models.json", "models.safetensors"):
+            (place / path.name).write_bytes(path.read_bytes())
+    return place
+
+
+def ended(done: Done, folder: Path, whole: Path) -> None:
+    """The run has ended as the other did, and has cleaned up."""
+    assert done.code == 0, done
+    assert numbers(folder) == numbers(whole)
+    assert {p.name for p in folder.iterdir()} == {p.name for p in whole.iterdir()} - {
+        p.name for p in checkpoints(whole)
+    }
+
+
+@pytest.mark.parametrize("number", ["SIGKILL", "SIGTERM"])
+def test_a_run_that_was_stopped_goes_on(number: str, whole: Path, tmp_path: Path, capsys: Capsys) -> None:
+    run, folder = Running(tmp_path, (*WORDS, "r")), tmp_path / "r"
+    wait_until(lambda: folder.is_dir() and checkpoints(folder))
+    os.kill(run.pid, getattr(signal, number))
+    stopped = run.end()
+    if number == "SIGTERM":
+        stopped.failed("terminated", "see r", "go on with `fedcc resume r`", code=143)
+    call(capsys, *WORDS, folder).refused("holds this run already (unfinished)", f"`fedcc resume {folder}`")
+    call(capsys, *WORDS, folder, "--seed", 1).refused("holds another run (unfinished)", "choose another --out")
+    last = rounds_of(folder)[-1]
+    before = sum(sum(r["seconds"].values()) for r in RunFolder(folder).metrics()[:last])
+    done = call(capsys, "resume", folder)
+    assert f"going on after round {last}, from a checkpoint of" in done.out
+    assert f"round {last}/3" not in done.out
+    ended(done, folder, whole)
+    summary = RunFolder(folder).summary()
+    assert summary is not None
+    assert summary["seconds"] >= before + sum(sum(r["seconds"].values()) for r in RunFolder(folder).metrics()[last:])
+    again = call(capsys, "resume", folder)
+    assert (again.code, again.err) == (0, "")
+    assert "holds a finished run" in again.out
+    assert json.loads(call(capsys, "resume", folder, "--json").out) == summary
+
+
+def test_after_the_last_round_only_the_summary_is_left_to_write(copy: Path, whole: Path, capsys: Capsys) -> None:
+    done = call(capsys, "resume", copy)
+    assert "going on after round 3" in done.out
+    ended(done, copy, whole)
+
+
+def test_rounds_after_the_checkpoint_are_cut(copy: Path, whole: Path, capsys: Capsys) -> None:
+    """With half a line and half a checkpoint of a process that was killed."""
+    checkpoints(copy)[-1].unlink()
+    with (copy / "metrics.jsonl").open("a") as file:
+        file.write('{"round": 4, "acc')
+    (copy / ".checkpoint-000003-00.safetensors.0123.tmp").write_bytes(b"half")
+    done = call(capsys, "resume", copy)
+    assert "going on after round 2" in done.out
+    ended(done, copy, whole)
+
+
+def truncate(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-1000])
+
+
+def alter(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[-1000] ^= 1
+    path.write_bytes(content)
+
+
+def empty(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+@pytest.mark.parametrize("damage", [truncate, alter, empty])
+def test_a_damaged_checkpoint_is_passed_over_with_a_warning(
+    damage: Any, copy: Path, whole: Path, capsys: Capsys
+) -> None:
+    damage(checkpoints(copy)[-1])
+    done = call(capsys, "resume", copy)
+    assert done.err.startswith(f"fedcc: warning: {copy / checkpoints(whole)[-1].name} ")
+    assert "is not used: its content is not what its checksum says" in done.err
+    assert "going on after round 2" in done.out
+    ended(done, copy, whole)
+
+
+def test_without_a_good_checkpoint_it_starts_anew(copy: Path, whole: Path, capsys: Capsys) -> None:
+    for path in checkpoints(copy):
+        truncate(path)
+    done = call(capsys, "resume", copy)
+    assert done.err.count("warning") == 2
+    assert "starting anew" in done.out
+    ended(done, copy, whole)
+
+
+def test_metrics_that_are_shorter_than_a_checkpoint_says(copy: Path, whole: Path, capsys: Capsys) -> None:
+    lines = (copy / "metrics.jsonl").read_bytes().splitlines(keepends=True)
+    (copy / "metrics.jsonl").write_bytes(b"".join(lines[:2]))
+    done = call(capsys, "resume", copy)
+    assert "metrics.jsonl lacks some of its 3 rounds" in done.err
+    ended(done, copy, whole)
+
+
+def test_a_checkpoint_of_another_experiment_is_refused(copy: Path, capsys: Capsys) -> None:
+    toml = copy / "experiment.toml"
+    toml.write_text(toml.read_text().replace("seed = 0", "seed = 1"))
+    before = {p.name: p.read_bytes() for p in copy.iterdir()}
+    call(capsys, "resume", copy).refused("is a checkpoint of another experiment (seed is 0, here 1)")
+    toml.write_text(toml.read_text().replace("seed = 1", "seed = 0").replace("lam = ", "lam = 1"))
+    call(capsys, "resume", copy).refused("is a checkpoint of another experiment (lam is ")
+    toml.write_bytes(before["experiment.toml"])
+    assert {p.name: p.read_bytes() for p in copy.iterdir()} == before | {"experiment.toml": before["experiment.toml"]}
+
+
+def test_wrong_calls(tmp_path: Path, capsys: Capsys) -> None:
+    call(capsys, "resume", tmp_path / "gone").refused("gone holds no run")
+    call(capsys, "resume", tmp_path).refused("holds no run")
+    call(capsys, *WORDS, tmp_path / "r", "--checkpoint-every", 0).refused(
+        "--checkpoint-every must be at least 1, got 0"
+    )
+    assert not (tmp_path / "r").exists()
+
+
+def test_rarer_checkpoints_or_none(tmp_path: Path, capsys: Capsys) -> None:
+    words = ("run", "local", *QUICK, "--epochs", 0, "--rounds", 5, "--keep-checkpoints", "--out", tmp_path / "r")
+    for more, expected in ((EACH, [4, 5]), (("--checkpoint-every", 2), [2, 4]), (("--no-checkpoint",), [])):
+        assert call(capsys, *words, *more, "--overwrite").code == 0
+        assert rounds_of(tmp_path / "r") == expected
+        sizes = [p.stat().st_size for p in checkpoints(tmp_path / "r")]
+        summary = RunFolder(tmp_path / "r").summary()
+        assert summary is not None
+        assert summary["checkpoint_bytes"] == (sizes[-1] if sizes else 0)
+    assert call(capsys, *words, *EACH, "--overwrite").code == 0
+    (tmp_path / "r" / "summary.json").unlink()
+    assert call(capsys, "resume", tmp_path / "r").code == 0
+    assert rounds_of(tmp_path / "r") == []
+
+
+def test_unless_told_how_often_it_takes_a_twentieth_of_the_time_at_most(copy: Path) -> None:
+    from fedcc.experiments import Experiment
+    from fedcc.experiments.checkpoint import Checkpoints
+
+    experiment = Experiment.read(copy / "experiment.toml")
+    written = Checkpoints(copy, experiment, experiment.federation())
+    assert written.affordable()
+    now = time.perf_counter()
+    written.cost, written.ended = 10.0, now - 190
+    assert not written.affordable()
+    written.ended = now - 210
+    assert written.affordable()
+
+
+# --------------------------------------------------------------------------------------------------- kill -9, often
+
+KILLS = 20
+LONG = ("run", "fedcc", *QUICK, "--rounds", 4, *EACH, "--out")
+
+
+@pytest.mark.slow
+def test_kill_at_random_moments(tmp_path: Path) -> None:
+    """Every other kill comes within 20 ms behind a change in the folder, to meet the writes themselves."""
+    assert Running(tmp_path, ("--version",)).end(120).code == 0  # what processes begin with is imported now
+    begun = time.monotonic()
+    assert Running(tmp_path, (*LONG, "whole")).end(120).code == 0
+    duration, whole = time.monotonic() - begun, tmp_path / "whole"
+    kills = finished = 0
+    seed = random.randrange(2**32)
+    draw = random.Random(seed)
+    met: list[str] = []
+    while True:
+        name = f"run{finished}"
+        folder = tmp_path / name
+        if (folder / "experiment.toml").exists():
+            run = Running(tmp_path, ("resume", name, *EACH))
+        else:  # before its first file there is no run yet
+            run = Running(tmp_path, (*LONG, name))
+        if kills < KILLS:
+            if kills % 2:
+                before = seen(folder)
+                wait_until(lambda r=run, f=folder, b=before: not r.process.is_alive() or seen(f) != b)
+                time.sleep(draw.uniform(0, 0.02))
+            else:
+                run.process.join(draw.uniform(0, 0.8 * duration))
+            if run.process.is_alive():
+                os.kill(run.pid, signal.SIGKILL)
+                kills += 1
+                assert run.end().code == -signal.SIGKILL
+                met.append(f"{name}: {rounds_of(folder) if folder.is_dir() else 'nothing'}")
+                continue
+        done = run.end(120)
+        assert done.code == 0, (seed, met, done)
+        assert numbers(folder) == numbers(whole), (seed, met)
+        assert [p for p in folder.iterdir() if p.name not in {q.name for q in whole.iterdir()}] == []
+        finished += 1
+        if kills == KILLS:
+            break
+    print(f"seed {seed}: {finished} runs in {time.monotonic() - begun:.0f} s", *met, sep="\n")
+
+
+def seen(folder: Path) -> dict[str, int]:
+    try:
+        return {p.name: p.stat().st_size for p in folder.iterdir()}
+    except FileNotFoundError:
+        return {}
