@@ -70,6 +70,8 @@ def test_every_method_goes_on_as_if_nothing_had_happened(
     assert list(expected) == list(found)  # in their order, too
     assert all(torch.equal(expected[n], found[n]) and expected[n].dtype == found[n].dtype for n in expected)
     assert torch.equal(whole.scores(), rest.scores())
+    for one, other in zip((whole.server, *whole.clients), (rest.server, *rest.clients), strict=True):
+        assert _plain(one.memory) == _plain(other.memory)
 
 
 def test_values_survive_with_their_types_and_order() -> None:
