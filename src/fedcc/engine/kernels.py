@@ -16,13 +16,32 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from fedcc.core.samples import View
+
 # mypy: disable-error-code="untyped-decorator,no-untyped-def,no-untyped-call,index,arg-type"
 # ruff: noqa: ARG004
 
 
 def jit(kernel: Any) -> Any:
     """Compiled once for all sizes: whole numbers are not specialised on (a multiple of 16, one)."""
-    sizes = {"ROWS", "H", "W", "HO", "WO", "HX", "WX", "TILES", "LANES", "COUNT", "N"}
+    sizes = {
+        "ROWS",
+        "H",
+        "W",
+        "HO",
+        "WO",
+        "HX",
+        "WX",
+        "TILES",
+        "LANES",
+        "COUNT",
+        "N",
+        "WINDOW",
+        "BATCH",
+        "ALL",
+        "FIRST",
+        "PAD",
+    }
     names = inspect.signature(kernel).parameters
     fixed = {name for name, about in names.items() if about.annotation not in (inspect.Parameter.empty,)}
     return triton.jit(kernel, do_not_specialize=[name for name in names if name in sizes - fixed])
@@ -33,27 +52,34 @@ def _conv(
     x, w, y, part, pre_scale, pre_shift,
     ROWS, H, W, HO, WO, TILES,
     CIN: tl.constexpr, COUT: tl.constexpr, STRIDE: tl.constexpr, PRE: tl.constexpr, BM: tl.constexpr,
+    SPAN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """Y = conv3x3(x), or of relu(scale x + shift) with PRE, and per-tile sums of y and y^2 per channel."""
+    """Y = conv3x3(x), or of relu(scale x + shift) with PRE, and per-tile sums of y and y^2 per channel.
+
+    With SPAN 3 the three taps of a row, which lie side by side in memory, make one product.
+    """
     tile, lane = tl.program_id(0), tl.program_id(1)
     m = tile * BM + tl.arange(0, BM)
-    n, k = tl.arange(0, COUT), tl.arange(0, CIN)
+    n, k = tl.arange(0, COUT), tl.arange(0, BK)
+    j, own = k // CIN, (k < SPAN * CIN)[None, :]
     wo, ho, b = m % WO, (m // WO) % HO, m // (WO * HO)
     rows_in = (ROWS // (HO * WO)) * H * W
     x += lane.to(tl.int64) * rows_in * CIN
     w += lane * 9 * CIN * COUT
     if PRE:
-        scale = tl.load(pre_scale + lane * CIN + k)[None, :]
-        shift = tl.load(pre_shift + lane * CIN + k)[None, :]
+        scale = tl.load(pre_scale + lane * CIN + k % CIN)[None, :]
+        shift = tl.load(pre_shift + lane * CIN + k % CIN)[None, :]
     acc = tl.zeros((BM, COUT), dtype=tl.float32)
-    for tap in tl.static_range(9):
+    for tap in tl.static_range(0, 9, SPAN):
         hi, wi = ho * STRIDE + tap // 3 - 1, wo * STRIDE + tap % 3 - 1
-        inside = (m < ROWS) & (hi >= 0) & (hi < H) & (wi >= 0) & (wi < W)
+        column = wi[:, None] + j[None, :]
+        inside = ((m < ROWS) & (hi >= 0) & (hi < H))[:, None] & (column >= 0) & (column < W) & own
         at = ((b * H + hi) * W + wi) * CIN
-        a = tl.load(x + at[:, None] + k[None, :], mask=inside[:, None], other=0.0)
+        a = tl.load(x + at[:, None] + k[None, :], mask=inside, other=0.0)
         if PRE:
-            a = tl.where(inside[:, None], tl.maximum(a.to(tl.float32) * scale + shift, 0.0), 0.0).to(x.dtype.element_ty)
-        acc += tl.dot(a, tl.load(w + tap * CIN * COUT + k[:, None] * COUT + n[None, :]))
+            a = tl.where(inside, tl.maximum(a.to(tl.float32) * scale + shift, 0.0), 0.0).to(x.dtype.element_ty)
+        taps = w + tap * CIN * COUT + k[:, None] * COUT + n[None, :]
+        acc += tl.dot(a, tl.load(taps, mask=(k < SPAN * CIN)[:, None], other=0.0))
     kept = acc.to(y.dtype.element_ty)
     y += lane.to(tl.int64) * ROWS * COUT
     tl.store(y + m[:, None] * COUT + n[None, :], kept, mask=(m < ROWS)[:, None])
@@ -202,28 +228,35 @@ def _conv_back(
     dy, w, dx, y, stats, part, dout, out,
     ROWS, H, W, HO, WO, TILES, LANES,
     CIN: tl.constexpr, COUT: tl.constexpr, STRIDE: tl.constexpr, MODE: tl.constexpr, BM: tl.constexpr,
+    SPAN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """The gradient of a convolution's input.
+    """The gradient of a convolution's input; SPAN 3 (stride 1 only) as in :func:`_conv`.
 
     MODE 0: the input was relu(scale y + shift); the gradient is masked and its sums with xhat are taken. MODE 1: the
     input went into the block's shortcut too, whose gradient (dout behind the last ReLU) is added.
     """
     tile, lane = tl.program_id(0), tl.program_id(1)
     m = tile * BM + tl.arange(0, BM)
-    n, k = tl.arange(0, CIN), tl.arange(0, COUT)
+    n, k = tl.arange(0, CIN), tl.arange(0, BK)
+    j, own = k // COUT, k < SPAN * COUT
     wi, hi, b = m % W, (m // W) % H, m // (W * H)
     rows_out = (ROWS // (H * W)) * HO * WO
     dy += lane.to(tl.int64) * rows_out * COUT
     w += lane * 9 * CIN * COUT
     acc = tl.zeros((BM, CIN), dtype=tl.float32)
-    for tap in tl.static_range(9):
-        h, v = hi + 1 - tap // 3, wi + 1 - tap % 3
-        inside = (m < ROWS) & (h >= 0) & (v >= 0) & (h % STRIDE == 0) & (v % STRIDE == 0)
+    for tap in tl.static_range(0, 9, SPAN):
+        # from left to right in dy is from right to left in the taps
+        h, v = hi + 1 - tap // 3, wi + 1 - tap % 3 - (SPAN - 1)
+        inside = (m < ROWS) & (h >= 0) & (h % STRIDE == 0)
+        if STRIDE > 1:
+            inside = inside & (v >= 0) & (v % STRIDE == 0)
         h, v = h // STRIDE, v // STRIDE
-        inside = inside & (h < HO) & (v < WO)
+        column = v[:, None] + j[None, :]
+        there = (inside & (h < HO))[:, None] & (column >= 0) & (column < WO) & own[None, :]
         at = ((b * HO + h) * WO + v) * COUT
-        a = tl.load(dy + at[:, None] + k[None, :], mask=inside[:, None], other=0.0)
-        acc += tl.dot(a, tl.load(w + tap * CIN * COUT + n[None, :] * COUT + k[:, None]))
+        a = tl.load(dy + at[:, None] + k[None, :], mask=there, other=0.0)
+        source = (((tap + SPAN - 1 - j) * CIN) * COUT + k % COUT)[:, None] + n[None, :] * COUT
+        acc += tl.dot(a, tl.load(w + source, mask=own[:, None], other=0.0))
     there = (m < ROWS)[:, None]
     at = lane.to(tl.int64) * ROWS * CIN + m[:, None] * CIN + n[None, :]
     if MODE == 0:
@@ -252,45 +285,48 @@ def _conv_back(
 def _weights(
     x, dy, part, pre_scale, pre_shift, ROWS, H, W, HO, WO,
     PER: tl.constexpr, CIN: tl.constexpr, COUT: tl.constexpr, STRIDE: tl.constexpr, PRE: tl.constexpr, BM: tl.constexpr,
+    BK: tl.constexpr, EACH: tl.constexpr,
 ):  # fmt: skip
-    """The gradient of a convolution's weights: three taps of a row and one share of the pixels per program."""
-    split, row, lane = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    """The gradient of a convolution's weights: EACH rows of three taps and one share of the pixels per program."""
+    split, row, lane = tl.program_id(0), tl.program_id(1) * EACH, tl.program_id(2)
     LANES = tl.num_programs(2)
-    n, k = tl.arange(0, COUT), tl.arange(0, CIN)
+    n, k = tl.arange(0, COUT), tl.arange(0, BK)
+    j, own = k // CIN, (k < 3 * CIN)[None, :]
     rows_in = (ROWS // (HO * WO)) * H * W
     x += lane.to(tl.int64) * rows_in * CIN
     dy += lane.to(tl.int64) * ROWS * COUT
     if PRE:
-        scale = tl.load(pre_scale + lane * CIN + k)[None, :]
-        shift = tl.load(pre_shift + lane * CIN + k)[None, :]
-    left = tl.zeros((CIN, COUT), dtype=tl.float32)
-    middle = tl.zeros((CIN, COUT), dtype=tl.float32)
-    right = tl.zeros((CIN, COUT), dtype=tl.float32)
+        scale = tl.load(pre_scale + lane * CIN + k % CIN)[None, :]
+        shift = tl.load(pre_shift + lane * CIN + k % CIN)[None, :]
+    first = tl.zeros((BK, COUT), dtype=tl.float32)
+    second = tl.zeros((BK, COUT), dtype=tl.float32)
+    third = tl.zeros((BK, COUT), dtype=tl.float32)
     for step in range(0, PER):
         m = (split * PER + step) * BM + tl.arange(0, BM)
         wo, ho, b = m % WO, (m // WO) % HO, m // (WO * HO)
+        wi = wo * STRIDE - 1
+        column = wi[:, None] + j[None, :]
+        beside = (m < ROWS)[:, None] & (column >= 0) & (column < W) & own
         d = tl.load(dy + m[:, None] * COUT + n[None, :], mask=(m < ROWS)[:, None], other=0.0)
-        hi = ho * STRIDE + row - 1
-        for tap in tl.static_range(3):
-            wi = wo * STRIDE + tap - 1
-            inside = (m < ROWS) & (hi >= 0) & (hi < H) & (wi >= 0) & (wi < W)
+        for i in tl.static_range(EACH):
+            hi = ho * STRIDE + row + i - 1
+            inside = ((hi >= 0) & (hi < H))[:, None] & beside
             at = ((b * H + hi) * W + wi) * CIN
-            a = tl.load(x + at[:, None] + k[None, :], mask=inside[:, None], other=0.0)
+            a = tl.load(x + at[:, None] + k[None, :], mask=inside, other=0.0)
             if PRE:
-                a = tl.maximum(a.to(tl.float32) * scale + shift, 0.0)
-                a = tl.where(inside[:, None], a, 0.0).to(x.dtype.element_ty)
+                a = tl.where(inside, tl.maximum(a.to(tl.float32) * scale + shift, 0.0), 0.0).to(x.dtype.element_ty)
             product = tl.dot(tl.trans(a), d)
-            if tap == 0:
-                left += product
-            elif tap == 1:
-                middle += product
+            if i == 0:
+                first += product
+            elif i == 1:
+                second += product
             else:
-                right += product
-    part += ((split * LANES + lane) * 9 + row * 3) * CIN * COUT
-    at_w = k[:, None] * COUT + n[None, :]
-    tl.store(part + at_w, left)
-    tl.store(part + CIN * COUT + at_w, middle)
-    tl.store(part + 2 * CIN * COUT + at_w, right)
+                third += product
+    part += ((split * LANES + lane) * 9 + row * 3) * CIN * COUT + k[:, None] * COUT + n[None, :]
+    tl.store(part, first, mask=(k < 3 * CIN)[:, None])
+    if EACH == 3:
+        tl.store(part + 3 * CIN * COUT, second, mask=(k < 3 * CIN)[:, None])
+        tl.store(part + 6 * CIN * COUT, third, mask=(k < 3 * CIN)[:, None])
 
 
 @jit
@@ -319,6 +355,30 @@ def _stem_weights(
 
 
 @jit
+def _images(
+    pool, plan, draws, place, offset, mean, std, out, scale, WINDOW, BATCH, ALL, FIRST, PAD, H, W,
+    C: tl.constexpr, AUGMENTS: tl.constexpr, BP: tl.constexpr,
+):  # fmt: skip
+    """A batch of one stream from the pool of uint8 images: gathered, cropped, flipped, normalised, channels last."""
+    b, lane = tl.program_id(0), tl.program_id(1)
+    step = lane * WINDOW + tl.load(place + lane)
+    row = tl.load(plan + step * BATCH + b) + tl.load(offset + lane)
+    p = tl.program_id(2) * BP + tl.arange(0, BP)
+    h, w = p // W, p % W
+    if AUGMENTS:
+        draws += (step * BATCH + b) * 3
+        w = tl.where(tl.load(draws + 2) > 0, W - 1 - w, w) + tl.load(draws + 1).to(tl.int32) - PAD
+        h += tl.load(draws).to(tl.int32) - PAD
+    inside = (p < H * W) & (h >= 0) & (h < H) & (w >= 0) & (w < W)
+    pool += row.to(tl.int64) * C * H * W
+    out += (lane * ALL + FIRST + b).to(tl.int64) * H * W * C
+    for c in tl.static_range(C):
+        value = tl.load(pool + c * H * W + h * W + w, mask=inside, other=0).to(tl.float32) * scale
+        value = (value - tl.load(mean + c)) / tl.load(std + c)
+        tl.store(out + p * C + c, value.to(out.dtype.element_ty), mask=p < H * W)
+
+
+@jit
 def _adam(p, m, v, g, lane, size, root, N, beta1, beta2, eps, BLOCK: tl.constexpr):
     """Adam on a flat tensor of all lanes' parameters; step size and bias correction per lane."""
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -338,12 +398,12 @@ def _adam(p, m, v, g, lane, size, root, N, beta1, beta2, eps, BLOCK: tl.constexp
 # ------------------------------------------------------------------------------------------- launching
 
 
-# By the wider channel count: pixels per program of convolutions and of passes without a product; for weights'
-# gradients, pixels per step and the number of shares.
-TILE = {16: 128, 32: 64, 64: 64}
+# By the wider channel count, as measured. Convolutions, and gradients of their inputs: pixels per program, taps per
+# product, warps. Gradients of weights: pixels per step, shares, rows of taps per program, warps. Other passes: pixels.
+CONV = {16: (128, 3, 4), 32: (64, 3, 4), 64: (64, 1, 4)}
+BACK = {16: (128, 3, 4), 32: (64, 3, 4), 64: (64, 1, 4)}
+SHARES = {16: (128, 16, 1, 2), 32: (64, 16, 1, 2), 64: (64, 16, 1, 4)}
 FLAT = {16: 128, 32: 64, 64: 32}
-SHARES = {16: (128, 16), 32: (64, 16), 64: (64, 16)}
-SHARE_WARPS = {16: 2, 32: 2, 64: 4}
 WARPS = 4
 
 
@@ -358,20 +418,22 @@ class Sizes:
         self.lanes, self.batch, self.h, self.w, self.cin = x.shape
         self.cout, self.stride = cout, stride
         self.ho, self.wo = -(-self.h // stride), -(-self.w // stride)
-        self.rows_in, self.rows = self.batch * self.h * self.w, self.batch * self.ho * self.wo
-        self.tile = TILE[max(self.cin, cout)]
+        self.rows = self.batch * self.ho * self.wo
+        self.wider = max(self.cin, cout)
 
 
 def conv(x: Tensor, w: Tensor, cout: int, stride: int, pre: Tensor | None) -> tuple[Tensor, Tensor]:
     """The convolution of x, or of relu(scale x + shift) with ``pre`` (statistics of x), and its tiles' sums."""
     s = Sizes(x, cout, stride)
-    tiles = _tiles(s.rows, s.tile)
+    tile, span, warps = CONV[s.wider]
+    tiles = _tiles(s.rows, tile)
     y = torch.empty(s.lanes, s.batch, s.ho, s.wo, cout, dtype=x.dtype, device=x.device)
     part = torch.empty(s.lanes, tiles, 2, cout, dtype=torch.float32, device=x.device)
     scale, shift = (pre[2], pre[3]) if pre is not None else (part, part)
     _conv[(tiles, s.lanes)](
         x, w, y, part, scale, shift, s.rows, s.h, s.w, s.ho, s.wo, tiles,
-        CIN=s.cin, COUT=cout, STRIDE=stride, PRE=pre is not None, BM=s.tile, num_warps=WARPS,
+        CIN=s.cin, COUT=cout, STRIDE=stride, PRE=pre is not None, BM=tile,
+        SPAN=span, BK=triton.next_power_of_2(span * s.cin), num_warps=warps,
     )  # fmt: skip
     return y, part
 
@@ -455,7 +517,9 @@ def conv_back(
     """The gradient of a convolution's input: ``inner`` (y, stats) before it, or ``outer`` (dout, out) around it."""
     lanes, batch, h, width, cin = like.shape
     _, _, ho, wo, cout = dy.shape
-    rows, tile = batch * h * width, TILE[max(cin, cout)]
+    tile, span, warps = BACK[max(cin, cout)]
+    span = span if stride == 1 else 1
+    rows = batch * h * width
     tiles = _tiles(rows, tile)
     dx = torch.empty_like(like)
     part = torch.empty(lanes, tiles, 2, cin, dtype=torch.float32, device=dy.device)
@@ -463,7 +527,8 @@ def conv_back(
     dout, out = outer or (dy, dy)
     _conv_back[(tiles, lanes)](
         dy, w, dx, y, stats, part, dout, out, rows, h, width, ho, wo, tiles, lanes,
-        CIN=cin, COUT=cout, STRIDE=stride, MODE=0 if inner else 1, BM=tile, num_warps=WARPS,
+        CIN=cin, COUT=cout, STRIDE=stride, MODE=0 if inner else 1, BM=tile,
+        SPAN=span, BK=triton.next_power_of_2(span * cout), num_warps=warps,
     )  # fmt: skip
     return dx, part
 
@@ -471,15 +536,15 @@ def conv_back(
 def weights(x: Tensor, dy: Tensor, stride: int, pre: Tensor | None) -> Tensor:
     """The gradient of a convolution's weights, [lanes, 9, cin, cout], in fp32."""
     s = Sizes(x, dy.shape[-1], stride)
-    tile, shares = SHARES[max(s.cin, s.cout)]
+    tile, shares, each, warps = SHARES[s.wider]
     per = max(1, _tiles(s.rows, tile) // shares)
     splits = _tiles(s.rows, tile * per)
     part = torch.empty(splits, s.lanes, 9, s.cin, s.cout, dtype=torch.float32, device=x.device)
     scale, shift = (pre[2], pre[3]) if pre is not None else (part, part)
-    _weights[(splits, 3, s.lanes)](
+    _weights[(splits, 3 // each, s.lanes)](
         x, dy, part, scale, shift, s.rows, s.h, s.w, s.ho, s.wo,
         PER=per, CIN=s.cin, COUT=s.cout, STRIDE=stride, PRE=pre is not None, BM=tile,
-        num_warps=SHARE_WARPS[max(s.cin, s.cout)],
+        BK=triton.next_power_of_2(3 * s.cin), EACH=each, num_warps=warps,
     )  # fmt: skip
     return part.sum(0)
 
@@ -497,6 +562,20 @@ def stem_weights(x: Tensor, dy: Tensor) -> Tensor:
     return part.sum(0)
 
 
+def images(
+    pool: Tensor, plan: Tensor, draws: Tensor, place: Tensor, offset: Tensor, view: View, out: Tensor, first: int
+) -> None:  # fmt: skip
+    """Write this step's batch of a stream into ``out`` [lanes, images, H, W, channels], from image ``first`` on."""
+    lanes, window, batch = plan.shape
+    _, channels, height, width = pool.shape
+    block = 512
+    _images[(batch, lanes, _tiles(height * width, block))](
+        pool, plan, draws, place, offset, *view.numbers(channels, out.device), out, view.scale,
+        window, batch, out.shape[1], first, view.pad, height, width,
+        C=channels, AUGMENTS=view.augments, BP=block, num_warps=WARPS,
+    )  # fmt: skip
+
+
 def adam(
     p: Tensor, m: Tensor, v: Tensor, g: Tensor, lane: Tensor, size: Tensor, root: Tensor, betas: Any, eps: float
 ) -> None:
@@ -508,10 +587,9 @@ def adam(
 # ------------------------------------------------------------------------------------------- functions with gradients
 
 
-def packed(w: Tensor, dtype: torch.dtype) -> Tensor:
-    """Weights [lanes, out, in, 3, 3] as the kernels read them: [lanes, 9, in, out]."""
-    view = w.flatten(3).permute(0, 3, 2, 1)
-    return torch.empty(view.shape, dtype=dtype, device=w.device).copy_(view)
+def packed(w: Tensor) -> Tensor:
+    """Weights [lanes, out, in, 3, 3] in the order in which the kernels read them: [lanes, 9, in, out]; a view."""
+    return w.detach().flatten(3).permute(0, 3, 2, 1)
 
 
 def unpacked(dw: Tensor) -> Tensor:
@@ -519,15 +597,45 @@ def unpacked(dw: Tensor) -> Tensor:
     return dw.view(dw.shape[0], 3, 3, *dw.shape[2:]).permute(0, 4, 3, 1, 2)
 
 
+class Beside:
+    """A second stream for the gradients of weights, which nothing but Adam waits for."""
+
+    def __init__(self, device: torch.device):
+        self.stream: Any = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self.held: list[Any] = []  # in use over there: freed here, their memory would be taken at once
+
+    def weights(self, *given: Any) -> Tensor:
+        if self.stream is None:
+            return unpacked(weights(*given))
+        self.stream.wait_stream(torch.cuda.current_stream(self.stream.device))
+        with torch.cuda.stream(self.stream):
+            made = unpacked(weights(*given))
+        self.held += [*given, made]
+        return made
+
+    def join(self) -> None:
+        """What comes next waits for all that was begun beside."""
+        if self.stream is not None:
+            torch.cuda.current_stream(self.stream.device).wait_stream(self.stream)
+        self.held.clear()
+
+
 class Stem(torch.autograd.Function):
-    """relu(bn(conv(x))) for images [lanes, batch, H, W, channels]; x needs no gradient."""
+    """relu(bn(conv(x))) for images [lanes, batch, H, W, channels]; x needs no gradient.
+
+    ``w`` is there for its gradient alone; the kernels read ``w_``, the same weights as :func:`packed` gives them.
+    """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, w: Tensor, gamma: Tensor, beta: Tensor, norm: Norms, track: bool) -> Tensor:
-        y, part = stem(x, packed(w, x.dtype), w.shape[1])
+    def forward(
+        ctx: Any, x: Tensor, w: Tensor, gamma: Tensor, beta: Tensor, w_: Tensor,
+        norm: Norms, track: bool, beside: Beside,
+    ) -> Tensor:  # fmt: skip
+        y, part = stem(x, w_, w.shape[1])
         stats = statistics(part, y[0, ..., 0].numel(), norm, track)
         out = finish(y, stats, None, 1)
         ctx.save_for_backward(x, y, out, stats, gamma)
+        ctx.beside = beside
         return out
 
     @staticmethod
@@ -536,26 +644,28 @@ class Stem(torch.autograd.Function):
         dout = dout.contiguous()
         grads = coefficients(sums(dout, out, y, stats), gamma, stats, y[0, ..., 0].numel())
         dy = through(dout, out, y, stats, grads)
-        return None, unpacked(stem_weights(x, dy)), grads[0], grads[1], None, None
+        dw = unpacked(stem_weights(x, dy))
+        ctx.beside.join()  # the stem is the last to be asked for gradients
+        return None, dw, grads[0], grads[1], None, None, None, None
 
 
 class Residual(torch.autograd.Function):
-    """A residual block: relu(bn2(conv2(relu(bn1(conv1(x))))) + shortcut(x))."""
+    """A residual block: relu(bn2(conv2(relu(bn1(conv1(x))))) + shortcut(x)); weights as in :class:`Stem`."""
 
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, w1: Tensor, gamma1: Tensor, beta1: Tensor, w2: Tensor, gamma2: Tensor, beta2: Tensor,
-        norm1: Norms, norm2: Norms, stride: int, track: bool,
+        w1_: Tensor, w2_: Tensor, norm1: Norms, norm2: Norms, stride: int, track: bool, beside: Beside,
     ) -> Tensor:  # fmt: skip
-        cout, w1, w2 = w1.shape[1], packed(w1, x.dtype), packed(w2, x.dtype)
-        y1, part1 = conv(x, w1, cout, stride, None)
+        cout = w1.shape[1]
+        y1, part1 = conv(x, w1_, cout, stride, None)
         count = y1[0, ..., 0].numel()
         stats1 = statistics(part1, count, norm1, track)
-        y2, part2 = conv(y1, w2, cout, 1, stats1)
+        y2, part2 = conv(y1, w2_, cout, 1, stats1)
         stats2 = statistics(part2, count, norm2, track)
         out = finish(y2, stats2, x, stride)
-        ctx.save_for_backward(x, y1, y2, out, stats1, stats2, w1, w2, gamma1, gamma2)
-        ctx.stride = stride
+        ctx.save_for_backward(x, y1, y2, out, stats1, stats2, w1_, w2_, gamma1, gamma2)
+        ctx.stride, ctx.beside = stride, beside
         return out
 
     @staticmethod
@@ -564,9 +674,10 @@ class Residual(torch.autograd.Function):
         count, dout = y1[0, ..., 0].numel(), dout.contiguous()
         grads2 = coefficients(sums(dout, out, y2, stats2), gamma2, stats2, count)
         dy2 = through(dout, out, y2, stats2, grads2)
+        dw2 = ctx.beside.weights(y1, dy2, 1, stats1)
         g1, part1 = conv_back(dy2, w2, y1, 1, (y1, stats1), None)
         grads1 = coefficients(part1, gamma1, stats1, count)
         dy1 = through(g1, None, y1, stats1, grads1)
+        dw1 = ctx.beside.weights(x, dy1, ctx.stride, None)
         dx, _ = conv_back(dy1, w1, x, ctx.stride, None, (dout, out))
-        dw1, dw2 = unpacked(weights(x, dy1, ctx.stride, None)), unpacked(weights(y1, dy2, 1, stats1))
-        return dx, dw1, grads1[0], grads1[1], dw2, grads2[0], grads2[1], None, None, None, None
+        return dx, dw1, grads1[0], grads1[1], dw2, grads2[0], grads2[1], *([None] * 7)
