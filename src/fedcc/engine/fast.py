@@ -53,7 +53,7 @@ class FastTrunk(nn.Module):
                 track,
                 self.beside,
             )
-        return out.float().mean((2, 3))
+        return out[:, :, 1:-1, 1:-1].float().mean((2, 3))
 
     def packed(self, dtype: torch.dtype) -> dict[str, Tensor]:
         """All convolutions' weights as the kernels read them, made by one gather and one cast."""

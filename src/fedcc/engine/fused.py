@@ -7,6 +7,7 @@ padding, and a thousand clients run in the memory of a few.
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import math
 import time
@@ -587,9 +588,14 @@ class Lanes:
                 self.numbers["place"].zero_()
         torch.cuda.current_stream(engine.device).wait_stream(side)
         graph = torch.cuda.CUDAGraph()
-        arch = self.fit.model.arch
-        with torch.cuda.graph(graph, pool=engine.memory_pools.get(arch)):
-            self.step(engine)
+        arch, collects = self.fit.model.arch, gc.isenabled()
+        gc.disable()  # to free an old graph in the middle would spoil the new one
+        try:
+            with torch.cuda.graph(graph, pool=engine.memory_pools.get(arch)):
+                self.step(engine)
+        finally:
+            if collects:
+                gc.enable()
         engine.memory_pools[arch] = graph.pool()
         self.graph = graph
 

@@ -1,14 +1,16 @@
 """Triton kernels for residual blocks of 16 to 64 channels, all lanes at once; images are ``[lanes, batch, H, W, C]``.
 
 What libraries do in separate passes happens here where the data is at hand: BatchNorm's sums are taken as a
-convolution's results leave it, normalise and ReLU are applied as the next one reads them, and the masks, sums and
-shortcuts of the backward pass ride along with the gradients' convolutions. Sums go through partial results in a fixed
-order, so the same step gives the same bits.
+convolution's results leave it, and the masks, sums and shortcuts of the backward pass ride along with the gradients'
+convolutions. Whatever a convolution reads has a frame of zeros one pixel wide, ``[lanes, batch, H + 2, W + 2, C]``, so
+that its loads need no masks: narrow convolutions are bound by such arithmetic, not by memory. Sums go through partial
+results in a fixed order, so the same step gives the same bits.
 """
 
 from __future__ import annotations
 
 import inspect
+import math
 from typing import Any
 
 import torch
@@ -49,37 +51,25 @@ def jit(kernel: Any) -> Any:
 
 @jit
 def _conv(
-    x, w, y, part, pre_scale, pre_shift,
-    ROWS, H, W, HO, WO, TILES,
-    CIN: tl.constexpr, COUT: tl.constexpr, STRIDE: tl.constexpr, PRE: tl.constexpr, BM: tl.constexpr,
-    SPAN: tl.constexpr, BK: tl.constexpr,
+    x, w, y, part, ROWS, HX, WX, HO, WO, TILES,
+    CIN: tl.constexpr, COUT: tl.constexpr, STRIDE: tl.constexpr, BM: tl.constexpr, SPAN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """Y = conv3x3(x), or of relu(scale x + shift) with PRE, and per-tile sums of y and y^2 per channel.
+    """Y = conv3x3(x), and per-tile sums of y and y^2 per channel.
 
     With SPAN 3 the three taps of a row, which lie side by side in memory, make one product.
     """
     tile, lane = tl.program_id(0), tl.program_id(1)
     m = tile * BM + tl.arange(0, BM)
     n, k = tl.arange(0, COUT), tl.arange(0, BK)
-    j, own = k // CIN, (k < SPAN * CIN)[None, :]
-    wo, ho, b = m % WO, (m // WO) % HO, m // (WO * HO)
-    rows_in = (ROWS // (HO * WO)) * H * W
-    x += lane.to(tl.int64) * rows_in * CIN
-    w += lane * 9 * CIN * COUT
-    if PRE:
-        scale = tl.load(pre_scale + lane * CIN + k % CIN)[None, :]
-        shift = tl.load(pre_shift + lane * CIN + k % CIN)[None, :]
+    row = tl.minimum(m, ROWS - 1)
+    wo, ho, b = row % WO, (row // WO) % HO, row // (WO * HO)
+    x += lane.to(tl.int64) * (ROWS // (HO * WO)) * HX * WX * CIN
+    w += lane * 9 * CIN * COUT + k[:, None] * COUT + n[None, :]
+    corner = x + (((b * HX + ho * STRIDE) * WX + wo * STRIDE) * CIN)[:, None] + k[None, :]
     acc = tl.zeros((BM, COUT), dtype=tl.float32)
     for tap in tl.static_range(0, 9, SPAN):
-        hi, wi = ho * STRIDE + tap // 3 - 1, wo * STRIDE + tap % 3 - 1
-        column = wi[:, None] + j[None, :]
-        inside = ((m < ROWS) & (hi >= 0) & (hi < H))[:, None] & (column >= 0) & (column < W) & own
-        at = ((b * H + hi) * W + wi) * CIN
-        a = tl.load(x + at[:, None] + k[None, :], mask=inside, other=0.0)
-        if PRE:
-            a = tl.where(inside, tl.maximum(a.to(tl.float32) * scale + shift, 0.0), 0.0).to(x.dtype.element_ty)
-        taps = w + tap * CIN * COUT + k[:, None] * COUT + n[None, :]
-        acc += tl.dot(a, tl.load(taps, mask=(k < SPAN * CIN)[:, None], other=0.0))
+        a = tl.load(corner + ((tap // 3) * WX + tap % 3) * CIN)
+        acc += tl.dot(a, tl.load(w + tap * CIN * COUT, mask=(k < SPAN * CIN)[:, None], other=0.0))
     kept = acc.to(y.dtype.element_ty)
     y += lane.to(tl.int64) * ROWS * COUT
     tl.store(y + m[:, None] * COUT + n[None, :], kept, mask=(m < ROWS)[:, None])
@@ -148,33 +138,39 @@ def _finish(
     """Out = relu(scale y + shift + shortcut(x)); the shortcut takes every STRIDE-th pixel and pads channels with 0."""
     tile, lane = tl.program_id(0), tl.program_id(1)
     m, c = tile * BM + tl.arange(0, BM), tl.arange(0, C)
-    there = (m < ROWS)[:, None]
-    base = lane.to(tl.int64) * ROWS * C
-    at = m[:, None] * C + c[None, :]
+    w, h, b = m % (W + 2) - 1, (m // (W + 2)) % (H + 2) - 1, m // ((W + 2) * (H + 2))  # m counts pixels of out
+    inside = ((m < ROWS) & (h >= 0) & (h < H) & (w >= 0) & (w < W))[:, None]
+    images = ROWS // ((W + 2) * (H + 2))
+    y += lane.to(tl.int64) * images * H * W * C
     scale = tl.load(stats + 2 * LANES * C + lane * C + c)[None, :]
     shift = tl.load(stats + 3 * LANES * C + lane * C + c)[None, :]
-    value = tl.load(y + base + at, mask=there, other=0.0).to(tl.float32) * scale + shift
+    value = tl.load(y + (((b * H + h) * W + w) * C)[:, None] + c[None, :], mask=inside, other=0.0)
+    value = value.to(tl.float32) * scale + shift
     if SHORTCUT:
-        w, h, b = m % W, (m // W) % H, m // (W * H)
         extra = (C - CX) // 2
-        source = ((b * HX + h * STRIDE) * WX + w * STRIDE)[:, None] * CX + (c - extra)[None, :]
-        own = there & ((c >= extra) & (c < extra + CX))[None, :]
-        x += lane.to(tl.int64) * (ROWS // (H * W)) * HX * WX * CX
+        source = ((b * HX + h * STRIDE + 1) * WX + w * STRIDE + 1)[:, None] * CX + (c - extra)[None, :]
+        own = inside & ((c >= extra) & (c < extra + CX))[None, :]
+        x += lane.to(tl.int64) * images * HX * WX * CX
         value += tl.load(x + source, mask=own, other=0.0).to(tl.float32)
-    tl.store(out + base + at, tl.maximum(value, 0.0).to(out.dtype.element_ty), mask=there)
+    value = tl.where(inside, tl.maximum(value, 0.0), 0.0)
+    out += lane.to(tl.int64) * ROWS * C
+    tl.store(out + m[:, None] * C + c[None, :], value.to(out.dtype.element_ty), mask=(m <= ROWS)[:, None])
 
 
 @jit
-def _sums(dout, out, y, stats, part, ROWS, TILES, LANES, C: tl.constexpr, BM: tl.constexpr):
+def _sums(dout, out, y, stats, part, ROWS, H, W, TILES, LANES, C: tl.constexpr, BM: tl.constexpr):
     """Per-tile sums of g and g xhat, g the gradient behind the last ReLU."""
     tile, lane = tl.program_id(0), tl.program_id(1)
     m, c = tile * BM + tl.arange(0, BM), tl.arange(0, C)
+    w, h, b = m % W, (m // W) % H, m // (W * H)
     there = (m < ROWS)[:, None]
-    at = lane.to(tl.int64) * ROWS * C + m[:, None] * C + c[None, :]
-    g = tl.load(dout + at, mask=there, other=0.0).to(tl.float32)
-    g = tl.where(tl.load(out + at, mask=there, other=0.0).to(tl.float32) > 0, g, 0.0)
+    framed = lane.to(tl.int64) * (ROWS // (H * W)) * (H + 2) * (W + 2) * C
+    framed += (((b * (H + 2) + h + 1) * (W + 2) + w + 1) * C)[:, None] + c[None, :]
+    g = tl.load(dout + framed, mask=there, other=0.0).to(tl.float32)
+    g = tl.where(tl.load(out + framed, mask=there, other=0.0).to(tl.float32) > 0, g, 0.0)
     mean = tl.load(stats + lane * C + c)[None, :]
     rstd = tl.load(stats + LANES * C + lane * C + c)[None, :]
+    at = lane.to(tl.int64) * ROWS * C + m[:, None] * C + c[None, :]
     xhat = (tl.load(y + at, mask=there, other=0.0).to(tl.float32) - mean) * rstd
     part += (lane * TILES + tile) * 2 * C
     tl.store(part + c, tl.sum(g, 0))
@@ -205,62 +201,73 @@ def _coefficients(
 
 @jit
 def _through(
-    g, out, y, stats, grads, dy, ROWS, LANES, C: tl.constexpr, MASKED: tl.constexpr, BM: tl.constexpr
+    g, out, y, stats, grads, dy, ROWS, H, W, LANES, C: tl.constexpr, MASKED: tl.constexpr, BM: tl.constexpr
 ):  # fmt: skip
-    """BatchNorm's backward pass: dy = c (g - mean g - xhat mean(g xhat)); MASKED: g still lies behind a ReLU."""
+    """BatchNorm's backward pass: dy = c (g - mean g - xhat mean(g xhat)); MASKED: g lies behind a ReLU, in a frame."""
     tile, lane = tl.program_id(0), tl.program_id(1)
     m, c = tile * BM + tl.arange(0, BM), tl.arange(0, C)
-    there = (m < ROWS)[:, None]
-    at = lane.to(tl.int64) * ROWS * C + m[:, None] * C + c[None, :]
-    value = tl.load(g + at, mask=there, other=0.0).to(tl.float32)
+    w, h, b = m % (W + 2) - 1, (m // (W + 2)) % (H + 2) - 1, m // ((W + 2) * (H + 2))  # m counts pixels of dy
+    inside = ((m < ROWS) & (h >= 0) & (h < H) & (w >= 0) & (w < W))[:, None]
+    at = (
+        lane.to(tl.int64) * (ROWS // ((W + 2) * (H + 2))) * H * W * C
+        + (((b * H + h) * W + w) * C)[:, None]
+        + c[None, :]
+    )
+    framed = lane.to(tl.int64) * ROWS * C + m[:, None] * C + c[None, :]
     if MASKED:
-        value = tl.where(tl.load(out + at, mask=there, other=0.0).to(tl.float32) > 0, value, 0.0)
+        value = tl.load(g + framed, mask=inside, other=0.0).to(tl.float32)
+        value = tl.where(tl.load(out + framed, mask=inside, other=0.0).to(tl.float32) > 0, value, 0.0)
+    else:
+        value = tl.load(g + at, mask=inside, other=0.0).to(tl.float32)
     own = lane * C + c
     mean, rstd = tl.load(stats + own)[None, :], tl.load(stats + LANES * C + own)[None, :]
     factor = tl.load(grads + 2 * LANES * C + own)[None, :]
     k1, k2 = tl.load(grads + 3 * LANES * C + own)[None, :], tl.load(grads + 4 * LANES * C + own)[None, :]
-    xhat = (tl.load(y + at, mask=there, other=0.0).to(tl.float32) - mean) * rstd
-    tl.store(dy + at, (factor * (value - k1 - xhat * k2)).to(dy.dtype.element_ty), mask=there)
+    xhat = (tl.load(y + at, mask=inside, other=0.0).to(tl.float32) - mean) * rstd
+    value = tl.where(inside, factor * (value - k1 - xhat * k2), 0.0)
+    tl.store(dy + framed, value.to(dy.dtype.element_ty), mask=(m <= ROWS)[:, None])
 
 
 @jit
 def _conv_back(
     dy, w, dx, y, stats, part, dout, out,
     ROWS, H, W, HO, WO, TILES, LANES,
-    CIN: tl.constexpr, COUT: tl.constexpr, STRIDE: tl.constexpr, MODE: tl.constexpr, BM: tl.constexpr,
+    CIN: tl.constexpr, COUT: tl.constexpr, STRIDE: tl.constexpr, INNER: tl.constexpr, BM: tl.constexpr,
     SPAN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     """The gradient of a convolution's input; SPAN 3 (stride 1 only) as in :func:`_conv`.
 
-    MODE 0: the input was relu(scale y + shift); the gradient is masked and its sums with xhat are taken. MODE 1: the
-    input went into the block's shortcut too, whose gradient (dout behind the last ReLU) is added.
+    INNER: the input was relu(scale y + shift); the gradient is masked and its sums with xhat are taken. Else the input
+    went into the block's shortcut too, whose gradient (dout behind the last ReLU) is added, and dx has a frame.
     """
     tile, lane = tl.program_id(0), tl.program_id(1)
     m = tile * BM + tl.arange(0, BM)
     n, k = tl.arange(0, CIN), tl.arange(0, BK)
-    j, own = k // COUT, k < SPAN * COUT
-    wi, hi, b = m % W, (m // W) % H, m // (W * H)
-    rows_out = (ROWS // (H * W)) * HO * WO
-    dy += lane.to(tl.int64) * rows_out * COUT
-    w += lane * 9 * CIN * COUT
+    row = tl.minimum(m, ROWS - 1)
+    wi, hi, b = row % W, (row // W) % H, row // (W * H)
+    images = ROWS // (H * W)
+    behind = lane.to(tl.int64) * images * (HO + 2) * (WO + 2) * COUT  # this lane's images of dy, dout and out
+    dy += behind + k[None, :]
+    w += lane * 9 * CIN * COUT + n[None, :] * COUT
     acc = tl.zeros((BM, CIN), dtype=tl.float32)
-    for tap in tl.static_range(0, 9, SPAN):
+    if STRIDE == 1:
+        corner = dy + (((b * (HO + 2) + hi) * (WO + 2) + wi) * COUT)[:, None]
         # from left to right in dy is from right to left in the taps
-        h, v = hi + 1 - tap // 3, wi + 1 - tap % 3 - (SPAN - 1)
-        inside = (m < ROWS) & (h >= 0) & (h % STRIDE == 0)
-        if STRIDE > 1:
-            inside = inside & (v >= 0) & (v % STRIDE == 0)
-        h, v = h // STRIDE, v // STRIDE
-        column = v[:, None] + j[None, :]
-        there = (inside & (h < HO))[:, None] & (column >= 0) & (column < WO) & own[None, :]
-        at = ((b * HO + h) * WO + v) * COUT
-        a = tl.load(dy + at[:, None] + k[None, :], mask=there, other=0.0)
-        source = (((tap + SPAN - 1 - j) * CIN) * COUT + k % COUT)[:, None] + n[None, :] * COUT
-        acc += tl.dot(a, tl.load(w + source, mask=own[:, None], other=0.0))
+        taps = w + ((8 - k // COUT) * CIN * COUT + k % COUT)[:, None]
+        for tap in tl.static_range(0, 9, SPAN):
+            a = tl.load(corner + ((tap // 3) * (WO + 2) + tap % 3) * COUT)
+            acc += tl.dot(a, tl.load(taps - tap * CIN * COUT, mask=(k < SPAN * COUT)[:, None], other=0.0))
+    else:
+        for tap in tl.static_range(9):
+            h, v = hi + 1 - tap // 3, wi + 1 - tap % 3
+            met = ((h % STRIDE == 0) & (v % STRIDE == 0) & (h >= 0) & (v >= 0))[:, None]
+            at = ((b * (HO + 2) + h // STRIDE + 1) * (WO + 2) + v // STRIDE + 1) * COUT
+            a = tl.load(dy + at[:, None], mask=met, other=0.0)
+            acc += tl.dot(a, tl.load(w + tap * CIN * COUT + k[:, None]))
     there = (m < ROWS)[:, None]
-    at = lane.to(tl.int64) * ROWS * CIN + m[:, None] * CIN + n[None, :]
-    if MODE == 0:
+    if INNER:
         own = lane * CIN + n
+        at = lane.to(tl.int64) * ROWS * CIN + m[:, None] * CIN + n[None, :]
         value = tl.load(y + at, mask=there, other=0.0).to(tl.float32)
         scale = tl.load(stats + 2 * LANES * CIN + own)[None, :]
         shift = tl.load(stats + 3 * LANES * CIN + own)[None, :]
@@ -273,60 +280,48 @@ def _conv_back(
         tl.store(part + CIN + n, tl.sum(g * xhat, 0))
     else:
         extra = (COUT - CIN) // 2
-        source = ((b * HO + hi // STRIDE) * WO + wi // STRIDE)[:, None] * COUT + (n + extra)[None, :]
+        where = ((b * (HO + 2) + hi // STRIDE + 1) * (WO + 2) + wi // STRIDE + 1)[:, None] * COUT + (n + extra)[None, :]
         own = there & ((hi % STRIDE == 0) & (wi % STRIDE == 0))[:, None]
-        where = lane.to(tl.int64) * rows_out * COUT + source
-        g = tl.load(dout + where, mask=own, other=0.0).to(tl.float32)
-        acc += tl.where(tl.load(out + where, mask=own, other=0.0).to(tl.float32) > 0, g, 0.0)
-        tl.store(dx + at, acc.to(dx.dtype.element_ty), mask=there)
+        g = tl.load(dout + behind + where, mask=own, other=0.0).to(tl.float32)
+        acc += tl.where(tl.load(out + behind + where, mask=own, other=0.0).to(tl.float32) > 0, g, 0.0)
+        dx += lane.to(tl.int64) * images * (H + 2) * (W + 2) * CIN
+        at = ((b * (H + 2) + hi + 1) * (W + 2) + wi + 1) * CIN
+        tl.store(dx + at[:, None] + n[None, :], acc.to(dx.dtype.element_ty), mask=there)
 
 
 @jit
 def _weights(
-    x, dy, part, pre_scale, pre_shift, ROWS, H, W, HO, WO,
-    PER: tl.constexpr, CIN: tl.constexpr, COUT: tl.constexpr, STRIDE: tl.constexpr, PRE: tl.constexpr, BM: tl.constexpr,
-    BK: tl.constexpr, EACH: tl.constexpr,
+    x, dy, part, ROWS, HX, WX, HO, WO,
+    PER: tl.constexpr, CIN: tl.constexpr, COUT: tl.constexpr, STRIDE: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr,
+    EACH: tl.constexpr,
 ):  # fmt: skip
     """The gradient of a convolution's weights: EACH rows of three taps and one share of the pixels per program."""
-    split, row, lane = tl.program_id(0), tl.program_id(1) * EACH, tl.program_id(2)
+    split, first, lane = tl.program_id(0), tl.program_id(1) * EACH, tl.program_id(2)
     LANES = tl.num_programs(2)
     n, k = tl.arange(0, COUT), tl.arange(0, BK)
-    j, own = k // CIN, (k < 3 * CIN)[None, :]
-    rows_in = (ROWS // (HO * WO)) * H * W
-    x += lane.to(tl.int64) * rows_in * CIN
-    dy += lane.to(tl.int64) * ROWS * COUT
-    if PRE:
-        scale = tl.load(pre_scale + lane * CIN + k % CIN)[None, :]
-        shift = tl.load(pre_shift + lane * CIN + k % CIN)[None, :]
-    first = tl.zeros((BK, COUT), dtype=tl.float32)
-    second = tl.zeros((BK, COUT), dtype=tl.float32)
-    third = tl.zeros((BK, COUT), dtype=tl.float32)
+    images = ROWS // (HO * WO)
+    x += lane.to(tl.int64) * images * HX * WX * CIN + first * WX * CIN
+    dy += lane.to(tl.int64) * images * (HO + 2) * (WO + 2) * COUT
+    above = tl.zeros((BK, COUT), dtype=tl.float32)
+    middle = tl.zeros((BK, COUT), dtype=tl.float32)
+    below = tl.zeros((BK, COUT), dtype=tl.float32)
     for step in range(0, PER):
         m = (split * PER + step) * BM + tl.arange(0, BM)
-        wo, ho, b = m % WO, (m // WO) % HO, m // (WO * HO)
-        wi = wo * STRIDE - 1
-        column = wi[:, None] + j[None, :]
-        beside = (m < ROWS)[:, None] & (column >= 0) & (column < W) & own
-        d = tl.load(dy + m[:, None] * COUT + n[None, :], mask=(m < ROWS)[:, None], other=0.0)
-        for i in tl.static_range(EACH):
-            hi = ho * STRIDE + row + i - 1
-            inside = ((hi >= 0) & (hi < H))[:, None] & beside
-            at = ((b * H + hi) * W + wi) * CIN
-            a = tl.load(x + at[:, None] + k[None, :], mask=inside, other=0.0)
-            if PRE:
-                a = tl.where(inside, tl.maximum(a.to(tl.float32) * scale + shift, 0.0), 0.0).to(x.dtype.element_ty)
-            product = tl.dot(tl.trans(a), d)
-            if i == 0:
-                first += product
-            elif i == 1:
-                second += product
-            else:
-                third += product
-    part += ((split * LANES + lane) * 9 + row * 3) * CIN * COUT + k[:, None] * COUT + n[None, :]
-    tl.store(part, first, mask=(k < 3 * CIN)[:, None])
+        row = tl.minimum(m, ROWS - 1)
+        wo, ho, b = row % WO, (row // WO) % HO, row // (WO * HO)
+        at = ((b * (HO + 2) + ho + 1) * (WO + 2) + wo + 1) * COUT
+        d = tl.load(dy + at[:, None] + n[None, :], mask=(m < ROWS)[:, None], other=0.0)
+        corner = x + (((b * HX + ho * STRIDE) * WX + wo * STRIDE) * CIN)[:, None] + k[None, :]
+        above += tl.dot(tl.trans(tl.load(corner)), d)
+        if EACH == 3:
+            middle += tl.dot(tl.trans(tl.load(corner + WX * CIN)), d)
+            below += tl.dot(tl.trans(tl.load(corner + 2 * WX * CIN)), d)
+    part += ((split * LANES + lane) * 9 + first * 3) * CIN * COUT + k[:, None] * COUT + n[None, :]
+    own = (k < 3 * CIN)[:, None]
+    tl.store(part, above, mask=own)
     if EACH == 3:
-        tl.store(part + 3 * CIN * COUT, second, mask=(k < 3 * CIN)[:, None])
-        tl.store(part + 6 * CIN * COUT, third, mask=(k < 3 * CIN)[:, None])
+        tl.store(part + 3 * CIN * COUT, middle, mask=own)
+        tl.store(part + 6 * CIN * COUT, below, mask=own)
 
 
 @jit
@@ -334,13 +329,13 @@ def _stem_weights(
     x, dy, part, ROWS, H, W,
     PER: tl.constexpr, CIN: tl.constexpr, COUT: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """The gradient of the first convolution's weights."""
+    """The gradient of the first convolution's weights; dy has a frame, x has none."""
     split, lane = tl.program_id(0), tl.program_id(1)
     LANES = tl.num_programs(1)
     n, k = tl.arange(0, COUT), tl.arange(0, BK)
     tap, c = k // CIN, k % CIN
     x += lane.to(tl.int64) * ROWS * CIN
-    dy += lane.to(tl.int64) * ROWS * COUT
+    dy += lane.to(tl.int64) * (ROWS // (H * W)) * (H + 2) * (W + 2) * COUT
     acc = tl.zeros((BK, COUT), dtype=tl.float32)
     for step in range(0, PER):
         m = (split * PER + step) * BM + tl.arange(0, BM)
@@ -348,7 +343,8 @@ def _stem_weights(
         hi, wi = ho[:, None] + (tap // 3)[None, :] - 1, wo[:, None] + (tap % 3)[None, :] - 1
         inside = (m < ROWS)[:, None] & (k < 9 * CIN)[None, :] & (hi >= 0) & (hi < H) & (wi >= 0) & (wi < W)
         a = tl.load(x + ((b[:, None] * H + hi) * W + wi) * CIN + c[None, :], mask=inside, other=0.0)
-        d = tl.load(dy + m[:, None] * COUT + n[None, :], mask=(m < ROWS)[:, None], other=0.0)
+        at = ((b * (H + 2) + ho + 1) * (W + 2) + wo + 1) * COUT
+        d = tl.load(dy + at[:, None] + n[None, :], mask=(m < ROWS)[:, None], other=0.0)
         acc += tl.dot(tl.trans(a), d)
     part += (split * LANES + lane) * 9 * CIN * COUT
     tl.store(part + k[:, None] * COUT + n[None, :], acc, mask=(k < 9 * CIN)[:, None])
@@ -411,29 +407,25 @@ def _tiles(rows: int, size: int) -> int:
     return -(-rows // size)
 
 
-class Sizes:
-    """Shapes of one convolution: images [lanes, batch, H, W, cin] to [lanes, batch, H / stride, W / stride, cout]."""
-
-    def __init__(self, x: Tensor, cout: int, stride: int):
-        self.lanes, self.batch, self.h, self.w, self.cin = x.shape
-        self.cout, self.stride = cout, stride
-        self.ho, self.wo = -(-self.h // stride), -(-self.w // stride)
-        self.rows = self.batch * self.ho * self.wo
-        self.wider = max(self.cin, cout)
+def framed(lanes: int, batch: int, h: int, w: int, c: int, like: Tensor) -> Tensor:
+    """Room for images with a frame, and for one pixel more, which a product of three taps reads (times zero)."""
+    shape = (lanes, batch, h + 2, w + 2, c)
+    room = torch.empty(math.prod(shape) + c, dtype=like.dtype, device=like.device)
+    return room[:-c].view(shape)
 
 
-def conv(x: Tensor, w: Tensor, cout: int, stride: int, pre: Tensor | None) -> tuple[Tensor, Tensor]:
-    """The convolution of x, or of relu(scale x + shift) with ``pre`` (statistics of x), and its tiles' sums."""
-    s = Sizes(x, cout, stride)
-    tile, span, warps = CONV[s.wider]
-    tiles = _tiles(s.rows, tile)
-    y = torch.empty(s.lanes, s.batch, s.ho, s.wo, cout, dtype=x.dtype, device=x.device)
-    part = torch.empty(s.lanes, tiles, 2, cout, dtype=torch.float32, device=x.device)
-    scale, shift = (pre[2], pre[3]) if pre is not None else (part, part)
-    _conv[(tiles, s.lanes)](
-        x, w, y, part, scale, shift, s.rows, s.h, s.w, s.ho, s.wo, tiles,
-        CIN=s.cin, COUT=cout, STRIDE=stride, PRE=pre is not None, BM=tile,
-        SPAN=span, BK=triton.next_power_of_2(span * s.cin), num_warps=warps,
+def conv(x: Tensor, w: Tensor, stride: int) -> tuple[Tensor, Tensor]:
+    """The convolution of framed images, and its tiles' sums; the result has no frame."""
+    lanes, batch, hx, wx, cin = x.shape
+    cout, ho, wo = w.shape[-1], -(-(hx - 2) // stride), -(-(wx - 2) // stride)
+    tile, span, warps = CONV[max(cin, cout)]
+    rows = batch * ho * wo
+    tiles = _tiles(rows, tile)
+    y = torch.empty(lanes, batch, ho, wo, cout, dtype=x.dtype, device=x.device)
+    part = torch.empty(lanes, tiles, 2, cout, dtype=torch.float32, device=x.device)
+    _conv[(tiles, lanes)](
+        x, w, y, part, rows, hx, wx, ho, wo, tiles, CIN=cin, COUT=cout, STRIDE=stride, BM=tile,
+        SPAN=span, BK=triton.next_power_of_2(span * cin), num_warps=warps,
     )  # fmt: skip
     return y, part
 
@@ -469,10 +461,11 @@ class Norms:
 
 
 def finish(y: Tensor, stats: Tensor, x: Tensor | None, stride: int) -> Tensor:
+    """relu(bn(y)), or relu(bn(y) + shortcut(x)), framed."""
     lanes, batch, h, w, c = y.shape
-    rows, out, tile = batch * h * w, torch.empty_like(y), FLAT[c]
-    source = x if x is not None else y
-    _finish[(_tiles(rows, tile), lanes)](
+    out, rows, tile = framed(lanes, batch, h, w, c, y), batch * (h + 2) * (w + 2), FLAT[c]
+    source = x if x is not None else out
+    _finish[(_tiles(rows + 1, tile), lanes)](
         y, stats, source, out, rows, h, w, source.shape[2], source.shape[3], lanes,
         C=c, CX=source.shape[-1], STRIDE=stride, SHORTCUT=x is not None, BM=tile, num_warps=WARPS,
     )  # fmt: skip
@@ -484,7 +477,7 @@ def sums(dout: Tensor, out: Tensor, y: Tensor, stats: Tensor) -> Tensor:
     rows, tile = batch * h * w, FLAT[c]
     tiles = _tiles(rows, tile)
     part = torch.empty(lanes, tiles, 2, c, dtype=torch.float32, device=y.device)
-    _sums[(tiles, lanes)](dout, out, y, stats, part, rows, tiles, lanes, C=c, BM=tile, num_warps=WARPS)
+    _sums[(tiles, lanes)](dout, out, y, stats, part, rows, h, w, tiles, lanes, C=c, BM=tile, num_warps=WARPS)
     return part
 
 
@@ -497,10 +490,11 @@ def coefficients(part: Tensor, gamma: Tensor, stats: Tensor, count: int) -> Tens
 
 
 def through(g: Tensor, out: Tensor | None, y: Tensor, stats: Tensor, grads: Tensor) -> Tensor:
+    """The gradient of y, framed; with ``out`` (framed, as g then) g is still to be masked."""
     lanes, batch, h, w, c = y.shape
-    rows, dy, tile = batch * h * w, torch.empty_like(y), FLAT[c]
-    _through[(_tiles(rows, tile), lanes)](
-        g, out if out is not None else g, y, stats, grads, dy, rows, lanes,
+    dy, rows, tile = framed(lanes, batch, h, w, c, y), batch * (h + 2) * (w + 2), FLAT[c]
+    _through[(_tiles(rows + 1, tile), lanes)](
+        g, out if out is not None else g, y, stats, grads, dy, rows, h, w, lanes,
         C=c, MASKED=out is not None, BM=tile, num_warps=WARPS,
     )  # fmt: skip
     return dy
@@ -509,42 +503,49 @@ def through(g: Tensor, out: Tensor | None, y: Tensor, stats: Tensor, grads: Tens
 def conv_back(
     dy: Tensor,
     w: Tensor,
-    like: Tensor,
     stride: int,
     inner: tuple[Tensor, Tensor] | None,
-    outer: tuple[Tensor, Tensor] | None,
+    outer: tuple[Tensor, Tensor, Tensor] | None,
 ) -> tuple[Tensor, Tensor]:
-    """The gradient of a convolution's input: ``inner`` (y, stats) before it, or ``outer`` (dout, out) around it."""
-    lanes, batch, h, width, cin = like.shape
+    """The gradient of a convolution's input from dy, framed.
+
+    ``inner``: (y, stats) before it, and no frame; ``outer``: (x, dout, out) around it, and a frame.
+    """
+    if inner:
+        y, stats = inner
+        lanes, batch, h, width, cin = y.shape
+        dx, x, dout, out = torch.empty_like(y), y, y, y
+    else:
+        assert outer is not None
+        x, dout, out = outer
+        lanes, batch, h, width, cin = x.shape
+        h, width, dx, y, stats = h - 2, width - 2, torch.empty_like(x), x, x
     _, _, ho, wo, cout = dy.shape
     tile, span, warps = BACK[max(cin, cout)]
     span = span if stride == 1 else 1
     rows = batch * h * width
     tiles = _tiles(rows, tile)
-    dx = torch.empty_like(like)
     part = torch.empty(lanes, tiles, 2, cin, dtype=torch.float32, device=dy.device)
-    y, stats = inner or (dy, part)
-    dout, out = outer or (dy, dy)
     _conv_back[(tiles, lanes)](
-        dy, w, dx, y, stats, part, dout, out, rows, h, width, ho, wo, tiles, lanes,
-        CIN=cin, COUT=cout, STRIDE=stride, MODE=0 if inner else 1, BM=tile,
+        dy, w, dx, y, stats, part, dout, out, rows, h, width, ho - 2, wo - 2, tiles, lanes,
+        CIN=cin, COUT=cout, STRIDE=stride, INNER=inner is not None, BM=tile,
         SPAN=span, BK=triton.next_power_of_2(span * cout), num_warps=warps,
     )  # fmt: skip
     return dx, part
 
 
-def weights(x: Tensor, dy: Tensor, stride: int, pre: Tensor | None) -> Tensor:
-    """The gradient of a convolution's weights, [lanes, 9, cin, cout], in fp32."""
-    s = Sizes(x, dy.shape[-1], stride)
-    tile, shares, each, warps = SHARES[s.wider]
-    per = max(1, _tiles(s.rows, tile) // shares)
-    splits = _tiles(s.rows, tile * per)
-    part = torch.empty(splits, s.lanes, 9, s.cin, s.cout, dtype=torch.float32, device=x.device)
-    scale, shift = (pre[2], pre[3]) if pre is not None else (part, part)
-    _weights[(splits, 3 // each, s.lanes)](
-        x, dy, part, scale, shift, s.rows, s.h, s.w, s.ho, s.wo,
-        PER=per, CIN=s.cin, COUT=s.cout, STRIDE=stride, PRE=pre is not None, BM=tile,
-        BK=triton.next_power_of_2(3 * s.cin), EACH=each, num_warps=warps,
+def weights(x: Tensor, dy: Tensor, stride: int) -> Tensor:
+    """The gradient of a convolution's weights, [lanes, 9, cin, cout], in fp32; both are framed."""
+    lanes, batch, hx, wx, cin = x.shape
+    _, _, ho, wo, cout = dy.shape
+    tile, shares, each, warps = SHARES[max(cin, cout)]
+    rows = batch * (ho - 2) * (wo - 2)
+    per = max(1, _tiles(rows, tile) // shares)
+    splits = _tiles(rows, tile * per)
+    part = torch.empty(splits, lanes, 9, cin, cout, dtype=torch.float32, device=x.device)
+    _weights[(splits, 3 // each, lanes)](
+        x, dy, part, rows, hx, wx, ho - 2, wo - 2, PER=per, CIN=cin, COUT=cout, STRIDE=stride, BM=tile,
+        BK=triton.next_power_of_2(3 * cin), EACH=each, num_warps=warps,
     )  # fmt: skip
     return part.sum(0)
 
@@ -657,27 +658,27 @@ class Residual(torch.autograd.Function):
         ctx: Any, x: Tensor, w1: Tensor, gamma1: Tensor, beta1: Tensor, w2: Tensor, gamma2: Tensor, beta2: Tensor,
         w1_: Tensor, w2_: Tensor, norm1: Norms, norm2: Norms, stride: int, track: bool, beside: Beside,
     ) -> Tensor:  # fmt: skip
-        cout = w1.shape[1]
-        y1, part1 = conv(x, w1_, cout, stride, None)
+        y1, part1 = conv(x, w1_, stride)
         count = y1[0, ..., 0].numel()
         stats1 = statistics(part1, count, norm1, track)
-        y2, part2 = conv(y1, w2_, cout, 1, stats1)
+        a1 = finish(y1, stats1, None, 1)
+        y2, part2 = conv(a1, w2_, 1)
         stats2 = statistics(part2, count, norm2, track)
         out = finish(y2, stats2, x, stride)
-        ctx.save_for_backward(x, y1, y2, out, stats1, stats2, w1_, w2_, gamma1, gamma2)
+        ctx.save_for_backward(x, y1, a1, y2, out, stats1, stats2, w1_, w2_, gamma1, gamma2)
         ctx.stride, ctx.beside = stride, beside
         return out
 
     @staticmethod
     def backward(ctx: Any, dout: Tensor) -> tuple[Any, ...]:
-        x, y1, y2, out, stats1, stats2, w1, w2, gamma1, gamma2 = ctx.saved_tensors
+        x, y1, a1, y2, out, stats1, stats2, w1, w2, gamma1, gamma2 = ctx.saved_tensors
         count, dout = y1[0, ..., 0].numel(), dout.contiguous()
         grads2 = coefficients(sums(dout, out, y2, stats2), gamma2, stats2, count)
         dy2 = through(dout, out, y2, stats2, grads2)
-        dw2 = ctx.beside.weights(y1, dy2, 1, stats1)
-        g1, part1 = conv_back(dy2, w2, y1, 1, (y1, stats1), None)
+        dw2 = ctx.beside.weights(a1, dy2, 1)
+        g1, part1 = conv_back(dy2, w2, 1, (y1, stats1), None)
         grads1 = coefficients(part1, gamma1, stats1, count)
         dy1 = through(g1, None, y1, stats1, grads1)
-        dw1 = ctx.beside.weights(x, dy1, ctx.stride, None)
-        dx, _ = conv_back(dy1, w1, x, ctx.stride, None, (dout, out))
+        dw1 = ctx.beside.weights(x, dy1, ctx.stride)
+        dx, _ = conv_back(dy1, w1, ctx.stride, None, (x, dout, out))
         return dx, dw1, grads1[0], grads1[1], dw2, grads2[0], grads2[1], *([None] * 7)
