@@ -396,10 +396,10 @@ def _adam(p, m, v, g, lane, size, root, N, beta1, beta2, eps, BLOCK: tl.constexp
 
 # By the wider channel count, as measured. Convolutions, and gradients of their inputs: pixels per program, taps per
 # product, warps. Gradients of weights: pixels per step, shares, rows of taps per program, warps. Other passes: pixels.
-CONV = {16: (128, 3, 4), 32: (64, 3, 4), 64: (64, 1, 4)}
-BACK = {16: (128, 3, 4), 32: (64, 3, 4), 64: (64, 1, 4)}
-SHARES = {16: (128, 16, 1, 2), 32: (64, 16, 1, 2), 64: (64, 16, 1, 4)}
-FLAT = {16: 128, 32: 64, 64: 32}
+CONV = {16: (128, 1, 2), 32: (128, 1, 4), 64: (128, 1, 4)}
+BACK = {16: (128, 1, 2), 32: (128, 1, 4), 64: (128, 1, 8)}
+SHARES = {16: (64, 16, 3, 4), 32: (32, 16, 3, 4), 64: (32, 8, 1, 4)}
+FLAT = {16: 128, 32: 64, 64: 64}
 WARPS = 4
 
 
