@@ -9,6 +9,8 @@ from torch import Tensor, nn
 
 from fedcc.nets.resnet import Block, _ResNet
 
+NORM = ("weight", "bias", "running_mean", "running_var")
+
 
 class FastTrunk(nn.Module):
     """Features of all lanes, ``[lanes, batch, 64]``, from images ``[lanes, batch, channels, H, W]``, while training."""
@@ -16,44 +18,31 @@ class FastTrunk(nn.Module):
     def __init__(self, trunk: _ResNet, name: str, slots: dict[str, Tensor]):
         super().__init__()
         self.name, self.slots = name, slots
-        self.norm = trunk.bn.momentum, trunk.bn.eps
+        self.norm = cast(float, trunk.bn.momentum), trunk.bn.eps
         self.strides = [cast(Block, block).shortcut.stride for block in trunk.blocks]
-        self.convs = ["conv", *(f"blocks.{i}.conv{j}" for i in range(len(self.strides)) for j in (1, 2))]
+        inner = [(f"blocks.{i}.conv{j}", f"blocks.{i}.bn{j}") for i in range(len(self.strides)) for j in (1, 2)]
+        self.layers = [("conv", "bn"), *inner]
+        self.convs = [conv for conv, _ in self.layers]
         self.order: Tensor | None = None  # where each packed weight stands among the others
         self.begins: list[int] = []
         self.beside: Any = None
         self.still = False
 
     def forward(self, x: Tensor) -> Tensor:
-        from fedcc.engine.kernels import Beside, Residual, Stem
+        from fedcc.engine.kernels import Beside, Layer, Trunk
 
         images = x.permute(0, 1, 3, 4, 2).contiguous()
-        packed = self.packed(x.dtype)
         if self.beside is None:
             self.beside = Beside(x.device)
-        track = not self.still
-        stem: Any = Stem.apply
-        block: Any = Residual.apply
-        out: Tensor = stem(
-            images, self.weight("conv"), *self.affine("bn"), packed["conv"], self.norms("bn"), track, self.beside
-        )
-        for i, stride in enumerate(self.strides):
-            at = f"blocks.{i}"
-            out = block(
-                out,
-                self.weight(f"{at}.conv1"),
-                *self.affine(f"{at}.bn1"),
-                self.weight(f"{at}.conv2"),
-                *self.affine(f"{at}.bn2"),
-                packed[f"{at}.conv1"],
-                packed[f"{at}.conv2"],
-                self.norms(f"{at}.bn1"),
-                self.norms(f"{at}.bn2"),
-                stride,
-                track,
-                self.beside,
-            )
-        return out[:, :, 1:-1, 1:-1].float().mean((2, 3))
+        packed, layers, trained = self.packed(x.dtype), [], []
+        for conv, norm in self.layers:
+            tensors = [self.slots[f"{self.name}.{norm}.{part}"] for part in NORM]
+            gamma, beta, mean, var = (t.detach() for t in tensors)
+            layers.append(Layer(packed[conv], gamma, beta, mean, var, *self.norm))
+            trained += [self.weight(conv), *tensors[:2]]
+        run: Any = Trunk.apply
+        features: Tensor = run(images, layers, self.strides, not self.still, self.beside, *trained)
+        return features
 
     def packed(self, dtype: torch.dtype) -> dict[str, Tensor]:
         """All convolutions' weights as the kernels read them, made by one gather and one cast."""
@@ -71,17 +60,6 @@ class FastTrunk(nn.Module):
 
     def weight(self, conv: str) -> Tensor:
         return self.slots[f"{self.name}.{conv}.weight"]
-
-    def affine(self, norm: str) -> tuple[Tensor, Tensor]:
-        return self.slots[f"{self.name}.{norm}.weight"], self.slots[f"{self.name}.{norm}.bias"]
-
-    def norms(self, norm: str) -> object:
-        from fedcc.engine.kernels import Norms
-
-        tensors = (
-            self.slots[f"{self.name}.{norm}.{part}"] for part in ("weight", "bias", "running_mean", "running_var")
-        )
-        return Norms(*(t.detach() for t in tensors), *self.norm)  # type: ignore[call-arg, arg-type]
 
 
 def _joined(tensors: list[Tensor]) -> tuple[Tensor, list[int]]:

@@ -385,17 +385,26 @@ class Lanes:
 
     def load(self, seat: int, job: Job) -> None:
         fit, saved = job.fit, job.fit.optimizer
-        for name, block in self._blocks(self.params).items():
-            block[seat].copy_(fit.model.state[name])
-        for kind, flat in (("mean", self.means), ("square", self.squares)):
-            for name, block in self._blocks(flat).items():
-                block[seat].copy_(saved[f"{kind}/{name}"]) if saved else block[seat].zero_()
+        slots = [block[seat] for block in self._blocks(self.params).values()]
+        given = [fit.model.state[name] for name in self.trained]
         for name, value in self.fixed.items():
-            value[seat].copy_(fit.model.state[name])
+            slots.append(value[seat])
+            given.append(fit.model.state[name])
         for name, tensors in self.taught.items():
-            for n, value in tensors.items():
-                value[seat].copy_(fit.frozen[name].model.state[n])
-        _each(lambda slot, value: slot[seat].copy_(value), self.constants, fit.constants)
+            slots += [value[seat] for value in tensors.values()]
+            given += [fit.frozen[name].model.state[n] for n in tensors]
+        pairs: list[tuple[Tensor, Tensor]] = []
+        _each(lambda slot, value: pairs.append((slot[seat], value)), self.constants, fit.constants)
+        slots += [slot for slot, _ in pairs]
+        given += [value for _, value in pairs]
+        for kind, flat in (("mean", self.means), ("square", self.squares)):
+            moments = [block[seat] for block in self._blocks(flat).values()]
+            if saved:
+                slots += moments
+                given += [saved[f"{kind}/{name}"] for name in self.trained]
+            else:
+                torch._foreach_zero_(moments)
+        torch._foreach_copy_(slots, given)
         age = float(saved[f"step/{self.trained[0]}"]) if saved else 0.0
         values = {"at": 0, "age": age, "lr": fit.recipe.lr, "length": job.steps, "loss": 0.0, "place": 0}
         values["cosine"] = fit.recipe.schedule == "cosine"
@@ -415,24 +424,26 @@ class Lanes:
         self.numbers["place"][seat] = 0
 
     def unload(self, seat: int, job: Job) -> Fitted:
-        blocks = self._blocks(self.params)
+        rounds = 1 if self.fit.joint else len(self.names)
+        held = {name: block[seat] for name, block in self._blocks(self.params).items()}
+        held |= {name: value[seat] for name, value in self.fixed.items()}
+        taken = [held[name] for name in job.fit.model.state if name in held]
+        again = job.fit.recipe.reset == "round"
+        if again:
+            taken += [b[seat] for flat in (self.means, self.squares) for b in self._blocks(flat).values()]
+        copies = [torch.empty_like(t) for t in taken]
+        torch._foreach_copy_(copies, taken)
+        rest = iter(copies)
         state: dict[str, Tensor] = {}
-        forwards = 1 if self.fit.joint else len(self.names)
         for name, value in job.fit.model.state.items():
-            if name in blocks:
-                state[name] = blocks[name][seat].clone()
-            elif name in self.fixed:
-                state[name] = self.fixed[name][seat].clone()
-            else:
-                counted = name.endswith("num_batches_tracked") and (
-                    self.fit.only is None or name.startswith(f"{self.fit.only}.")
-                )
-                state[name] = value + job.steps * forwards if counted else value
+            counted = name.endswith("num_batches_tracked") and (
+                self.fit.only is None or name.startswith(f"{self.fit.only}.")
+            )
+            state[name] = next(rest) if name in held else value + job.steps * rounds if counted else value
         job.loss = self.numbers["loss"][seat].clone()
         optimizer: dict[str, Tensor] = {}
-        if job.fit.recipe.reset == "round":
-            optimizer = {f"mean/{n}": b[seat].clone() for n, b in self._blocks(self.means).items()}
-            optimizer |= {f"square/{n}": b[seat].clone() for n, b in self._blocks(self.squares).items()}
+        if again:
+            optimizer = {f"{kind}/{n}": next(rest) for kind in ("mean", "square") for n in self.trained}
             optimizer |= {f"step/{n}": self.numbers["age"][seat].float() for n in self.trained}
         return Fitted(Model(job.fit.model.arch, state), job.steps, 0.0, optimizer, tuple(self.trained))
 
@@ -477,10 +488,7 @@ class Lanes:
         grads, losses = self.gradients(engine, self.params, drawn)
         if self.fit.gradient is not None:
             grads = self.adjusted(engine, grads, drawn)
-        self.numbers["loss"].add_(losses)
-        self.adam(grads)
-        self.numbers["at"].add_(1)
-        self.numbers["place"].add_(1)
+        self.adam(grads, losses)
 
     def batch(self, engine: Fused) -> Drawn:
         """This step's batches: gathered, augmented, normalised."""
@@ -560,23 +568,26 @@ class Lanes:
         changed = torch.vmap(rule.transform)(self._blocks(grads))
         return torch.cat([changed[n].reshape(-1) for n in self.trained])
 
-    def adam(self, grads: Tensor) -> None:
-        """Adam with a step count and a learning rate per lane; bias corrections in float64."""
+    def adam(self, grads: Tensor, losses: Tensor) -> None:
+        """Adam with a step count and a learning rate per lane, bias corrections in float64; the step is done."""
         n = self.numbers
+        if self.fused_adam:
+            from fedcc.engine.kernels import adam, tick
+
+            size, root = tick(losses, n, BETAS)
+            adam(self.params, self.means, self.squares, grads, self.lane, size, root, BETAS, EPS)
+            return
+        n["loss"].add_(losses)
         n["age"].add_(1)
         slower = 0.5 * (1 - torch.cos(math.pi * n["at"] / n["length"].clamp(min=1)))
         lr = n["lr"] * (1 - n["cosine"] * slower)
-        size = (lr / (1 - BETAS[0] ** n["age"])).to(grads.dtype)
-        root = (1 - BETAS[1] ** n["age"]).rsqrt().to(grads.dtype)
-        if self.fused_adam:
-            from fedcc.engine.kernels import adam
-
-            adam(self.params, self.means, self.squares, grads, self.lane, size, root, BETAS, EPS)
-            return
-        size, root = size[self.lane], root[self.lane]
+        size = (lr / (1 - BETAS[0] ** n["age"])).to(grads.dtype)[self.lane]
+        root = (1 - BETAS[1] ** n["age"]).rsqrt().to(grads.dtype)[self.lane]
         self.means.lerp_(grads, 1 - BETAS[0])
         self.squares.mul_(BETAS[1]).addcmul_(grads, grads, value=1 - BETAS[1])
         self.params.addcmul_(self.means / self.squares.sqrt().mul_(root).add_(EPS), size, value=-1)
+        n["at"].add_(1)
+        n["place"].add_(1)
 
     def capture(self, engine: Fused) -> None:
         """Record a step as a graph; what the trial steps do to the slots is overwritten when clients are loaded."""
