@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from fedcc.methods.abstention import targets, trust
@@ -39,17 +38,19 @@ def example(logits: Tensor, hidden: Tensor | None, row: int | None = None) -> di
 
 
 def telling(ours: Tensor, mean: Tensor, hidden: Tensor | None) -> int:
-    """The sample on which two predictions [N, C] differ most (total variation).
+    """The sample on which two predictions [N, C] contradict each other most.
 
-    Of those where they name different classes and the first one is right, if there are any; without labels, of those
-    where they name different classes.
+    With a and b the classes that they name: the first one's lead of a over b plus the second one's of b over a. Samples
+    on which the first one is wrong come last; where no two classes differ, the total variation decides.
     """
-    answer = ours.argmax(-1)
-    differ = answer != mean.argmax(-1)
-    if hidden is not None:
-        differ &= answer == hidden
-    distance = (ours - mean).abs().sum(-1) / 2
-    return int(torch.where(differ, distance, distance - 2).argmax())
+    a, b = ours.argmax(-1, keepdim=True), mean.argmax(-1, keepdim=True)
+    against = ours.gather(1, a) - ours.gather(1, b) + mean.gather(1, b) - mean.gather(1, a)
+    score = against.squeeze(1)  # at most 2
+    if hidden is not None and bool(((a.squeeze(1) == hidden) & (score > 0)).any()):
+        score = score.where(a.squeeze(1) == hidden, -1)
+    elif not bool((score > 0).any()):
+        score = (ours - mean).abs().sum(-1)
+    return int(score.argmax())
 
 
 def rounded(values: Tensor) -> list[float]:
