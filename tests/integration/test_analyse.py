@@ -83,7 +83,7 @@ def test_the_example_is_a_public_sample(runs: dict[str, Path], analyses: dict[st
     np.testing.assert_allclose([client["weight"] for client in example["clients"]], known / known.sum(), atol=1e-4)
 
 
-def test_another_example_client_and_number_of_samples(runs: dict[str, Path], tmp_path: Path, capsys: Capsys) -> None:
+def test_another_example_client_and_number_of_samples(runs: dict[str, Path], capsys: Capsys) -> None:
     federation = Experiment.read(runs["fedcc"] / "experiment.toml").federation()
     assert federation.partition is not None
     index = int(federation.partition.public[3])
@@ -147,7 +147,9 @@ def test_wrong_options_are_refused(options: tuple[Any, ...], words: str, runs: d
 
 def test_folders_that_cannot_be_analysed(runs: dict[str, Path], tmp_path: Path, capsys: Capsys) -> None:
     """Nothing is computed for the others then."""
-    call(capsys, "analyse", tmp_path / "nowhere").refused("nowhere holds no run")
+    times = {p: p.stat().st_mtime_ns for p in runs["fedcc"].iterdir()}
+    call(capsys, "analyse", runs["fedcc"], tmp_path / "nowhere").refused("nowhere holds no run")
+    assert {p: p.stat().st_mtime_ns for p in runs["fedcc"].iterdir()} == times
     place = tmp_path / "r"
     assert call(capsys, "run", "fedavg", *QUICK, "--no-save-models", "--out", place).code == 0
     call(capsys, "analyse", place).refused("holds no models", "--no-save-models")

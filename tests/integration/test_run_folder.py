@@ -89,8 +89,8 @@ def test_metrics_jsonl_has_a_line_a_round(folder: Path) -> None:
     assert [json.loads(line)["round"] for line in lines] == [1, 2]
     for record in map(json.loads, lines):
         assert record.keys() == {
-            "round", "accuracy", "clients", "local", "valid", "valid_labels", "local_full", "targets", "majority", "log",
-            "present", "bytes", "seconds",
+            "round", "accuracy", "clients", "local", "valid", "valid_labels", "local_full", "targets", "majority",
+            "log", "present", "bytes", "seconds",
         }  # fmt: skip
         assert percentage(record["accuracy"])
         assert percentage(record["targets"])
