@@ -6,6 +6,8 @@ import pytest
 import torch
 
 from fedcc.evaluate.example import example, telling
+from fedcc.experiments.analyse import data_address
+from fedcc.report.figures import decoded
 
 # two clients, two samples, two classes and "unknown"
 VOTES = torch.tensor(
@@ -56,3 +58,13 @@ def test_the_most_telling_sample(hidden: list[int] | None, row: int) -> None:
 def test_where_both_always_agree_the_largest_difference() -> None:
     assert telling(OURS[2:], MEAN[2:], torch.tensor([0, 0])) == 0
     assert telling(OURS[[3, 2]], MEAN[[3, 2]], None) == 1
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_an_image_survives_its_address(channels: int) -> None:
+    """White is the largest value that the data set stores, whatever that is."""
+    image = torch.arange(channels * 4 * 4, dtype=torch.uint8).reshape(channels, 4, 4) % 17
+    pixels = torch.from_numpy(decoded(data_address(image, 1 / 16)).copy())
+    shown = pixels[None] if channels == 1 else pixels.permute(2, 0, 1)
+    assert shown.equal((image * (255 / 16)).round().to(torch.uint8))
+    assert int(shown.max()) == (255 if channels == 3 else round(15 * 255 / 16))
