@@ -200,6 +200,7 @@ def test_example_figure(clients: int, names: list[str], label: int | None, pixel
     written = texts(figure)
     assert f"FedCC's aggregate: {names[label or 0]} (1.00)" in written
     assert ("hidden label" in written) == (label is not None)
+    assert ("20 of 100 classes" in written) == (len(names) == 100)
     assert ("95.0 %" in written) == (label is not None)
     drawn(figure, tmp_path)
     np.testing.assert_array_equal(decoded(example["image"]), pixels)
