@@ -52,9 +52,12 @@ def partition_figure(counts: Sequence[Sequence[int]], title: str = "") -> Figure
 
 
 def curves_figure(
-    runs: Mapping[str, Sequence[tuple[int, float]]], title: str = "", chance: float | None = None
+    runs: Mapping[str, Sequence[tuple[int, float]]],
+    title: str = "",
+    chance: float | None = None,
+    styles: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> Figure:
-    """Accuracy over rounds, a line per run; ``chance`` is drawn as a dotted line."""
+    """Accuracy over rounds, a line per run, in its style where there is one; ``chance`` is drawn as a dotted line."""
     from matplotlib.ticker import MaxNLocator
 
     figure = _figure(6.0, 3.8)
@@ -62,7 +65,8 @@ def curves_figure(
     for (name, curve), colour in zip(runs.items(), COLOURS * (1 + len(runs) // len(COLOURS)), strict=False):
         if curve:
             rounds, accuracy = zip(*curve, strict=True)
-            axes.plot(rounds, accuracy, marker="o", markersize=4, color=colour, label=f"{name} {accuracy[-1]:.1f}")
+            style = {"color": colour} | dict((styles or {}).get(name, {}))
+            axes.plot(rounds, accuracy, marker="o", markersize=4, label=f"{name} {accuracy[-1]:.1f}", **style)
     if chance is not None:
         axes.axhline(chance, linestyle=":", color="grey", linewidth=1, label=f"chance {chance:.1f}")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))

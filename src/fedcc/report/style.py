@@ -1,0 +1,41 @@
+"""One look for each method wherever it is drawn: colours that colour-blind eyes tell apart, dashes where they run out."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from fedcc.methods import METHODS
+
+INK = "ink"  # the colour of text, whatever the background
+OURS = "#D55E00"
+HUES = ("#0072B2", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", INK, "#8C6BB1")
+GREYS = ("#888888", "#888888", "#888888")
+DASHES = {"solid": "-", "dash": "--", "dot": ":", "dashdot": "-.", "longdash": (0, (8, 3))}  # as matplotlib says it
+
+
+class Look(NamedTuple):
+    """A colour, and a dash by the name that it has in plotly."""
+
+    colour: str
+    dash: str
+    width: float = 1.8
+
+    @property
+    def print(self) -> dict[str, object]:
+        """The same for matplotlib, on white."""
+        return {"color": "black" if self.colour == INK else self.colour, "linestyle": DASHES[self.dash], "linewidth": self.width}  # fmt: skip
+
+
+def look(method: str) -> Look:
+    """FedCC stands out; families differ by their dashes."""
+    if method == "fedcc":
+        return Look(OURS, "solid", 3.0)
+    kind = METHODS.get(method)
+    if kind is None:
+        return Look(HUES[sum(map(ord, method)) % len(HUES)], "dashdot")
+    others = [n for n, k in METHODS.items() if k.family == kind.family and n != "fedcc"]
+    i = others.index(method)
+    if kind.family == "bound":
+        return Look(GREYS[i % len(GREYS)], ("dashdot", "dot", "longdash")[i % 3])
+    first = "solid" if kind.family == "parameters" else "dash"
+    return Look(HUES[i % len(HUES)], (first, "dot")[i // len(HUES) % 2])
