@@ -228,6 +228,7 @@ def run(
                     test,
                     executor,
                     counts={c.id: counts[c.id] for c in cohort.present if c.id in counts},
+                    majority={c.id: c.majority for c in cohort.present if c.majority is not None},
                     downs=done.downs,
                     hidden=federation.hidden,
                 )
@@ -305,12 +306,15 @@ def fixed_threads(number: int) -> Iterator[None]:
 
 
 def _record(done: Round, found: Evaluation, cohort: Simulated, spent: Mapping[str, float]) -> Record:
+    by_client = ("clients", "local", "valid", "valid_labels", "local_full")
     return {
         "round": done.t,
         "accuracy": found.accuracy,
-        "clients": {str(k): v for k, v in found.clients.items()},
-        "local": {str(k): v for k, v in found.local.items()},
+        **{name: {str(k): v for k, v in getattr(found, name).items()} for name in by_client},
         "targets": found.targets,
+        "majority": {
+            str(c.id): c.majority.nonzero().flatten().tolist() for c in cohort.present if c.majority is not None
+        },
         "log": {str(c.id): {n: round(float(v), 6) for n, v in c.log.items()} for c in cohort.present if c.log},
         "present": [c.id for c in cohort.present],
         "bytes": {"up": done.bytes_up, "down": done.bytes_down},

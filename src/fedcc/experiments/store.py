@@ -23,7 +23,7 @@ from fedcc.experiments.experiment import Experiment
 from fedcc.run import Record
 
 REMAINS = ("metrics.jsonl", "environment.json", "partition.npz")  # what a begin that was killed may leave
-FILES = ("summary.json", "models.json", "models.safetensors", *REMAINS, "experiment.toml")
+FILES = ("analysis.json", "summary.json", "models.json", "models.safetensors", *REMAINS, "experiment.toml")
 CHECKPOINT = r"checkpoint-\d+-[0-9a-f]+\.safetensors"
 
 

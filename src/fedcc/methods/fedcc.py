@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedcc.core.messages import Predictions
-from fedcc.core.method import Family, Method, Trained, option
+from fedcc.core.method import Family, Method, Trained, option, shares
 from fedcc.core.requests import Predict, gather
 from fedcc.core.roles import Client, Server
 from fedcc.core.samples import Samples
@@ -92,11 +92,14 @@ class FedCC(Method[Predictions, Predictions]):
         outputs = await gather(*(Predict(model, samples) for model in t.clients.values()))
         return eq.aggregate(torch.stack([o.logits.softmax(-1) for o in outputs]))[:, :-1]  # argmax over C, Sec. IV-C
 
+    def probabilities(self, scores: Tensor) -> Tensor:
+        return shares(scores)
+
     def pseudo_labels(self, c: Client, bias: Tensor, logits: Tensor) -> Tensor:
         """Soft pseudo labels of the public samples by the model after the fit phase (theta_0), Eqs. (8)-(10)."""
         space = c.classes if self.entropy_space == "known" else c.classes + 1
         p = bias[:, :space].softmax(-1).mean(0)
-        majority = self.majority(c, p[: c.classes])
+        majority = c.majority = self.majority(c, p[: c.classes])
         w_l, w_u = float(eq.entropy(eq.smoothed(p, self.delta))), eq.unknown_weight(c.classes, int(majority.sum()))
         a = eq.alpha(w_l, w_u, eq.entropy(logits[:, :space].softmax(-1)))
         if not majority.any():  # majority_empty="alpha_zero": the client abstains from everything

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from fedcc.core.messages import Labels
-from fedcc.core.method import Family, Method, Trained, option
+from fedcc.core.method import Family, Method, Trained, option, shares
 from fedcc.core.rng import Key
 from fedcc.core.roles import Client, Server
 from fedcc.core.samples import Samples
@@ -66,6 +66,9 @@ class FedCT(Method[Labels, Labels]):
 
     async def predict(self, t: Trained, samples: Samples) -> Tensor:
         return majority(await logits(t.clients.values(), samples))
+
+    def probabilities(self, scores: Tensor) -> Tensor:
+        return shares(scores)
 
 
 def ballot(labels: Tensor, classes: int) -> Tensor:

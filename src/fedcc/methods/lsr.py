@@ -54,6 +54,9 @@ class LSR(Method[Predictions, Predictions]):
     async def predict(self, t: Trained, samples: Samples) -> Tensor:
         return await PLAIN.predict(t, samples)
 
+    def probabilities(self, scores: Tensor) -> Tensor:
+        return PLAIN.probabilities(scores)
+
     def objective(self, classes: int) -> Loss:
         """(1 - a) CE + a R: R is the cross entropy with the uniform distribution, or KL from the virtual teacher."""
         a = self.a * classes / (classes - 1) if self.variant == "ls_code" else self.a
