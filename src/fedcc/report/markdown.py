@@ -1,9 +1,10 @@
-"""Tables as Markdown: one table, a page with everything, and the block of a README. The same records, the same bytes."""
+"""Tables as Markdown: one table, a page of all, the block of a README. The same records give the same bytes."""
 
 from __future__ import annotations
 
 import os
 import re
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import quote
@@ -20,6 +21,7 @@ from fedcc.report.tables import (
     Table,
     View,
     client_table,
+    filled,
     scenario_title,
     standing,
     title_of,
@@ -223,13 +225,10 @@ def block(made: Sequence[Table], beside: Path) -> str:
     for row in table.rows:
         if any(row.cells[s].runs for s in columns):
             rows.append([plain(row.title), *(_brief(row.cells[s], beside) for s in columns)])
-    done = sum(
-        bool(r.cells[s].runs) for r in table.rows for s in paper.SCENARIOS if r.method in paper.METHODS and not r.extra
-    )
     text = (
-        f"Accuracy on the global test set after the last round, in percent; in brackets the paper's number. {sentence(table)} "
-        f"{done} of the {len(paper.TABLE1)} cells of the paper's Table I have been run."
-    )  # fmt: skip
+        "Accuracy on the global test set after the last round, in percent; in brackets the paper's number. "
+        f"{sentence(table)} {filled(table)} of the {len(paper.TABLE1)} cells of the paper's Table I have been run."
+    )
     head = ["method", *(f"{plain(title_of(d))} {code(s)}" for d, s in columns)]
     return wrapped(text) + "\n" + grid(head, rows)
 
@@ -242,8 +241,6 @@ def _brief(cell: Cell, beside: Path) -> str:
 
 
 def wrapped(text: str) -> str:
-    import textwrap
-
     return "\n".join(textwrap.wrap(text, 119, break_long_words=False, break_on_hyphens=False)) + "\n"
 
 

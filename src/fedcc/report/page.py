@@ -19,10 +19,10 @@ from fedcc.report.style import look
 from fedcc.report.tables import (
     TESTS,
     VIEWS,
-    ClientTable,
     Row,
     Table,
     client_table,
+    filled,
     leads,
     scenario_title,
     skew_title,
@@ -71,7 +71,7 @@ def page(found: Found, tables: Sequence[Table], out: Path, title: str, downloads
         methods=[(m, methods[m], METHODS[m].family if m in METHODS else "other", look(m)) for m in order],
         data_sets=list(dict.fromkeys(d for t in tables for d in t.data if t.ran(d))),
         scenes=scenes,
-        headline=headline(found, tables),
+        headline=headline(tables),
         standings={t.slug: standing(t) for t in tables if t.of_paper},
         files=lambda run: _files(run, out),
         title_of=title_of,
@@ -96,7 +96,7 @@ def embedded(data: Any) -> str:
     return text  # other characters are ASCII escapes already
 
 
-def headline(found: Found, tables: Sequence[Table]) -> list[str]:
+def headline(tables: Sequence[Table]) -> list[str]:
     """The first things to know, from what is there."""
     lines = []
     for table in tables:
@@ -106,13 +106,12 @@ def headline(found: Found, tables: Sequence[Table]) -> list[str]:
         if asked:
             where = f"{won} of {asked} scenarios" if asked > 1 else ("the scenario" if won else "no scenario")
             lines.append(f"{table.title}: FedCC is ahead of the others in {where}, after the final round.")
-    done = {(r.method, r.scenario) for t in tables if t.of_paper for r in t.runs if (r.method, r.scenario) in paper.TABLE1 and not r.protocol}  # fmt: skip
-    if done:
-        lines.append(f"{len(done)} of the {len(paper.TABLE1)} cells of the paper's Table I have a run.")
+    if done := sum(filled(t) for t in tables if t.of_paper):
+        lines.append(f"{done} of the {len(paper.TABLE1)} cells of the paper's Table I have a run.")
     return lines
 
 
-# -------------------------------------------------------------------------------------------------- cells and their runs
+# ------------------------------------------------------------------------------------------------ cells and their runs
 
 
 @dataclass(frozen=True)
@@ -151,7 +150,7 @@ def _files(run: Run, out: Path) -> list[tuple[str, str]]:
     return [(f.name, quote(Path(os.path.relpath(f, out)).as_posix())) for f in there if f.is_file()]
 
 
-# ------------------------------------------------------------------------------------------------ what figures are made of
+# --------------------------------------------------------------------------------------------- what figures are made of
 
 
 def _scenes(table: Table, cells: Cells) -> list[dict[str, Any]]:

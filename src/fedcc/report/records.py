@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import io
 import json
 import math
 import os
@@ -20,6 +22,7 @@ T = TypeVar("T")
 LARGEST = 64 * 2**20  # bytes of a file; a record has kilobytes
 NUMERICS = ("device", "precision", "threads", "engine", "deterministic")  # how it was computed, not what
 ASIDE = ("method", "data", "skew", "seed", "settings", "client_accuracy", *NUMERICS)  # no part of the protocol
+Sent = tuple[int | None, tuple[int, ...], int]  # bytes in all, by round, of models at the end
 LOCAL_TESTS = ("local", "global", "valid", "valid_labels", "local_full")
 
 
@@ -52,6 +55,7 @@ class Run:
     counts: tuple[tuple[int, ...], ...] = ()  # samples by client and class
     sent: int | None = None  # bytes up and down, all rounds
     sent_rounds: tuple[int, ...] = ()  # the same by round
+    handed: int = 0  # bytes of the models handed over at the end
     seconds: float | None = None
     engine: str = ""
     device: str = ""
@@ -181,7 +185,8 @@ def _read(file: Path, name: str, problems: list[tuple[str, str]]) -> Run:
     curve = _series(accuracy.get("rounds"), "accuracy.rounds", 0, 100)
     kind = METHODS.get(method)
     label, note = _text(record["method"], "method"), kind.note if kind else ""
-    sent = part("bytes", lambda: _bytes(record.get("bytes"), len(curve)), (None, ()))
+    nothing: Sent = (None, (), 0)
+    sent = part("bytes", lambda: _bytes(record.get("bytes"), len(curve)), nothing)
     in_folder = file.name == "summary.json"
     beside = file.with_name("analysis.json" if in_folder else f"{file.stem}.analysis.json")
     versions = record.get("versions")
@@ -207,6 +212,7 @@ def _read(file: Path, name: str, problems: list[tuple[str, str]]) -> Run:
         counts=part("counts", lambda: _counts(record.get("counts", {})), ()),
         sent=sent[0],
         sent_rounds=sent[1],
+        handed=sent[2],
         seconds=part("seconds", lambda: _number(record.get("seconds"), "seconds", 0), None),
         engine=_word(record.get("engine")),
         device=_word(record.get("device")),
@@ -311,15 +317,17 @@ def _counts(value: Any) -> tuple[tuple[int, ...], ...]:
     return rows
 
 
-def _bytes(value: Any, rounds: int) -> tuple[int | None, tuple[int, ...]]:
+def _bytes(value: Any, rounds: int) -> Sent:
     stored = _mapping(value, "bytes")
     total = int(_number(stored.get("up"), "bytes.up", 0) + _number(stored.get("down"), "bytes.down", 0))
+    handed = int(_number(stored.get("models", 0), "bytes.models", 0))
     if "rounds" not in stored:
-        return total, ()
+        return total, (), handed
     up, down = (_list(_mapping(stored["rounds"], "bytes.rounds").get(w), f"bytes.rounds.{w}") for w in ("up", "down"))
     if not len(up) == len(down) == rounds:
         raise Odd(f"bytes.rounds must have {rounds} entries, got {len(up)} and {len(down)}")
-    return total, tuple(int(_number(u, "bytes", 0) + _number(d, "bytes", 0)) for u, d in zip(up, down, strict=True))
+    by_round = (int(_number(u, "bytes", 0) + _number(d, "bytes", 0)) for u, d in zip(up, down, strict=True))
+    return total, tuple(by_round), handed
 
 
 # ----------------------------------------------------------------------------------------------------------- analysis
@@ -353,13 +361,13 @@ def _embeddings(value: Mapping[str, Any]) -> dict[str, Any]:
         ]
         if len(points) != len(labels) or any(len(xy) != 2 for xy in points):
             raise Odd(f"a panel needs {len(labels)} points of two coordinates")
-        purity, client = p.get("purity"), p.get("client")
+        client = p.get("client")
         panels.append(
             {
                 "name": _text(p.get("name"), "name"),
                 "client": None if client is None else int(_number(client, "client", 0)),
                 "points": points,
-                "purity": None if purity is None else _number(purity, "purity", 0, 1),
+                "purity": _number(p.get("purity"), "purity", 0, 1),
             }
         )
     return {"samples": len(labels), "labels": labels, "panels": panels}
@@ -367,8 +375,8 @@ def _embeddings(value: Mapping[str, Any]) -> dict[str, Any]:
 
 def _example(value: Mapping[str, Any]) -> dict[str, Any]:
     image = _text(value.get("image"), "image", 2_000_000)
-    if not re.fullmatch(r"data:image/png;base64,[A-Za-z0-9+/]+=*", image):
-        raise Odd("the example's image must be a PNG as a data URL")
+    if not re.fullmatch(r"data:image/png;base64,[A-Za-z0-9+/]+=*", image) or not _drawable(image):
+        raise Odd("the example's image must be a small PNG as a data URL")
     classes = [_text(str(c), "a class") for c in _list(value.get("classes"), "classes")]
 
     def shares(stored: Any, length: int) -> list[float]:
@@ -387,7 +395,7 @@ def _example(value: Mapping[str, Any]) -> dict[str, Any]:
         for c in _list(value.get("clients"), "clients")
     ]
     both = _mapping(value.get("aggregates"), "aggregates")
-    label = value.get("label")
+    label, right = value.get("label"), value.get("accuracy")
     return {
         "public": int(_number(value.get("public"), "public", 0)),
         "image": image,
@@ -395,4 +403,19 @@ def _example(value: Mapping[str, Any]) -> dict[str, Any]:
         "classes": classes,
         "clients": clients,
         "aggregates": {name: shares(both.get(name), len(classes)) for name in ("unknown", "plain")},
+        "accuracy": {n: _number(_mapping(right, "accuracy").get(n), "accuracy", 0, 100) for n in ("unknown", "plain")}
+        if right is not None
+        else None,
     }
+
+
+def _drawable(address: str) -> bool:
+    """Whether it is a picture of a size that a data set may have."""
+    from PIL import Image
+
+    try:
+        with Image.open(io.BytesIO(base64.b64decode(address.partition(",")[2])), formats=["PNG"]) as image:
+            image.load()
+            return max(image.size) <= 1024
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
+        return False

@@ -1,4 +1,4 @@
-"""One look for each method wherever it is drawn: colours that colour-blind eyes tell apart, dashes where they run out."""
+"""One look for each method wherever it is drawn: colours that colour-blind eyes tell apart, dashes beyond them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from fedcc.methods import METHODS
 INK = "ink"  # the colour of text, whatever the background
 OURS = "#D55E00"
 HUES = ("#0072B2", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", INK, "#8C6BB1")
-GREYS = ("#888888", "#888888", "#888888")
+GREY = "#888888"
 DASHES = {"solid": "-", "dash": "--", "dot": ":", "dashdot": "-.", "longdash": (0, (8, 3))}  # as matplotlib says it
 
 
@@ -23,7 +23,8 @@ class Look(NamedTuple):
     @property
     def print(self) -> dict[str, object]:
         """The same for matplotlib, on white."""
-        return {"color": "black" if self.colour == INK else self.colour, "linestyle": DASHES[self.dash], "linewidth": self.width}  # fmt: skip
+        colour = "black" if self.colour == INK else self.colour
+        return {"color": colour, "linestyle": DASHES[self.dash], "linewidth": self.width}
 
 
 def look(method: str) -> Look:
@@ -36,6 +37,6 @@ def look(method: str) -> Look:
     others = [n for n, k in METHODS.items() if k.family == kind.family and n != "fedcc"]
     i = others.index(method)
     if kind.family == "bound":
-        return Look(GREYS[i % len(GREYS)], ("dashdot", "dot", "longdash")[i % 3])
+        return Look(GREY, ("dashdot", "dot", "longdash")[i % 3])
     first = "solid" if kind.family == "parameters" else "dash"
     return Look(HUES[i % len(HUES)], (first, "dot")[i // len(HUES) % 2])

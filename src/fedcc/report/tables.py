@@ -10,7 +10,7 @@ import math
 import re
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal
 
@@ -181,6 +181,11 @@ def tables(runs: Sequence[Run]) -> list[Table]:
             made.append(_table(*key, plain))
         if varied:
             made.append(_table(*key, varied, reference=plain))
+    taken: dict[str, int] = {}
+    for i, table in enumerate(made):  # two protocols may read the same once blanks and signs are gone
+        taken[table.slug] = taken.get(table.slug, 0) + 1
+        if taken[table.slug] > 1:
+            made[i] = replace(table, slug=f"{table.slug}.{taken[table.slug]}")
     return made
 
 
@@ -226,10 +231,11 @@ def _table(
     ]
     if not variants:
         rows = _marked(rows, scenarios)
-    differs = ", ".join(WORDS.get(n, lambda v, n=n: f"{n}={v}")(v) for n, v in changed)  # type: ignore[misc]
+    differs = ", ".join(WORDS[n](v) if n in WORDS else f"{n}={v}" for n, v in changed)
     name = "Table I" if place == "paper" else title_of(place)
+    words = ("table1" if place == "paper" else place, differs, "variants" if variants else "")
     return Table(
-        slug="-".join(filter(None, ("table1" if place == "paper" else slug(place), slug(differs) if differs else "", "variants" if variants else ""))),
+        slug="-".join(slug(word) for word in words if word),
         title=name + (f": {differs}" if differs else "") + (", variants" if variants else ""),
         protocol=_protocol(runs),
         scenarios=scenarios,
@@ -237,7 +243,7 @@ def _table(
         of_paper=of_paper,
         with_paper=with_paper and not variants,
         variants=variants,
-    )  # fmt: skip
+    )
 
 
 def _label(method: str) -> str:
@@ -274,7 +280,7 @@ def _marked(rows: Sequence[Row], scenarios: Sequence[Scenario]) -> list[Row]:
                 if mean in ranks[:2]:
                     marks.setdefault((i, s), {})[view] = ranks.index(mean) + 1
     return [
-        Row(r.method, r.label, r.extra, {s: Cell(c.runs, c.printed, marks.get((i, s), {})) for s, c in r.cells.items()})
+        replace(r, cells={s: replace(c, marks=marks.get((i, s), {})) for s, c in r.cells.items()})
         for i, r in enumerate(rows)
     ]
 
@@ -431,6 +437,12 @@ def standing(table: Table) -> list[Standing]:
             )
         )
     return found
+
+
+def filled(table: Table) -> int:
+    """How many of the paper's cells have a run."""
+    rows = [r for r in table.rows if not r.extra]
+    return sum((r.method, s) in paper.TABLE1 and bool(c.runs) for r in rows for s, c in r.cells.items())
 
 
 def leads(table: Table, method: str = "fedcc") -> tuple[int, int]:
