@@ -127,7 +127,7 @@ def whole(table: Table, beside: Path) -> str:
 def sentence(table: Table) -> str:
     made = sorted({f"{r.precision} on {r.device}" for r in table.runs if r.device})
     where = f" Made in {plain(', '.join(made))}." if made else ""
-    return f"{table.protocol}; seeds per cell: {table.seeds}.{where}"
+    return f"{plain(table.protocol)}; seeds per cell: {table.seeds}.{where}"
 
 
 HOW = """\
@@ -150,7 +150,7 @@ def page(found: Found, made: Sequence[Table], beside: Path) -> str:
     """Everything on one page: tables, what is open, and each run with its record and its command."""
     parts = [
         "# Results\n",
-        "Written by `fedcc report` from the records of finished runs; whoever edits this page edits it in vain.\n",
+        "Written by `fedcc report` from the records of finished runs; edits made here are lost.\n",
         HOW,
     ]
     for table in made:

@@ -54,7 +54,7 @@ def page(found: Found, tables: Sequence[Table], out: Path, title: str, downloads
     known = list(METHODS)
     order = sorted(methods, key=lambda m: known.index(m) if m in known else len(known))
     scenes = [s for t in tables for s in _scenes(t, cells)]
-    first = max(scenes, key=lambda s: s["weight"], default=None)
+    first = max(reversed(scenes), key=lambda s: s["weight"], default=None)  # of equals the paper's hardest
     data = {
         "looks": {m: look(m)._asdict() for m in methods},
         "logged": LOGGED,
@@ -104,8 +104,9 @@ def headline(tables: Sequence[Table]) -> list[str]:
             continue
         won, asked = leads(table)
         if asked:
-            where = f"{won} of {asked} scenarios" if asked > 1 else ("the scenario" if won else "no scenario")
-            lines.append(f"{table.title}: FedCC is ahead of the others in {where}, after the final round.")
+            said = "is ahead of the others" if won else "is not ahead of the others"
+            where = f" in {won} of {asked} scenarios" if asked > 1 else ""
+            lines.append(f"{table.title}: after the final round FedCC {said}{where}.")
     if done := sum(filled(t) for t in tables if t.of_paper):
         lines.append(f"{done} of the {len(paper.TABLE1)} cells of the paper's Table I have a run.")
     return lines
@@ -167,7 +168,7 @@ def _scenes(table: Table, cells: Cells) -> list[dict[str, Any]]:
                 "data": s[0],
                 "table": table.title,
                 "title": scenario_title(s),
-                "weight": sum(2 if r.analysis else 1 for r in runs),
+                "weight": (any(r.analysis for r in runs), not table.variants, len(runs)),
                 "rows": [_lines(row, own, cells) for row, own in rows],
                 "partitions": _partitions(runs),
                 "logs": [_log(row, own) for row, own in rows if any(set(LOGGED) & set(r.log) for r in own)],

@@ -38,5 +38,5 @@ def look(method: str) -> Look:
     i = others.index(method)
     if kind.family == "bound":
         return Look(GREY, ("dashdot", "dot", "longdash")[i % 3])
-    first = "solid" if kind.family == "parameters" else "dash"
-    return Look(HUES[i % len(HUES)], (first, "dot")[i // len(HUES) % 2])
+    first, turn = ("solid", 0) if kind.family == "parameters" else ("dash", 1)  # FedAvg and FedMD: two hues
+    return Look(HUES[(i + turn) % len(HUES)], (first, "dot")[i // len(HUES) % 2])

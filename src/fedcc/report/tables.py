@@ -94,6 +94,12 @@ class Row:
         return f"{self.label}, {self.extra}" if self.extra else self.label
 
     @property
+    def name(self) -> tuple[str, str]:
+        """The label in two: the method, and what must stand beside it in smaller type."""
+        name, _, note = self.label.partition(" (")
+        return name, ", ".join(filter(None, (note.rstrip(")"), self.extra)))
+
+    @property
     def bound(self) -> bool:
         """Shares nothing or everything: no competitor, so it gets no mark."""
         kind = METHODS.get(self.method)

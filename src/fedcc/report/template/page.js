@@ -112,18 +112,19 @@
     const axis = { gridcolor: grid, zeroline: false, linecolor: grid, automargin: true, ...more.axis };
     const axes = {};
     for (const name of Object.keys(more).filter((k) => /^[xy]axis/.test(k))) axes[name] = { ...axis, ...more[name] };
-    const { axis: _, ...rest } = more;
+    const { axis: _, lines: __, ...rest } = more;
     return {
       paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
       font: { family: "system-ui, sans-serif", size: 12, color: ink() },
-      margin: { l: 48, r: 12, t: 16, b: 44 },
+      margin: { l: 48, r: 12, t: 16, b: narrow() && more.legend ? 60 + 11 * Math.ceil((more.lines ?? 2)) : 44 },
       hoverlabel: { font: { family: "system-ui, sans-serif" }, namelength: -1 },
       ...rest, xaxis: { ...axis, ...more.xaxis }, yaxis: { ...axis, ...more.yaxis }, ...axes,
     };
   }
 
+  const whole = (rounds) => (rounds > 8 ? { tickformat: "d" } : { tickformat: "d", dtick: 1 }); // ticks at rounds alone
   const legend = () => narrow()
-    ? { orientation: "h", y: -0.16, x: 0, font: { size: 11 } }
+    ? { orientation: "h", y: 0, yref: "container", yanchor: "bottom", x: 0, font: { size: 11 } }
     : { x: 1.01, y: 1, font: { size: 12 }, tracegroupgap: 2 };
 
   function average(lines) {
@@ -170,12 +171,12 @@
         const x = mean.map((_, i) => i + 1).filter((_, i) => mean[i] !== null);
         const pick = (v) => v.filter((_, i) => mean[i] !== null);
         const c = colour(look);
-        if (row[state.subject].length > 1) {
+        if (row[state.subject].length > 1 && (look.width > 2 || rows.length <= 6)) {
           traces.push({ x: [...x, ...[...x].reverse()], y: [...pick(high), ...pick(low).reverse()], fill: "toself", fillcolor: c, opacity: look.width > 2 ? 0.18 : 0.08, line: { width: 0 }, mode: "lines", hoverinfo: "skip", showlegend: false, legendgroup: row.label });
         }
         traces.push({ x, y: pick(mean), name: row.label, legendgroup: row.label, legendrank: rows.indexOf(row), mode: x.length < 40 ? "lines+markers" : "lines", line: { color: c, dash: look.dash, width: look.width }, marker: { size: look.width > 2 ? 6 : 4, color: c }, hovertemplate: "%{y:.1f}<extra>" + escape(row.label) + "</extra>" });
       }
-      return [traces, { hovermode: "x unified", legend: legend(), xaxis: { title: { text: "round" }, tickformat: "d" }, yaxis: { rangemode: "tozero", ticksuffix: " %" } }];
+      return [traces, { hovermode: "x unified", legend: legend(), lines: rows.length, xaxis: { title: { text: "round" }, ...whole(Math.max(...rows.flatMap((r) => r.curves.map((c) => c.length)))) }, yaxis: { rangemode: "tozero", ticksuffix: " %" } }];
     },
     sent(s) {
       const traces = [];
@@ -210,7 +211,7 @@
       names.forEach((name, i) => {
         const end = i ? i + 1 : "";
         Object.entries(log.series[name]).forEach(([client, values], k) => traces.push({ x: values.map((_, t) => t + 1), y: values, xaxis: "x" + end, yaxis: "y" + end, mode: values.length === 1 ? "markers" : "lines", line: { color: hues[k % hues.length], width: 1.4 }, marker: { color: hues[k % hues.length] }, hovertemplate: `client ${escape(client)}, round %{x}: %{y}<extra></extra>` }));
-        more["xaxis" + end] = { tickformat: "d", title: { text: "round", font: { size: 11 } } };
+        more["xaxis" + end] = { ...whole(Object.values(log.series[name])[0]?.length ?? 0), title: { text: "round", font: { size: 11 } } };
         more["yaxis" + end] = { rangemode: "tozero" };
         more.annotations.push({ text: escape(content.logged[name]), xref: `x${end} domain`, yref: `y${end} domain`, x: 0, y: 1.02, xanchor: "left", yanchor: "bottom", showarrow: false });
       });
@@ -220,7 +221,7 @@
     margins(s) {
       const traces = [];
       const lines = [];
-      for (const a of s.analyses.filter((a) => a.margins && !state.hidden.has(a.method))) {
+      for (const a of compared(s).filter((a) => a.margins)) {
         const pick = a.margins.models.find((m) => m.name === "clients") ?? a.margins.models.find((m) => m.name === "global") ?? a.margins.models[0];
         if (!pick) continue;
         const c = colour(lookOf(s, s.rows.find((r) => r.label === a.label) ?? a));
@@ -231,23 +232,38 @@
       return traces.length ? [traces, { shapes: lines, legend: legend(), showlegend: true, xaxis: { title: { text: "margin" }, range: [-1, 1] }, yaxis: { type: "log", title: { text: "samples" }, exponentformat: "power", dtick: 1 } }] : null;
     },
     embeddings(s) {
-      const panels = s.analyses.filter((a) => a.embeddings && !state.hidden.has(a.method)).flatMap((a) => a.embeddings.panels.map((p) => ({ ...p, label: a.label, labels: a.embeddings.labels })));
+      const panels = compared(s).filter((a) => a.embeddings).flatMap((a) => a.embeddings.panels.map((p) => ({ ...p, label: a.label, labels: a.embeddings.labels })));
       if (!panels.length) return null;
       const columns = narrow() ? Math.min(2, panels.length) : Math.min(4, panels.length);
       const rows = Math.ceil(panels.length / columns);
-      const more = { grid: { rows, columns, pattern: "independent", xgap: 0.05, ygap: 0.16 }, annotations: [], showlegend: false, margin: { l: 8, r: 8, t: 30, b: 8 } };
+      const more = { grid: { rows, columns, pattern: "independent", xgap: 0.05, ygap: narrow() ? 0.3 : 0.16 }, annotations: [], showlegend: false, margin: { l: 8, r: 8, t: narrow() ? 48 : 30, b: 8 } };
       const traces = panels.map((p, i) => {
         const end = i ? i + 1 : "";
-        const few = Math.max(...p.labels) < hues.length;
+        const most = Math.max(...p.labels) + 1;
+        const shade = (l) => (most <= hues.length ? hues[l] : `hsl(${Math.round((360 * l) / most)} 65% 50%)`);
         more["xaxis" + end] = { visible: false };
         more["yaxis" + end] = { visible: false, scaleanchor: "x" + end };
         const who = p.client === null || p.client === undefined ? p.name : `${p.name} (client ${p.client})`;
-        more.annotations.push({ text: `${escape(p.label)} ${escape(who)}` + (p.purity === null ? "" : note(` purity ${p.purity.toFixed(2)}`)), xref: `x${end} domain`, yref: `y${end} domain`, x: 0.5, y: 1.02, xanchor: "center", yanchor: "bottom", showarrow: false, font: { size: 12 } });
-        return { x: p.x, y: p.y, xaxis: "x" + end, yaxis: "y" + end, mode: "markers", type: "scatter", text: p.labels.map((l) => `class ${l}`), hovertemplate: "%{text}<extra></extra>", marker: { size: 4, opacity: 0.85, color: few ? p.labels.map((l) => hues[l]) : p.labels, colorscale: few ? undefined : "HSV" } };
+        more.annotations.push({ text: `${escape(p.label)} ${escape(who)}` + (narrow() ? "<br>" : "") + note(` purity ${p.purity.toFixed(2)}`), xref: `x${end} domain`, yref: `y${end} domain`, x: 0.5, y: 1.02, xanchor: "center", yanchor: "bottom", showarrow: false, font: { size: narrow() ? 10.5 : 12 } });
+        return { x: p.x, y: p.y, xaxis: "x" + end, yaxis: "y" + end, mode: "markers", type: "scatter", text: p.labels.map((l) => `class ${l}`), hovertemplate: "%{text}<extra></extra>", marker: { size: 4, opacity: 0.85, color: p.labels.map(shade) } };
       });
-      return [traces, more, 30 + rows * (narrow() ? 190 : 270)];
+      return [traces, more, 30 + rows * (narrow() ? 210 : 270)];
     },
   };
+
+  function compared(s) { // two runs at a time: FedAvg and FedCC as in the paper, unless others are chosen
+    const there = s.analyses;
+    const choices = there.map((a, i) => [i, a.label]);
+    const index = (method, otherwise) => Math.max(otherwise, there.findIndex((a) => a.method === method));
+    const fresh = $("compared").dataset.scene !== s.id;
+    [["one", index("fedavg", 0)], ["other", index("fedcc", Math.min(1, there.length - 1))]].forEach(([id, usual]) => {
+      fill($(id), choices);
+      if (fresh && there.length) $(id).value = usual;
+    });
+    $("compared").dataset.scene = s.id;
+    $("compared").hidden = there.length < 3;
+    return [...new Set([$("one").value, $("other").value])].map((i) => there[Number(i)]).filter(Boolean);
+  }
 
   function example(s) {
     const box = $("example");
@@ -263,24 +279,29 @@
     image.src = e.image;
     image.alt = `public image ${e.public}`;
     const said = document.createElement("p");
-    said.textContent = `Public image ${e.public}` + (e.label === null ? "" : `; hidden label: ${e.classes[e.label]}`);
+    said.textContent = `Public image ${e.public}` + (e.label === null ? "" : `; hidden label: ${e.classes[e.label]}`) + "." +
+      (e.accuracy ? ` Over all public images the aggregate with “unknown” is right in ${e.accuracy.unknown.toFixed(1)} %, the plain mean in ${e.accuracy.plain.toFixed(1)} %.` : "");
     left.append(image, said);
     const plot = document.createElement("div");
     plot.className = "plot";
     box.append(left, plot);
     const weights = e.clients.reduce((sum, c) => sum + c.weight, 0) || 1;
     const share = (c) => Math.round((100 * c.weight) / weights);
-    const names = [...e.clients.map((c) => `client ${c.client}, trust ${share(c)} %`), "aggregate"];
-    const columns = [...e.classes, "unknown"];
-    const panel = (z, axis, hide) => ({ type: "heatmap", z, x: columns, y: names, xaxis: "x" + axis, yaxis: "y" + axis, zmin: 0, zmax: 1, showscale: hide, colorscale: dark() ? [[0, "#1d2024"], [0.5, "#9a4a0a"], [1, "#ffb37a"]] : [[0, "#ffffff"], [0.5, "#f0a868"], [1, "#b34700"]], xgap: 1, ygap: 1, colorbar: { thickness: 8, outlinewidth: 0, tickformat: ".0%" }, hovertemplate: "%{y}: %{x} %{z:.1%}<extra></extra>" });
-    const z1 = [...e.clients.map((c) => c.unknown), [...e.aggregates.unknown, null]];
-    const z2 = [...e.clients.map((c) => [...c.plain, null]), [...e.aggregates.plain, null]];
-    const titles = ["with “unknown”: weighted by trust", "without it: plain mean"];
-    const few = columns.length <= 25;
-    const more = { grid: { rows: narrow() ? 2 : 1, columns: narrow() ? 1 : 2, pattern: "independent", xgap: 0.16, ygap: 0.28 }, margin: { l: 110, r: 8, t: 30, b: 60 }, annotations: titles.map((text, i) => ({ text, xref: `x${i ? 2 : ""} domain`, yref: `y${i ? 2 : ""} domain`, x: 0, y: 1.02, xanchor: "left", yanchor: "bottom", showarrow: false })) };
-    for (const end of ["", 2]) {
-      more["xaxis" + end] = { type: "category", showgrid: false, tickangle: few ? -45 : 0, nticks: few ? undefined : 12, dtick: few ? 1 : undefined };
-      more["yaxis" + end] = { type: "category", autorange: "reversed", showgrid: false, dtick: names.length > 25 ? undefined : 1 };
+    const names = [...e.clients.map((c) => narrow() ? `${c.client} (${share(c)} %)` : `client ${c.client}, trust ${share(c)} %`), "aggregate"];
+    // of many classes those that somebody believes in
+    const beliefs = [...e.clients.map((c) => c.plain), e.aggregates.unknown, e.aggregates.plain];
+    const weight = e.classes.map((_, c) => Math.max(...beliefs.map((p) => p[c])) + (c === e.label ? 2 : 0));
+    const kept = [...weight.keys()].sort((a, b) => weight[b] - weight[a]).slice(0, 16).sort((a, b) => a - b);
+    const columns = [...kept.map((c) => e.classes[c]), "unknown"];
+    const of = (p) => [...kept.map((c) => p[c]), p.length > e.classes.length ? p[e.classes.length] : null];
+    const panel = (z, axis, hide) => ({ type: "heatmap", z, x: columns, y: names, xaxis: "x" + axis, yaxis: "y" + axis, zmin: 0, zmax: 1, showscale: hide && !narrow(), colorscale: dark() ? [[0, "#1d2024"], [0.5, "#9a4a0a"], [1, "#ffb37a"]] : [[0, "#ffffff"], [0.5, "#f0a868"], [1, "#b34700"]], xgap: 1, ygap: 1, colorbar: { thickness: 8, outlinewidth: 0, tickformat: ".0%" }, hovertemplate: "%{y}: %{x} %{z:.1%}<extra></extra>" });
+    const z1 = [...e.clients.map((c) => of(c.unknown)), of(e.aggregates.unknown)];
+    const z2 = [...e.clients.map((c) => of(c.plain)), of(e.aggregates.plain)];
+    const titles = ["with “unknown”, weighted by trust", "without it, plain mean"];
+    const more = { grid: { rows: narrow() ? 2 : 1, columns: narrow() ? 1 : 2, pattern: "independent", xgap: 0.06, ygap: 0.28 }, margin: { l: narrow() ? 70 : 110, r: 8, t: 30, b: 70 }, annotations: titles.map((text, i) => ({ text, xref: `x${i ? 2 : ""} domain`, yref: `y${i ? 2 : ""} domain`, x: 0, y: 1.02, xanchor: "left", yanchor: "bottom", showarrow: false })) };
+    for (const end of ["", 2]) { // beside each other the two share the clients' names
+      more["xaxis" + end] = { type: "category", showgrid: false, tickangle: -45, dtick: 1 };
+      more["yaxis" + end] = { type: "category", autorange: "reversed", showgrid: false, showticklabels: end === "" || narrow(), dtick: names.length > 25 ? undefined : 1 };
     }
     const tall = Math.min(520, 110 + 20 * names.length);
     plot.style.height = `${narrow() ? 2 * tall : tall}px`;
@@ -340,6 +361,7 @@
   $("scene").addEventListener("change", redraw);
   $("seed").addEventListener("change", () => draw("partition"));
   $("logged").addEventListener("change", () => draw("log"));
+  for (const id of ["one", "other"]) $(id).addEventListener("change", () => ["margins", "embeddings"].forEach(draw));
   $("example-of").addEventListener("change", () => draw("example"));
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
   let width = innerWidth;
