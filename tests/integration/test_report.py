@@ -180,8 +180,10 @@ class Watched:
 
     def column(self, table: str, skew: str, data: str) -> list[tuple[str, str]]:
         """Method and shown text of one column, top to bottom, hidden rows left out."""
-        read = """([table, skew, data]) => [...document.querySelectorAll(`#${table} tbody tr`)].filter(r => !r.hidden).map(
-            r => [r.cells[0].innerText, r.querySelector(`td[data-skew="${skew}"][data-data="${data}"]`).innerText])"""
+        read = """([table, skew, data]) => [...document.querySelectorAll(`#${table} tbody tr`)]
+            .filter(r => !r.hidden)
+            .map(r => [r.cells[0], r.querySelector(`td[data-skew="${skew}"][data-data="${data}"]`)])
+            .map(cells => cells.map(c => c.innerText))"""
         return [(m, " ".join(v.split())) for m, v in self.page.evaluate(read, [table, skew, data])]
 
 

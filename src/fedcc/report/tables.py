@@ -263,14 +263,20 @@ def _row_order(method: str, label: str, extra: str) -> tuple[Any, ...]:
 
 
 def _scenarios(present: set[Scenario], everything: bool) -> tuple[Scenario, ...]:
-    """The paper's columns in its order, then others by name; the paper's table has all of its columns."""
+    """The paper's columns in its order, then others by name.
+
+    The paper's table has all of its columns, those of data sets without a run last.
+    """
     first = [s for s in paper.SCENARIOS if everything or s in present]
     data = [*paper.DATA, *DATASETS]
     rest = sorted(
         present - set(first),
         key=lambda s: (data.index(s[0]) if s[0] in data else len(data), natural(s[0]), natural(s[1])),
     )
-    return tuple(sorted((*first, *rest), key=lambda s: data.index(s[0]) if s[0] in data else len(data)))
+    ran = {d for d, _ in present}
+    return tuple(
+        sorted((*first, *rest), key=lambda s: (s[0] not in ran, data.index(s[0]) if s[0] in data else len(data)))
+    )
 
 
 def _marked(rows: Sequence[Row], scenarios: Sequence[Scenario]) -> list[Row]:
@@ -293,10 +299,8 @@ def _marked(rows: Sequence[Row], scenarios: Sequence[Scenario]) -> list[Row]:
 
 def _protocol(runs: Sequence[Run]) -> str:
     """What all these runs have in common, in words; what differs between methods is left out."""
-    common = dict(runs[0].experiment)
-    for run in runs:
-        if not budget_matched(run):
-            common = {n: v for n, v in common.items() if run.experiment.get(n) == v}
+    first, *rest = [r for r in runs if not budget_matched(r)] or runs
+    common = {n: v for n, v in first.experiment.items() if all(r.experiment.get(n) == v for r in rest)}
     usual = usual_values("", "", "")
     said = [f"{common['clients']} clients"] if "clients" in common else []
     said += [f"T={common['rounds']}"] if "rounds" in common else []
