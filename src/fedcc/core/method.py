@@ -48,6 +48,7 @@ class Method(ABC, Generic[Up, Down]):
     source: ClassVar[str]  # the paper it comes from
     note: ClassVar[str] = ""  # what must stand beside its numbers wherever they appear ("reconstruction")
     trains_clients: ClassVar[bool] = True  # clients have models of their own worth looking at
+    scores: ClassVar[Literal["logits", "shares"]] = "logits"  # what ``predict`` gives; shares are none below 0
     uploads_models: ClassVar[bool] = False  # clients hand their models over once, at the end, for prediction
 
     def __post_init__(self) -> None:
@@ -94,8 +95,8 @@ class Method(ABC, Generic[Up, Down]):
         """Scores [N, classes] by the method's own rule; [clients, N, classes] where each client predicts alone."""
 
     def probabilities(self, scores: Tensor) -> Tensor:
-        """What ``predict`` gives, as probabilities: most methods' scores are logits, for others see :func:`shares`."""
-        return scores.softmax(-1)
+        """What ``predict`` gives, as probabilities."""
+        return shares(scores) if self.scores == "shares" else scores.softmax(-1)
 
 
 AnyMethod = Method[Any, Any]

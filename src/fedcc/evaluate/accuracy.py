@@ -1,4 +1,4 @@
-"""Accuracies of one round, in percent. The only place that sees the public labels."""
+"""Accuracies of one round, in percent. Of all code, this package alone sees the public labels."""
 
 from __future__ import annotations
 

@@ -21,11 +21,12 @@ def whitened(features: Array, variance: float) -> Array:
     """
     from sklearn.decomposition import PCA
 
+    if not np.ptp(features, axis=0).any():
+        return np.zeros((len(features), 2))
     pca = PCA(svd_solver="full")
     components = pca.fit_transform(np.asarray(features, np.float64))
     spread = pca.explained_variance_
-    explained = np.cumsum(spread) / max(float(spread.sum()), np.finfo(np.float64).tiny)
-    number = max(2, int(np.searchsorted(explained, variance)) + 1)
+    number = max(2, int(np.searchsorted(np.cumsum(pca.explained_variance_ratio_), variance)) + 1)
     scale = np.where(spread > 1e-10 * spread[0], np.sqrt(spread), np.inf)  # features that do not vary stay at 0
     result: Array = (components / scale)[:, :number]
     return result
@@ -38,7 +39,7 @@ def embedded(features: Array, variance: float) -> Array:
 
     components = whitened(features, variance)
     if not components.any():
-        return np.zeros((len(features), 2))
+        return components
     start = (1e-4 * components[:, :2]).astype(np.float32)  # PCA of whitened components would be arbitrary
     perplexity = min(PERPLEXITY, (len(features) - 1) / 3)
     with threadpool_limits(1):  # sums over threads depend on their number

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedcc.core.messages import Predictions
-from fedcc.core.method import Family, Method, Trained, option, shares
+from fedcc.core.method import Family, Method, Trained, option
 from fedcc.core.requests import Predict, gather
 from fedcc.core.roles import Client, Server
 from fedcc.core.samples import Samples
@@ -34,6 +34,7 @@ class FedCC(Method[Predictions, Predictions]):
 
     family: ClassVar[Family] = "distillation"
     source: ClassVar[str] = "Ye et al., FedCC"
+    scores = "shares"
     uploads_models: ClassVar[bool] = True
 
     lam: float = option(0.2, "weight of the public loss in Eq. (4)", "Sec. V-A", low=0)
@@ -92,9 +93,6 @@ class FedCC(Method[Predictions, Predictions]):
         outputs = await gather(*(Predict(model, samples) for model in t.clients.values()))
         return eq.aggregate(torch.stack([o.logits.softmax(-1) for o in outputs]))[:, :-1]  # argmax over C, Sec. IV-C
 
-    def probabilities(self, scores: Tensor) -> Tensor:
-        return shares(scores)
-
     def pseudo_labels(self, c: Client, bias: Tensor, logits: Tensor) -> Tensor:
         """Soft pseudo labels of the public samples by the model after the fit phase (theta_0), Eqs. (8)-(10)."""
         space = c.classes if self.entropy_space == "known" else c.classes + 1
@@ -110,8 +108,7 @@ class FedCC(Method[Predictions, Predictions]):
     def majority(self, c: Client, p: Tensor) -> Tensor:
         """C_J as a mask [C]: p_c above the threshold (strictly), Sec. V-A."""
         if not self.majority_recompute and "majority" in c.memory:
-            kept: Tensor = c.memory["majority"]
-            return kept
+            return torch.as_tensor(c.memory["majority"])
         share = p if self.majority_source == "probe" else c.counts() / len(c.private)
         mask = eq.majority_classes(share, self.majority_threshold)
         if not mask.any() and self.majority_empty == "argmax":

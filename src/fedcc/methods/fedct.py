@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from fedcc.core.messages import Labels
-from fedcc.core.method import Family, Method, Trained, option, shares
+from fedcc.core.method import Family, Method, Trained, option
 from fedcc.core.rng import Key
 from fedcc.core.roles import Client, Server
 from fedcc.core.samples import Samples
@@ -33,6 +33,7 @@ class FedCT(Method[Labels, Labels]):
 
     family: ClassVar[Family] = "distillation"
     source: ClassVar[str] = "Abourayya et al., AAAI 2025"
+    scores = "shares"
     uploads_models: ClassVar[bool] = True
 
     public_batch: int | None = option(
@@ -66,9 +67,6 @@ class FedCT(Method[Labels, Labels]):
 
     async def predict(self, t: Trained, samples: Samples) -> Tensor:
         return majority(await logits(t.clients.values(), samples))
-
-    def probabilities(self, scores: Tensor) -> Tensor:
-        return shares(scores)
 
 
 def ballot(labels: Tensor, classes: int) -> Tensor:

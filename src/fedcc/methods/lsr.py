@@ -35,6 +35,7 @@ class LSR(Method[Predictions, Predictions]):
 
     family: ClassVar[Family] = "distillation"
     source: ClassVar[str] = "Yuan et al., CVPR 2020"
+    scores = "shares"
     uploads_models: ClassVar[bool] = True
 
     a: float = option(0.1, "weight of the smoothing", "official code", low=0, high=1)
@@ -53,9 +54,6 @@ class LSR(Method[Predictions, Predictions]):
 
     async def predict(self, t: Trained, samples: Samples) -> Tensor:
         return await PLAIN.predict(t, samples)
-
-    def probabilities(self, scores: Tensor) -> Tensor:
-        return PLAIN.probabilities(scores)
 
     def objective(self, classes: int) -> Loss:
         """(1 - a) CE + a R: R is the cross entropy with the uniform distribution, or KL from the virtual teacher."""

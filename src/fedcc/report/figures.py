@@ -220,9 +220,13 @@ def embeddings_figure(panels: Mapping[str, Mapping[str, Any]], classes: Sequence
 
 
 def example_figure(example: Mapping[str, Any]) -> Figure:
-    """One public image, what each client says of it with and without "unknown", and what comes of it (Fig. 1)."""
+    """One public image, what each client says of it with and without "unknown", and what comes of it (Fig. 1).
+
+    Of many classes the foremost 20 are shown.
+    """
+    total, example = len(example["classes"]), _foremost(example, 20)
     names, clients, label = example["classes"], example["clients"], example["label"]
-    figure = _figure(5.2 + 0.3 * min(len(names), 25), 2.6 + 0.2 * min(len(clients), 40))
+    figure = _figure(5.2 + 0.3 * len(names), 2.6 + 0.2 * min(len(clients), 40))
     widths = [1.6, 3, 3 * (len(names) + 1) / len(names), 0.9]
     grid = figure.add_gridspec(2, 4, width_ratios=widths, height_ratios=[max(2, len(clients) / 4), 1.3])
     picture = figure.add_subplot(grid[0, 0])
@@ -247,7 +251,7 @@ def example_figure(example: Mapping[str, Any]) -> Figure:
     for column, (side, title, aggregate) in enumerate(sides, start=1):
         heat = figure.add_subplot(grid[0, column])
         _answers(heat, np.array([c[side] for c in clients]), len(names))
-        heat.set_title(title, fontsize=9)
+        heat.set_title(title + (f", {len(names)} of {total} classes" if total > len(names) else ""), fontsize=9)
         numbered = column == 1 and len(clients) <= 40
         heat.set_yticks(range(len(clients)) if numbered else [], [f"client {c['client']}" for c in clients] * numbered)
         heat.tick_params(labelsize=7, length=0)
@@ -267,6 +271,29 @@ def example_figure(example: Mapping[str, Any]) -> Figure:
     trust.tick_params(labelsize=7)
     trust.spines[["top", "right"]].set_visible(False)
     return figure
+
+
+def _foremost(example: Mapping[str, Any], most: int) -> Mapping[str, Any]:
+    """An example with at most so many classes: its own, and those that get the most from clients and aggregates."""
+    names, label = example["classes"], example["label"]
+    if len(names) <= most:
+        return example
+    mass = np.add(*(np.array(example["aggregates"][side]) for side in ("plain", "unknown")))
+    mass += np.mean([c["unknown"][:-1] for c in example["clients"]], 0)
+    if label is not None:
+        mass[label] = np.inf
+    kept = sorted(np.argsort(-mass, kind="stable")[:most].tolist())
+
+    def part(values: Sequence[Any]) -> list[Any]:
+        return [values[c] for c in kept] + list(values[len(names) :])  # "unknown" comes behind them
+
+    return {
+        **example,
+        "classes": part(names),
+        "label": None if label is None else kept.index(label),
+        "clients": [{**c, "plain": part(c["plain"]), "unknown": part(c["unknown"])} for c in example["clients"]],
+        "aggregates": {side: part(values) for side, values in example["aggregates"].items()},
+    }
 
 
 def _answers(axes: Axes, table: np.ndarray, classes: int) -> None:
@@ -289,9 +316,7 @@ def _aggregate(axes: Axes, values: Sequence[float], names: Sequence[str], label:
     axes.set_ylim(0, 1.05)
     axes.set_yticks([0, 0.5, 1])
     axes.set_title(f"{title}: {names[named]} ({values[named]:.2f})", fontsize=8)
-    shown = range(len(names)) if len(names) <= 20 else [named]
-    turned = 90 if len(names) <= 20 and max(map(len, names)) > 2 else 0
-    axes.set_xticks(list(shown), [names[c] for c in shown], rotation=turned)
+    axes.set_xticks(range(len(names)), names, rotation=90 if max(map(len, names)) > 2 else 0)
     axes.tick_params(labelsize=7)
     axes.spines[["top", "right"]].set_visible(False)
 
