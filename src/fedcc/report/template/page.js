@@ -219,6 +219,7 @@
       return [traces, more, narrow() ? 220 * names.length : 280];
     },
     margins(s) {
+      let highest = 1;
       const traces = [];
       const lines = [];
       for (const a of compared(s).filter((a) => a.margins)) {
@@ -226,10 +227,12 @@
         if (!pick) continue;
         const c = colour(lookOf(s, s.rows.find((r) => r.label === a.label) ?? a));
         const e = a.margins.edges;
-        traces.push({ type: "scatter", mode: "lines", line: { shape: "hv", color: c, width: 1.6 }, fill: "tozeroy", fillcolor: c.startsWith("#") ? c + "22" : undefined, x: e, y: [...pick.counts, pick.counts[pick.counts.length - 1]].map((n) => (n > 0 ? n : null)), connectgaps: false, name: `${a.label}: mean ${pick.mean.toFixed(3)}`, hovertemplate: "%{y} at %{x:.2f}<extra>" + escape(a.label) + "</extra>" });
+        const heights = [...pick.counts, pick.counts[pick.counts.length - 1]]; // an empty bin lies below the axis
+        highest = Math.max(highest, ...heights);
+        traces.push({ type: "scatter", mode: "lines", line: { shape: "hv", color: c, width: 1.6 }, fill: "tozeroy", fillcolor: c.startsWith("#") ? c + "22" : undefined, x: e, y: heights.map((n) => Math.max(n, 0.1)), text: heights, name: `${a.label}: mean ${pick.mean.toFixed(3)}`, hovertemplate: "%{text} at %{x:.2f}<extra>" + escape(a.label) + "</extra>" });
         lines.push({ type: "line", x0: pick.mean, x1: pick.mean, yref: "paper", y0: 0, y1: 1, line: { color: c, width: 1.4, dash: "dash" } });
       }
-      return traces.length ? [traces, { shapes: lines, legend: legend(), showlegend: true, xaxis: { title: { text: "margin" }, range: [-1, 1] }, yaxis: { type: "log", title: { text: "samples" }, exponentformat: "power", dtick: 1 } }] : null;
+      return traces.length ? [traces, { shapes: lines, legend: legend(), showlegend: true, xaxis: { title: { text: "margin" }, range: [-1, 1] }, yaxis: { type: "log", range: [Math.log10(0.7), Math.log10(1.5 * highest)], title: { text: "samples" }, exponentformat: "power", dtick: 1 } }] : null;
     },
     embeddings(s) {
       const panels = compared(s).filter((a) => a.embeddings).flatMap((a) => a.embeddings.panels.map((p) => ({ ...p, label: a.label, labels: a.embeddings.labels })));
