@@ -55,9 +55,12 @@ def partition_figure(counts: Sequence[Sequence[int]], title: str = "") -> Figure
 
 
 def curves_figure(
-    runs: Mapping[str, Sequence[tuple[int, float]]], title: str = "", chance: float | None = None
+    runs: Mapping[str, Sequence[tuple[int, float]]],
+    title: str = "",
+    chance: float | None = None,
+    styles: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> Figure:
-    """Accuracy over rounds, a line per run; ``chance`` is drawn as a dotted line."""
+    """Accuracy over rounds, a line per run, in its style where there is one; ``chance`` is drawn as a dotted line."""
     from matplotlib.ticker import MaxNLocator
 
     figure = _figure(6.0, 3.8)
@@ -65,7 +68,8 @@ def curves_figure(
     for (name, curve), colour in zip(runs.items(), _colours(len(runs)), strict=True):
         if curve:
             rounds, accuracy = zip(*curve, strict=True)
-            axes.plot(rounds, accuracy, marker="o", markersize=4, color=colour, label=f"{name} {accuracy[-1]:.1f}")
+            style = {"color": colour} | dict((styles or {}).get(name, {}))
+            axes.plot(rounds, accuracy, marker="o", markersize=4, label=f"{name} {accuracy[-1]:.1f}", **style)
     if chance is not None:
         axes.axhline(chance, linestyle=":", color="grey", linewidth=1, label=f"chance {chance:.1f}")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
@@ -77,7 +81,9 @@ def curves_figure(
     return figure
 
 
-def bytes_figure(runs: Mapping[str, Mapping[str, Any]], title: str = "") -> Figure:
+def bytes_figure(
+    runs: Mapping[str, Mapping[str, Any]], title: str = "", styles: Mapping[str, Mapping[str, Any]] | None = None
+) -> Figure:
     """Accuracy against the bytes sent and received so far, a line per run; ``runs`` are summaries by name.
 
     A hollow point stands where a method ends that needs the clients' models for its predictions.
@@ -87,7 +93,9 @@ def bytes_figure(runs: Mapping[str, Mapping[str, Any]], title: str = "") -> Figu
     for (name, summary), colour in zip(runs.items(), _colours(len(runs)), strict=True):
         if curve := accuracy_by_bytes(summary):
             sent, accuracy = zip(*curve, strict=True)
-            axes.plot(np.array(sent) / 1e6, accuracy, marker="o", markersize=4, color=colour, label=name)
+            style = {"color": colour} | dict((styles or {}).get(name, {}))
+            colour = style["color"]
+            axes.plot(np.array(sent) / 1e6, accuracy, marker="o", markersize=4, label=name, **style)
             if models := summary["bytes"]["models"]:
                 end = [sent[-1] / 1e6, (sent[-1] + models) / 1e6]
                 axes.plot(end, [accuracy[-1]] * 2, ":o", markersize=5, color=colour, markerfacecolor="none")
@@ -149,7 +157,11 @@ def log_figure(log: Mapping[str, Mapping[str, Sequence[float | None]]], title: s
     return figure
 
 
-def margins_figure(panels: Mapping[str, Mapping[str, Mapping[str, Any]]], model: str = "clients") -> Figure:
+def margins_figure(
+    panels: Mapping[str, Mapping[str, Mapping[str, Any]]],
+    model: str = "clients",
+    styles: Mapping[str, Mapping[str, Any]] | None = None,
+) -> Figure:
     """Histograms of decision margins with log counts and their means (Fig. 2), a panel per scenario.
 
     A panel holds the ``margins`` of an analysis by method; ``model`` says whose: ``clients``, ``global``, ``client 0``.
@@ -161,6 +173,7 @@ def margins_figure(panels: Mapping[str, Mapping[str, Mapping[str, Any]]], model:
             one = next((m for m in found["models"] if m["name"] == model), None)
             if one is None:
                 continue
+            colour = (styles or {}).get(name, {}).get("color", colour)
             label = f"{name}, mean {one['mean']:+.2f}".replace("-", "\N{MINUS SIGN}")
             axes.stairs(one["counts"], found["edges"], color=colour, fill=True, alpha=0.15)
             axes.stairs(one["counts"], found["edges"], color=colour, linewidth=1.2, label=label)
@@ -325,7 +338,7 @@ def save(figure: Figure, path: Path) -> Path:
 
     path.parent.mkdir(parents=True, exist_ok=True)
     with rc_context({"svg.hashsalt": "fedcc"}), written_whole(path) as file:
-        figure.savefig(file, format=ending, dpi=150, bbox_inches="tight", metadata=_undated(ending))
+        figure.savefig(file, format=ending, dpi=150, metadata=_undated(ending))
     return path
 
 
