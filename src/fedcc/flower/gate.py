@@ -125,8 +125,7 @@ def listening(place: Address) -> socket.socket:
 
 
 def superlink_command(public: str, *arguments: str) -> list[str]:
-    """What starts a SuperLink whose fleet's routes are at ``public``, HOST:PORT, and the others at ``--host``, a loopback
-    address, and ``--port``."""
+    """What starts a SuperLink: the fleet's routes at ``public``, HOST:PORT, all at its own loopback ``--host``."""
     address(public)
     return [sys.executable, "-P", __file__, "superlink", "--public", public, *arguments]
 
