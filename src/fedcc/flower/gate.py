@@ -11,6 +11,9 @@ this module, which puts a gate before all of its routes and lets it listen on tw
 
 A client's SuperNode gets the same gate on the loopback port through which it talks to its own processes.
 
+The gate also hands out the signature of the one app that sites run (:mod:`fedcc.flower.signing`), which Flower's own
+SuperLink does only for apps that come from its makers' hub.
+
 This file is run by itself (:func:`superlink_command`, :func:`supernode_command`) and imports nothing of the project, so
 that Flower's processes stay without torch.
 """
@@ -18,10 +21,11 @@ that Flower's processes stay without torch.
 from __future__ import annotations
 
 import ipaddress
+import json
 import os
 import socket
 import sys
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from pathlib import Path
 from typing import Any
 
@@ -48,21 +52,49 @@ Address = tuple[str, int]
 class Gate:
     """An ASGI application before another: passes what its rules allow and answers the rest itself."""
 
-    def __init__(self, app: App, private: int):
+    def __init__(self, app: App, private: int, signature: Mapping[str, str] | None = None):
         self.app, self.private = app, private  # the port that is the owner's alone
+        self.signature = signature
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         if scope["type"] not in ("lifespan", "http"):
             raise PermissionError(f"the gate passes no {scope['type']} connections")
         refusal = self.refusal(scope) if scope["type"] == "http" else None
         if refusal is None:
-            await self.app(scope, receive, send)
+            signs = self.signature and scope.get("path") == "/v1/fleet/get-fab"
+            await self.app(scope, receive, self.signing(send) if signs else send)
             return
         status, reason = refusal
         body = reason.encode()
         headers = [(b"content-type", b"text/plain"), (b"content-length", str(len(body)).encode())]
         await send({"type": "http.response.start", "status": status, "headers": [*headers, (b"connection", b"close")]})
         await send({"type": "http.response.body", "body": body})
+
+    def signing(self, send: Send) -> Send:
+        """The answer with an app in it, and its signature added."""
+        from flwr.proto.fab_pb2 import GetFabResponse
+
+        begun: list[Message] = []
+        body = bytearray()
+
+        async def changed(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                begun.append(message)
+                return
+            body.extend(message.get("body", b""))
+            if message.get("more_body"):
+                return
+            content = bytes(body)
+            if begun[0]["status"] == 200:
+                answer = GetFabResponse.FromString(content)
+                answer.fab.verifications.update(self.signature)
+                content = answer.SerializeToString()
+            headers = [(n, v) for n, v in begun[0]["headers"] if n.lower() != b"content-length"]
+            headers.append((b"content-length", str(len(content)).encode()))
+            await send({**begun[0], "headers": headers})
+            await send({"type": "http.response.body", "body": content})
+
+        return changed
 
     def refusal(self, scope: Message) -> tuple[int, str] | None:
         """The status and reason of a refusal, or None."""
@@ -124,10 +156,11 @@ def listening(place: Address) -> socket.socket:
     return socket.create_server(place, family=family, backlog=2048)
 
 
-def superlink_command(public: str, *arguments: str) -> list[str]:
+def superlink_command(public: str, *arguments: str, signature: Path | None = None) -> list[str]:
     """What starts a SuperLink: the fleet's routes at ``public``, HOST:PORT, all at its own loopback ``--host``."""
     address(public)
-    return [sys.executable, "-P", __file__, "superlink", "--public", public, *arguments]
+    signed = ["--signature", str(signature)] if signature else []
+    return [sys.executable, "-P", __file__, "superlink", "--public", public, *signed, *arguments]
 
 
 def supernode_command(*arguments: str) -> list[str]:
@@ -135,7 +168,7 @@ def supernode_command(*arguments: str) -> list[str]:
     return [sys.executable, "-P", __file__, "supernode", *arguments]
 
 
-def superlink(public: Address, arguments: list[str]) -> None:
+def superlink(public: Address, arguments: list[str], signature: Mapping[str, str] | None = None) -> None:
     """Run Flower's SuperLink with these arguments, its ``--host`` a loopback address, behind the gate."""
     import uvicorn
     from flwr.superlink.cli.flower_superlink import flower_superlink
@@ -148,7 +181,7 @@ def superlink(public: Address, arguments: list[str]) -> None:
         if port == public[1]:
             raise ValueError(f"the private and the public port must differ, both are {port}")
         # no proxy headers: they would let a caller say who it is
-        server = uvicorn.Server(uvicorn.Config(Gate(app, port), proxy_headers=False, **options))
+        server = uvicorn.Server(uvicorn.Config(Gate(app, port, signature), proxy_headers=False, **options))
         server.run([listening((host, port)), listening(public)])
         if not server.started:
             sys.exit("the SuperLink did not start")
@@ -184,14 +217,14 @@ def check_linux() -> None:
 
 def main(arguments: list[str]) -> None:
     match arguments:
+        case ["superlink", "--public", place, "--signature", file, *rest]:
+            superlink(address(place), rest, json.loads(Path(file).read_text()))
         case ["superlink", "--public", place, *rest]:
             superlink(address(place), rest)
         case ["supernode", *rest]:
             supernode(rest)
         case _:
-            raise SystemExit(
-                "usage: gate.py superlink --public HOST:PORT ... | supernode ..., with the arguments of Flower's own"
-            )
+            raise SystemExit("usage: gate.py superlink --public HOST:PORT [--signature FILE] ... | supernode ...")
 
 
 if __name__ == "__main__":

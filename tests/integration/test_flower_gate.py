@@ -24,6 +24,7 @@ pytestmark = pytest.mark.slow
 import httpx  # noqa: E402 - comes with flwr
 
 from fedcc.flower.gate import FLEET, superlink_command, supernode_command  # noqa: E402
+from fedcc.flower.signing import built, signed  # noqa: E402
 
 BIN = Path(sys.executable).parent
 APP = """
@@ -200,7 +201,10 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]
     try:
         tls = [f"--ssl-{o}={folder / 'tls' / f}" for o, f in
                (("ca-certfile", "ca.crt"), ("certfile", "server.crt"), ("keyfile", "server.key"))]  # fmt: skip
-        gate = superlink_command(f"127.0.0.1:{made.public}")
+        trusted, signature = signed(built(folder / "app"))
+        (folder / "trusted.yaml").write_text(trusted)
+        (folder / "signature.json").write_text(signature)
+        gate = superlink_command(f"127.0.0.1:{made.public}", signature=folder / "signature.json")
         where = ["--host", "127.0.0.1", "--port", str(made.private)]
         more = ["--enable-supernode-auth", "--disable-runtime-dependency-installation"]
         made.start("superlink", *gate, *where, *tls, *more)
@@ -208,7 +212,7 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]
         key = key_pair(folder / "node")
         registered = made.flwr("supernode", "register", str(key.with_suffix(".pub")), "it")
         assert registered.returncode == 0, registered.stdout + registered.stderr
-        made.node("node", key)
+        made.node("node", key, "--trusted-entities", str(folder / "trusted.yaml"))
         assert waited(lambda: "activate-node" in made.log("superlink")), made.log("node")
         yield made
     finally:
@@ -223,10 +227,10 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]
                 process.wait(10)
 
 
-def ran(federation: Federation, numbers: int, timeout: float = 120) -> str:
+def ran(federation: Federation, numbers: int, name: str = "app") -> str:
     """What a run of the app printed."""
-    app = str(federation.folder / "app")
-    done = federation.flwr("run", app, "it", "--stream", "-c", f"numbers={numbers}", timeout=timeout)
+    app = str(federation.folder / name)
+    done = federation.flwr("run", app, "it", "--stream", "-c", f"numbers={numbers}")
     return done.stdout + done.stderr
 
 
@@ -236,6 +240,17 @@ def test_a_run_goes_through_the_gate(federation: Federation) -> None:
 
 def test_large_arrays_go_through_the_gate(federation: Federation) -> None:
     assert "DOUBLED True 5000000 " in (said := ran(federation, 5_000_000)), said  # 20 MB each way
+
+
+def test_a_site_runs_no_other_app(federation: Federation) -> None:
+    """Not even for the operator, or for whoever took over the server."""
+    other = federation.folder / "other-app"
+    other.mkdir()
+    (other / "pyproject.toml").write_text(PROJECT.replace("1.0.0", "1.0.1"))
+    said = ran(federation, 1000, "other-app")
+    assert "TROUBLE" in said, said
+    assert "DOUBLED" not in said
+    assert "FAB verification failed" in federation.log("node")
 
 
 # -- those who have the CA's certificate and nothing else
