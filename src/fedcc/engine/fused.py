@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -322,6 +322,14 @@ class Drawn:
         return dict(zip(self.batches, torch.split(self.x, list(self.batches.values()), 1), strict=True))
 
 
+class Seat(NamedTuple):
+    """The tensors of one lane: views."""
+
+    params: list[Tensor]
+    moments: list[Tensor]
+    fixed: list[Tensor]
+
+
 class Lanes:
     """Slots for ``width`` clients: every tensor of a network once per slot, trained together by one step."""
 
@@ -375,6 +383,7 @@ class Lanes:
         self.offsets = {p: torch.zeros(width, 1, dtype=torch.long, device=device) for p in kit.pools}
         self.rows = torch.arange(width, device=device)
         self.names = _read(fit)
+        self.seats: dict[int, Seat] = {}
         pools = [pool for (_, column), pool in kit.pools.items() if column == "x"]
         self.images = engine.kernels and all(p.ndim == 4 and p.dtype == torch.uint8 for p in pools)
         self.graph: Any = None
@@ -385,11 +394,9 @@ class Lanes:
 
     def load(self, seat: int, job: Job) -> None:
         fit, saved = job.fit, job.fit.optimizer
-        slots = [block[seat] for block in self._blocks(self.params).values()]
-        given = [fit.model.state[name] for name in self.trained]
-        for name, value in self.fixed.items():
-            slots.append(value[seat])
-            given.append(fit.model.state[name])
+        own = self.seat(seat)
+        slots = [*own.params, *own.fixed]
+        given = [fit.model.state[name] for name in (*self.trained, *self.fixed)]
         for name, tensors in self.taught.items():
             slots += [value[seat] for value in tensors.values()]
             given += [fit.frozen[name].model.state[n] for n in tensors]
@@ -397,13 +404,11 @@ class Lanes:
         _each(lambda slot, value: pairs.append((slot[seat], value)), self.constants, fit.constants)
         slots += [slot for slot, _ in pairs]
         given += [value for _, value in pairs]
-        for kind, flat in (("mean", self.means), ("square", self.squares)):
-            moments = [block[seat] for block in self._blocks(flat).values()]
-            if saved:
-                slots += moments
-                given += [saved[f"{kind}/{name}"] for name in self.trained]
-            else:
-                torch._foreach_zero_(moments)
+        if saved:
+            slots += own.moments
+            given += [saved[f"{kind}/{name}"] for kind in ("mean", "square") for name in self.trained]
+        else:
+            torch._foreach_zero_(own.moments)
         torch._foreach_copy_(slots, given)
         age = float(saved[f"step/{self.trained[0]}"]) if saved else 0.0
         values = {"at": 0, "age": age, "lr": fit.recipe.lr, "length": job.steps, "loss": 0.0, "place": 0}
@@ -424,28 +429,35 @@ class Lanes:
         self.numbers["place"][seat] = 0
 
     def unload(self, seat: int, job: Job) -> Fitted:
-        rounds = 1 if self.fit.joint else len(self.names)
-        held = {name: block[seat] for name, block in self._blocks(self.params).items()}
-        held |= {name: value[seat] for name, value in self.fixed.items()}
-        taken = [held[name] for name in job.fit.model.state if name in held]
-        again = job.fit.recipe.reset == "round"
-        if again:
-            taken += [b[seat] for flat in (self.means, self.squares) for b in self._blocks(flat).values()]
+        own, again = self.seat(seat), job.fit.recipe.reset == "round"
+        taken = [*own.params, *own.fixed, *(own.moments if again else [])]
         copies = [torch.empty_like(t) for t in taken]
         torch._foreach_copy_(copies, taken)
-        rest = iter(copies)
-        state: dict[str, Tensor] = {}
-        for name, value in job.fit.model.state.items():
-            counted = name.endswith("num_batches_tracked") and (
-                self.fit.only is None or name.startswith(f"{self.fit.only}.")
-            )
-            state[name] = next(rest) if name in held else value + job.steps * rounds if counted else value
+        held = dict(zip((*self.trained, *self.fixed), copies, strict=False))
+        steps = job.steps * (1 if self.fit.joint else len(self.names))
+
+        def count(name: str, value: Tensor) -> Tensor:
+            trained = self.fit.only is None or name.startswith(f"{self.fit.only}.")
+            return value + steps if trained and name.endswith("num_batches_tracked") else value
+
+        state = {n: held[n] if n in held else count(n, v) for n, v in job.fit.model.state.items()}
         job.loss = self.numbers["loss"][seat].clone()
         optimizer: dict[str, Tensor] = {}
         if again:
-            optimizer = {f"{kind}/{n}": next(rest) for kind in ("mean", "square") for n in self.trained}
+            names = [f"{kind}/{n}" for kind in ("mean", "square") for n in self.trained]
+            optimizer = dict(zip(names, copies[-len(names) :], strict=True))
             optimizer |= {f"step/{n}": self.numbers["age"][seat].float() for n in self.trained}
         return Fitted(Model(job.fit.model.arch, state), job.steps, 0.0, optimizer, tuple(self.trained))
+
+    def seat(self, seat: int) -> Seat:
+        """The tensors of one lane, found once."""
+        if seat not in self.seats:
+            params, means, squares = (
+                [block[seat] for block in self._blocks(flat).values()]
+                for flat in (self.params, self.means, self.squares)
+            )
+            self.seats[seat] = Seat(params, means + squares, [value[seat] for value in self.fixed.values()])
+        return self.seats[seat]
 
     def take(self, other: Lanes, seats: list[int]) -> None:
         """Move clients over from wider lanes, to the seats 0, 1, ... here."""
