@@ -99,7 +99,9 @@ def run(
     fraction: Annotated[float | None, typer.Option(help="keep this share of the training set")] = None,
     augment: Annotated[bool | None, typer.Option("--augment/--no-augment", help="crop and flip while training")] = None,
     resize: Annotated[int | None, typer.Option(help="side of Tiny ImageNet's images: 32 or 64")] = None,
-    wire: Annotated[str | None, typer.Option(help="number format on the wire: fp32 or fp16")] = None,
+    wire: Annotated[
+        str | None, typer.Option(help="number format on the wire: fp32, fp16, int8 or int8-stochastic")
+    ] = None,
     client_accuracy: Annotated[
         bool | None,
         typer.Option("--client-accuracy/--no-client-accuracy", help="evaluate every client's own model too"),

@@ -6,12 +6,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from fedcc.core.messages import WIRE, carried, nbytes
+from fedcc.core.messages import carried, nbytes
 from fedcc.core.method import AnyMethod, Trained
 from fedcc.core.model import Model
 from fedcc.core.requests import Executor, Init, gather
 from fedcc.core.rng import Key
 from fedcc.core.roles import Client, Server
+from fedcc.core.wire import WIRE
 from fedcc.engine.drive import drive
 
 
@@ -107,9 +108,12 @@ class Simulated:
         self.present = self.participants(t)
         for client in self.present:
             client.begin(t)
-        jobs = [self.method.client(client, carried(downs[client.id], self.wire)) for client in self.present]
-        ups = drive(jobs, self.executor)
-        return {client.id: carried(up, self.wire) for client, up in zip(self.present, ups, strict=True)}
+        downs = {c.id: carried(downs[c.id], self.wire, c.key.of(phase="wire", stream="down")) for c in self.present}
+        ups = drive([self.method.client(c, downs[c.id]) for c in self.present], self.executor)
+        return {
+            c.id: carried(up, self.wire, c.key.of(phase="wire", stream="up"))
+            for c, up in zip(self.present, ups, strict=True)
+        }
 
     def participants(self, t: int) -> list[Client]:
         """The clients of round t: all, or a sample that depends on the seed and the round alone."""

@@ -258,7 +258,7 @@ def test_networks_are_given_by_name_or_factory() -> None:
         ({"seed": -1}, "seed must be at least 0, got -1"),
         ({"threads": 0}, "threads must be at least 1, got 0"),
         ({"participation": 0.0}, "participation must be above 0"),
-        ({"wire": "fp8"}, "wire must be one of fp32, fp16"),
+        ({"wire": "fp8"}, "wire must be one of fp32, fp16, int8"),
         ({"precision": "int8"}, "precision must be one of"),
         ({"device": "gpu"}, "unknown device 'gpu'; did you mean 'cpu'"),
         ({"method": "fedccc"}, "did you mean 'fedcc'"),

@@ -205,7 +205,7 @@ async def _initial(server: Server) -> Any:
 
 
 def test_a_wire_nobody_knows() -> None:
-    with pytest.raises(ValueError, match="wire must be one of fp32, fp16, got 'fp8'"):
+    with pytest.raises(ValueError, match="wire must be one of fp32, fp16, int8, int8-stochastic, got 'fp8'"):
         tiny(wire="fp8")
 
 

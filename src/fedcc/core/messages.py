@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any
 
-import torch
+import numpy as np
 from torch import Tensor
 
 from fedcc.core.model import Model, State
+from fedcc.core.rng import Key
+from fedcc.core.wire import coding_of, draws_for, dtype_name, packed, parts_of, restored
 
-WIRE = {"fp32": torch.float32, "fp16": torch.float16}
-"""Number formats in which floating arrays may cross the wire."""
+LABELS = {"holds": "labels"}
+"""Marks a field whose numbers are classes, from 0 on."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,7 +40,7 @@ class Predictions:
 class Labels:
     """One class per public sample [n_u], in the smallest integer type that holds the classes."""
 
-    values: Tensor
+    values: Tensor = field(metadata=LABELS)
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,20 +48,24 @@ class Data:
     """Raw private samples: what only the ``centralized`` bound ever sends."""
 
     x: Tensor
-    y: Tensor
+    y: Tensor = field(metadata=LABELS)
 
 
 def nbytes(message: Any, wire: str = "fp32") -> int:
     """The bytes of a message's arrays on the wire; numbers ride along for nothing, and no message costs nothing.
 
-    >>> message = Predictions(torch.zeros(5000, 11))
-    >>> nbytes(message), nbytes(message, "fp16"), nbytes(None)
-    (220000, 110000, 0)
+    Doubles, which only ``precision="fp64"`` makes (for tests), are carried whole by ``fp32`` and count as floats.
+
+    >>> import torch
+    >>> message = Predictions(torch.full((5000, 10), 0.1))
+    >>> nbytes(message), nbytes(message, "fp16"), nbytes(message, "int8"), nbytes(None)
+    (200000, 100000, 50000, 0)
     """
     if message is None or isinstance(message, int | float | str | bool):
         return 0
     if isinstance(message, Tensor):
-        return message.numel() * (WIRE[wire] if message.is_floating_point() else message.dtype).itemsize
+        parts = parts_of(coding_of(message, wire), tuple(message.shape), dtype_name(message.dtype))
+        return sum(length * np.dtype(dtype.replace("float64", "float32")).itemsize for dtype, length in parts)
     if isinstance(message, Mapping):
         return sum(nbytes(value, wire) for value in message.values())
     if is_dataclass(message):
@@ -67,14 +73,20 @@ def nbytes(message: Any, wire: str = "fp32") -> int:
     raise TypeError(f"a message holds arrays, numbers and mappings of arrays, got {type(message).__name__}")
 
 
-def carried(message: Any, wire: str) -> Any:
-    """The message as it arrives after crossing the wire: rounded to the wire's format, in its own type again."""
-    if wire == "fp32":
-        return message
+def carried(message: Any, wire: str, key: Key | None = None) -> Any:
+    """The message as it arrives after crossing the wire: rounded to the wire's format, in its own type again.
+
+    ``key`` names the draws of ``int8-stochastic``.
+    """
+    return message if wire == "fp32" else _carried(message, wire, draws_for(wire, key))
+
+
+def _carried(message: Any, wire: str, draws: np.random.Generator | None) -> Any:
     if isinstance(message, Tensor):
-        return message.to(WIRE[wire]).to(message.dtype) if message.is_floating_point() else message
+        coding, parts = packed(message, wire, draws)
+        return restored(coding, parts, tuple(message.shape), dtype_name(message.dtype)).to(message.device)
     if isinstance(message, Mapping):
-        return {name: carried(value, wire) for name, value in message.items()}
+        return {name: _carried(value, wire, draws) for name, value in message.items()}
     if is_dataclass(message) and not isinstance(message, type):
-        return replace(message, **{f.name: carried(getattr(message, f.name), wire) for f in fields(message)})
+        return replace(message, **{f.name: _carried(getattr(message, f.name), wire, draws) for f in fields(message)})
     return message

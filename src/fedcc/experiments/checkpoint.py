@@ -2,32 +2,29 @@
 
 What a method remembers is a tree of models, messages, tensors and JSON values. The tensors of one type and device are
 laid end to end as one tensor of the file, each of them once however often it is met (a file of thousands of small
-ones would take several times as long); the rest becomes JSON in the file's metadata. Nothing is unpickled: the
-classes that a file may name are the dataclasses that the method's own modules know. A file's name holds the checksum
-of its content.
+ones would take several times as long); the rest becomes JSON in the file's metadata. Nothing is unpickled. A file's
+name holds the checksum of its content.
 """
 
 from __future__ import annotations
 
 import json
 import re
-import sys
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, fields, is_dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
 from hashlib import blake2b
 from math import prod
 from pathlib import Path
-from types import ModuleType
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
-from fedcc.core import messages
 from fedcc.core.files import uninterrupted, written_whole
 from fedcc.core.method import AnyMethod
 from fedcc.core.model import Arch, Model
+from fedcc.core.tree import Classes, Pack, Unpack, message_classes
 from fedcc.experiments.experiment import Experiment
 from fedcc.experiments.store import CHECKPOINT, RunFolder, RunFolderError
 from fedcc.federate import Snapshot
@@ -177,73 +174,44 @@ def header(content: bytes) -> tuple[dict[str, Any], dict[str, Any]]:
     return json.loads(metadata["about"]), json.loads(metadata["tree"])
 
 
-def message_classes(method: AnyMethod) -> dict[str, type[Any]]:
-    """The messages by name: dataclasses of ``fedcc.core.messages`` and of the modules that define the method."""
-    modules: list[ModuleType] = [sys.modules[kind.__module__] for kind in reversed(type(method).__mro__)]
-    known = [vars(module) for module in (messages, *modules)]
-    return {n: kind for names in known for n, kind in names.items() if isinstance(kind, type) and is_dataclass(kind)}
+class _Pack(Pack):
+    """Models too; tensors laid end to end, by type and device."""
 
-
-class _Pack:
-    """From values to JSON: numbers, texts and None stand for themselves, all else is a list that begins with a tag."""
-
-    def __init__(self, classes: Mapping[str, type[Any]]):
-        self.classes = classes
+    def __init__(self, classes: Classes):
+        super().__init__(classes)
         self.archs: dict[Arch, int] = {}
         self.parts: dict[str, list[Tensor]] = {}  # by type and device
         self.lengths: dict[str, int] = {}
         self.places: dict[int, tuple[str, int]] = {}  # of each tensor, by identity, in its part
 
-    def __call__(self, value: Any) -> Any:
-        if value is None or isinstance(value, bool | int | float | str):
-            return value
-        if isinstance(value, Tensor):
-            return ["tensor", *self.place(value), list(value.shape)]
-        if isinstance(value, list | tuple):
-            return ["list" if isinstance(value, list) else "tuple", *map(self, value)]
-        if isinstance(value, Mapping):
-            return ["map", *([self(k), self(v)] for k, v in value.items())]
-        if isinstance(value, Model):
-            return ["model", self.archs.setdefault(value.arch, len(self.archs)), self(value.state)]
-        name = type(value).__name__
-        if self.classes.get(name) is type(value):
-            return ["message", name, {f.name: self(getattr(value, f.name)) for f in fields(value)}]
-        raise TypeError(
-            "between rounds there are tensors, numbers, texts, lists, mappings, models, and messages whose class the "
-            f"method's module knows; got {type(value).__module__}.{name}"
-        )
-
-    def place(self, value: Tensor) -> tuple[str, int]:
+    def tensor(self, value: Tensor) -> tuple[Any, ...]:
         if id(value) not in self.places:
             name = f"{value.dtype}.{value.device.type}".removeprefix("torch.")
             begin = self.lengths.get(name, 0)
             self.places[id(value)], self.lengths[name] = (name, begin), begin + value.numel()
             self.parts.setdefault(name, []).append(value)
-        return self.places[id(value)]
+        return *self.places[id(value)], list(value.shape)
+
+    def other(self, value: Any) -> list[Any]:
+        if isinstance(value, Model):
+            return ["model", self.archs.setdefault(value.arch, len(self.archs)), self(value.state)]
+        return super().other(value)
 
     def joined(self) -> dict[str, Tensor]:
         return {n: torch.cat([part.detach().reshape(-1) for part in parts]).cpu() for n, parts in self.parts.items()}
 
 
-class _Unpack:
+class _Unpack(Unpack):
     """And back."""
 
-    def __init__(self, classes: Mapping[str, type[Any]], tensors: Mapping[str, Tensor], archs: Mapping[int, Arch]):
-        self.classes, self.tensors, self.archs = classes, tensors, archs
+    def __init__(self, classes: Classes, tensors: Mapping[str, Tensor], archs: Mapping[int, Arch]):
+        super().__init__(classes)
+        self.tensors = tensors
         self.cut: dict[tuple[str, int, tuple[int, ...]], Tensor] = {}
-        self.made: dict[str, Callable[..., Any]] = {
-            "tensor": self.tensor,
-            "list": lambda *values: [*map(self, values)],
-            "tuple": lambda *values: (*map(self, values),),
-            "map": lambda *pairs: {self(k): self(v) for k, v in pairs},
-            "model": lambda arch, state: Model(self.archs[arch], self(state)),
-            "message": lambda name, given: self.classes[name](**{n: self(v) for n, v in given.items()}),
-        }
+        self.made["model"] = lambda arch, state: Model(archs[arch], self(state))
 
-    def __call__(self, value: Any) -> Any:
-        return self.made[value[0]](*value[1:]) if isinstance(value, list) else value
-
-    def tensor(self, name: str, begin: int, shape: list[int]) -> Tensor:
+    def tensor(self, *about: Any) -> Tensor:
+        name, begin, shape = about
         place = name, begin, tuple(shape)
         if place not in self.cut:
             self.cut[place] = self.tensors[name][begin : begin + prod(shape)].view(shape).clone()

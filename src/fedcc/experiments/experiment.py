@@ -10,9 +10,9 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, get_args, get_type_hints
 
-from fedcc.core.messages import WIRE
 from fedcc.core.method import AnyMethod, check_value
 from fedcc.core.naming import unknown
+from fedcc.core.wire import WIRE
 from fedcc.engine import ENGINES, PRECISIONS, usual_engine, usual_precision
 from fedcc.experiments.toml import dumps
 from fedcc.federation import Assignment, Federation, several

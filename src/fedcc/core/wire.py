@@ -1,0 +1,131 @@
+"""How one tensor crosses the wire: as it is, in half precision, or in eight bits.
+
+One function packs and one restores, for the simulator and for a federation across machines, so both see the same
+bits. All arithmetic that rounds is numpy's, in double precision on the CPU: correctly rounded, hence the same on every
+machine.
+
+- ``raw``: the tensor's own numbers. All integers; floats under ``fp32``; under ``int8`` those with fewer than two
+  dimensions (biases, BatchNorm), which are a few percent of a network and differ by orders of magnitude among
+  themselves.
+- ``half``: IEEE half precision.
+- ``rows``: a signed byte per number and one scale per row, the row's largest magnitude by 127. A row is what one
+  output channel of a layer reads, or one sample's logits; channels differ in size, so one scale for all is too coarse.
+- ``simplex``: rows that are probabilities, an unsigned byte for each: 255 times the root of its share of the row's
+  largest. The root keeps small probabilities apart (the smallest step is 1 / 65,025 of the largest, not 1 / 255).
+  No scale is sent, as a row sums to one: dividing by the sum restores it.
+"""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedcc.core.rng import Key
+
+WIRE = ("fp32", "fp16", "int8", "int8-stochastic")
+"""Number formats in which floating arrays may cross the wire."""
+
+TOLERANCE = {"fp32": 1e-4, "fp16": 1e-3, "int8": 1e-4, "int8-stochastic": 1e-4}
+"""How far from one a row of probabilities may sum after crossing the wire."""
+
+HALF = 65504.0  # the largest number in half precision
+
+Part = NDArray[Any]
+Shape = tuple[int, ...]
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """As numpy calls it.
+
+    >>> dtype_name(torch.float32)
+    'float32'
+    """
+    return str(dtype).removeprefix("torch.")
+
+
+def draws_for(wire: str, key: Key | None) -> np.random.Generator | None:
+    """The draws of a stochastic wire; None for the others."""
+    if not wire.endswith("-stochastic"):
+        return None
+    if key is None:
+        raise ValueError(f"wire {wire} rounds by chance and needs a key that names its draws")
+    return key.generator()
+
+
+def coding_of(value: Tensor, wire: str) -> str:
+    """How this tensor crosses the wire."""
+    if wire == "fp32" or not value.is_floating_point():
+        return "raw"
+    if wire == "fp16":
+        return "half"
+    if value.ndim == 2 and is_probabilities(value):
+        return "simplex"
+    return "rows" if value.ndim > 1 and value.shape[0] and prod(value.shape[1:]) > 1 else "raw"
+
+
+def is_probabilities(value: Tensor, tolerance: float = TOLERANCE["fp32"]) -> bool:
+    """Whether the last dimension holds probabilities of two or more outcomes."""
+    if not value.is_floating_point() or value.ndim == 0 or value.shape[-1] < 2 or not value.numel():
+        return False
+    return bool((value >= 0).all() and ((value.double().sum(-1) - 1).abs() <= tolerance).all())
+
+
+def parts_of(coding: str, shape: Shape, dtype: str) -> tuple[tuple[str, int], ...]:
+    """The arrays that a tensor becomes, (dtype, length) of each.
+
+    >>> parts_of("rows", (16, 3, 3, 3), "float32")
+    (('int8', 432), ('float32', 16))
+    """
+    n = prod(shape)
+    if coding == "rows":
+        return ("int8", n), ("float32", shape[0])
+    return (({"raw": dtype, "half": "float16", "simplex": "uint8"}[coding], n),)
+
+
+def packed(value: Tensor, wire: str, draws: np.random.Generator | None = None) -> tuple[str, tuple[Part, ...]]:
+    """The tensor's coding and its parts, each one-dimensional; ``draws`` are for stochastic rounding."""
+    coding, array = coding_of(value, wire), value.detach().cpu().contiguous().numpy()
+    if coding == "raw":
+        return coding, (array.reshape(-1),)
+    wide = array.astype(np.float64)
+    largest = float(np.abs(wide).max(initial=0.0))
+    if not np.isfinite(largest):
+        raise ValueError(f"{wire} carries finite numbers only, got {largest} in a tensor of shape {array.shape}")
+    if coding == "half":
+        if largest > HALF:
+            raise ValueError(f"fp16 carries magnitudes up to {HALF:g}, got {largest:g}; use fp32")
+        return coding, (array.astype(np.float16).reshape(-1),)
+    if coding == "simplex":
+        return coding, (_roots(wide, draws).reshape(-1),)
+    rows = wide.reshape(len(wide), -1)
+    scale = (np.abs(rows).max(1, initial=0.0) / 127).astype(np.float32)
+    steps = rows / np.where(scale > 0, scale, 1).astype(np.float64)[:, None]
+    steps = np.rint(steps) if draws is None else np.floor(steps + draws.random(steps.shape))
+    return coding, (steps.clip(-127, 127).astype(np.int8).reshape(-1), scale)
+
+
+def _roots(p: Part, draws: np.random.Generator | None) -> Part:
+    """255 sqrt(p / max p), rounded; or up by chance, so that its square is right on average."""
+    steps = 255 * np.sqrt(p / p.max(1, keepdims=True))
+    if draws is None:
+        return np.asarray(np.rint(steps), np.uint8)
+    low = np.floor(steps)
+    up = draws.random(steps.shape) < (steps**2 - low**2) / (2 * low + 1)
+    return np.asarray((low + up).clip(0, 255), np.uint8)
+
+
+def restored(coding: str, parts: tuple[Part, ...], shape: Shape, dtype: str) -> Tensor:
+    """The tensor again, in its own type; what a coding lost stays lost. The arrays belong to the tensor afterwards."""
+    array = parts[0].reshape(shape)
+    if coding == "rows":
+        scale = parts[1].reshape(-1, *(1,) * (len(shape) - 1))
+        array = array.astype(np.float32) * scale
+    elif coding == "simplex":
+        squares = array.astype(np.int64) ** 2
+        array = squares / squares.sum(1, keepdims=True)
+    return torch.from_numpy(np.array(array, dtype=dtype, copy=True))
