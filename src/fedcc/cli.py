@@ -25,6 +25,7 @@ from fedcc import __version__
 from fedcc.core.method import AnyMethod
 from fedcc.core.naming import unknown
 from fedcc.data.dataset import DataError
+from fedcc.flower.commands import app as federation_app
 
 app = typer.Typer(
     name="fedcc",
@@ -36,6 +37,7 @@ app = typer.Typer(
 )
 data_app = typer.Typer(help="List, fetch and check data sets.", no_args_is_help=True)
 app.add_typer(data_app, name="data")
+app.add_typer(federation_app, name="federation")
 
 Method = Annotated[str, typer.Argument(help="the method's name; `fedcc methods` lists them", show_default=False)]
 DataOption = Annotated[str | None, typer.Option("--data", help="data set; digits by default")]

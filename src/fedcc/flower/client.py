@@ -20,6 +20,7 @@ from fedcc.core.messages import carried
 from fedcc.core.method import AnyMethod
 from fedcc.core.model import Model
 from fedcc.core.requests import Predict, Recipe
+from fedcc.core.rng import Key
 from fedcc.core.samples import Samples
 from fedcc.engine import drive, engine, usual_engine, usual_precision
 from fedcc.experiments.checkpoint import DIGEST, header, packed, unpacked
@@ -133,7 +134,8 @@ class SiteClient:
 
     def note(self, kept: Kept, seconds: float) -> None:
         """A line on the round for the site's own eyes: what it noted, and the fingerprint of what it sent."""
-        sent = fingerprint(carried(kept.up, self.site.experiment.wire))
+        key = Key(self.site.experiment.seed, kept.t, self.site.number, "wire", "up")
+        sent = fingerprint(carried(kept.up, self.site.experiment.wire, key))
         about = {"round": kept.t, "sent": sent, "log": kept.log, "seconds": round(seconds, 3)}
         with (self.folder / "rounds.jsonl").open("a") as file:
             file.write(json.dumps(about) + "\n")

@@ -10,14 +10,15 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor
 
 from fedcc import __version__
-from fedcc.core.messages import Weights
+from fedcc.core.messages import Predictions, Weights
 from fedcc.core.rng import Key
 from fedcc.flower.codec import Encoded, Expected, Refused, accept, decode, encode
 from fedcc.flower.envelope import opened, sealed, text_of
@@ -81,9 +82,6 @@ class Report:
     refused: dict[str, str] = field(default_factory=dict)  # what is wrong with the upload
     aside: list[str] = field(default_factory=list)  # failed too often: no longer asked
 
-    def plain(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 @dataclass(frozen=True)
 class Sent:
@@ -115,7 +113,8 @@ class Across:
         self.report = Report()
         self.out: dict[str, Sent] = {}  # by ticket
         self.away: set[int] = set()  # those that were not connected in the last round either
-        self.looked = 0.0
+        self.looked = -HELD
+        self.waited = 0.0  # seconds, for the answers of the latest round
 
     # -- what the clients are asked
 
@@ -150,19 +149,22 @@ class Across:
             texts, _ = opened(content)
             if texts.get("declined"):
                 return None
-            found: Weights = self.accepted(content, self.rehearsal.expect_model(k, t))
+            found: Weights = self.accepted(content, replace(self.rehearsal.expect_model(k, t), wire="fp32"))
             return found
 
         return self.exchange("query.model", t, lambda k: sealed(self.about(k, t)), read)
 
-    def predictions(self, t: int, x: Tensor, expected: Callable[[int], Expected]) -> dict[int, Any]:
-        """The clients' own outputs for these inputs, as they stand after round t."""
-        question = encode(Inputs(x), "fp32", run=self.run, round=t)
+    def predictions(self, t: int, x: Tensor, whom: Collection[int]) -> dict[int, Predictions]:
+        """The logits of these clients' own models for these inputs."""
+        question = encode(Inputs(x.cpu()), "fp32", run=self.run, round=t)
+        archs = self.folder.archs(self.rehearsal.method)
 
         def read(k: int, content: Any) -> Any:
-            return self.accepted(content, expected(k))
+            like = Predictions(torch.zeros(len(x), archs[k].outputs))
+            classes = {"Predictions": Predictions}
+            return self.accepted(content, Expected(like, classes, self.folder.task.classes, "fp32", self.run, t))
 
-        return self.exchange("query.predict", t, lambda k: sealed(self.about(k, t), question), read)
+        return self.exchange("query.predict", t, lambda k: sealed(self.about(k, t), question), read, whom)
 
     def accepted(self, content: Any, expected: Expected) -> Any:
         texts, buffers = opened(content)
@@ -178,10 +180,17 @@ class Across:
     # -- asking, waiting, ending
 
     def exchange(
-        self, purpose: str, t: int, letter: Callable[[int], Any], read: Callable[[int, Any], Any]
+        self,
+        purpose: str,
+        t: int,
+        letter: Callable[[int], Any],
+        read: Callable[[int, Any], Any],
+        whom: Collection[int] | None = None,
     ) -> dict[int, Any]:
-        """One question to everybody, and the answers that came in time, by number."""
+        """One question to these clients (to all by default), and the answers that came in time, by number."""
         rules, begun = self.rules, time.monotonic()
+        asked = range(len(self.names)) if whom is None else sorted(whom)
+        quorum = min(rules.quorum, len(asked))
         got: dict[int, Any] = {}
         report = self.report = Report()
         over: set[int] = set()  # those that failed in this round
@@ -189,7 +198,7 @@ class Across:
         while True:
             online = self.online()
             aside = {k for k, n in enumerate(self.names) if self.standing[n].aside}
-            waiting = [k for k in range(len(self.names)) if k not in got and k not in over | aside]
+            waiting = [k for k in asked if k not in got and k not in over | aside]
             busy = {sent.number for sent in self.out.values()}
             for k in waiting:
                 if self.names[k] in online and k not in busy:
@@ -199,30 +208,31 @@ class Across:
             for answer in self.post.collect(list(self.out)):
                 self.take(answer, purpose, t, read, got, over, report)
             aside = {k for k, n in enumerate(self.names) if self.standing[n].aside}
-            waiting = [k for k in range(len(self.names)) if k not in got and k not in over | aside]
+            waiting = [k for k in asked if k not in got and k not in over | aside]
             now = time.monotonic()
-            if len(got) + len(waiting) < rules.quorum:
+            if len(got) + len(waiting) < quorum:
                 again = sorted(over - aside)
                 if not again:
                     reasons = {**report.failed, **report.refused}
-                    raise NoQuorum(f"round {t}: {len(got)} of {rules.quorum} clients that make a quorum; {reasons}")
+                    raise NoQuorum(f"round {t}: {len(got)} of {quorum} clients that make a quorum; {reasons}")
                 over.clear()  # they are needed, so they are asked again until they are set aside
             elif not waiting:
                 break
-            elif len(got) >= rules.quorum:
+            elif len(got) >= quorum:
                 quorum_at = now if quorum_at is None else quorum_at
                 gone = all(k in self.away and self.names[k] not in online for k in waiting)
                 if gone or now - quorum_at >= rules.grace or now - begun >= rules.deadline:
                     break
             elif now - begun >= rules.deadline * (missed + 1):
                 missed += 1
-                self.say(f"round {t}: {len(got)} of {rules.quorum} clients after {missed} deadlines; {self.lacking(waiting, online)}")
+                self.say(f"round {t}: {len(got)} of {quorum} clients after {missed} deadlines; {self.lacking(waiting, online)}")
                 if missed >= rules.patience:
                     raise NoQuorum(
-                        f"round {t}: no quorum of {rules.quorum} within {missed} deadlines of {rules.deadline:g} s; "
+                        f"round {t}: no quorum of {quorum} within {missed} deadlines of {rules.deadline:g} s; "
                         f"{self.lacking(waiting, online)}"
                     )
             time.sleep(POLL)
+        self.waited = time.monotonic() - begun
         self.close(t, report, got, waiting, online)
         return dict(sorted(got.items()))
 

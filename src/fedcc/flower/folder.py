@@ -34,6 +34,7 @@ from fedcc.methods import make
 from fedcc.nets import network
 
 AGREED = ("method", "settings", "rounds", "epochs", "lr", "batch", "reset", "wire", "seed")  # of the experiment
+ENVIRONMENT = "FEDCC_FEDERATION"  # names the folder to the server's app; Flower's configuration would tell every site
 NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}"
 
 
