@@ -262,7 +262,8 @@ class Across:
                 got[k] = read(k, answer.content)
                 standing.strikes = 0
                 report.failed.pop(name, None), report.refused.pop(name, None)
-                self.say(f"round {t}: {name} has answered ({len(got)} of {len(self.names)})")
+                what = "" if purpose == "train" else f" {purpose}"
+                self.say(f"round {t}: {name} has answered{what} ({len(got)} of {len(self.names)})")
                 return
             except Refused as error:
                 report.refused[name] = standing.problem = str(error)

@@ -198,11 +198,15 @@ def client(
     with written_whole(about.state / "node.toml") as file:
         file.write(dumps(config).encode())
     env = processes.environment(about.state / "home", number)
+    tries = 0
     while True:
         if (problem := processes.reached(server or about.server, place / "ca.crt")) is not None:
-            say(f"the server cannot be reached ({problem}); trying again in {RETRY:g} s")
-            time.sleep(RETRY)
+            if not tries:
+                say(f"the server cannot be reached ({problem}); trying until it can")
+            time.sleep(min(RETRY, 2**tries))
+            tries += 1
             continue
+        tries = 0
         arguments = [
             *gated("supernode"), "--superlink", server or about.server,
             "--root-certificates", str(place / "ca.crt"), "--auth-supernode-private-key", str(key),
@@ -292,7 +296,7 @@ def _watched(made: Any, run: str, task: str, place: Path) -> None:
     """Have Flower's SuperLink run the app, show what it says, and end with it."""
     from fedcc.flower.processes import FlowerError, environment, flwr
 
-    if not (made.operator / "server.json").exists():
+    if not _server_alive(made.operator):
         raise ValueError(f"the server is not running; `fedcc federation server {made.path}` starts it")
     env = environment(made.operator / "home")
     status, log = place / "status.json", place / "run.log"
@@ -359,8 +363,30 @@ def status(folder: Folder, as_json: Annotated[bool, typer.Option("--json", help=
     for name in made.clients:
         c = about["clients"].get(name, {})
         state = "set aside: " if c.get("aside") else ""
-        table.add_row(name, "yes" if c.get("online") else "no", str(c.get("answered", 0)), str(c.get("strikes", 0)), state + c.get("problem", ""))
+        connected = ("yes" if c.get("online") else "no") if about["state"] == "running" else "?"
+        table.add_row(name, connected, str(c.get("answered", 0)), str(c.get("strikes", 0)), state + c.get("problem", ""))
     Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else 120).print(table)
+
+
+@app.command()
+def demo(
+    out: Annotated[Path, typer.Option("--out", help="an empty folder for the federations")] = Path("runs/federation-demo"),
+    method: Annotated[list[str] | None, typer.Option(help="methods; fedcc and fedavg by default")] = None,
+    rounds: Annotated[int, typer.Option(help="rounds T")] = 3,
+    epochs: Annotated[int | None, typer.Option(help="local epochs E per phase")] = None,
+    fraction: Annotated[float | None, typer.Option(help="keep this share of the training set")] = None,
+    seed: Annotated[int, typer.Option(help="seed")] = 0,
+) -> None:
+    """A server and four clients on this machine against the simulator, on digits: equal bit for bit."""
+    from rich.console import Console
+
+    from fedcc.flower.demo import demo as show
+
+    given = {"rounds": rounds, "epochs": epochs, "fraction": fraction, "seed": seed}
+    console = Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else 140)
+    chosen = {name: value for name, value in given.items() if value is not None}
+    if not show(out.resolve(), tuple(method or ("fedcc", "fedavg")), chosen, console):
+        raise RuntimeError("the federation's numbers are not the simulator's")
 
 
 def _server_alive(operator: Path) -> bool:

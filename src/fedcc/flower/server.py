@@ -22,6 +22,7 @@ from fedcc.core.rng import Key
 from fedcc.core.samples import Samples
 from fedcc.engine import drive, engine
 from fedcc.evaluate import Evaluation, evaluate
+from fedcc.evaluate.accuracy import targets_accuracy
 from fedcc.experiments.checkpoint import Checkpoint, Checkpoints
 from fedcc.experiments.execute import summary
 from fedcc.experiments.store import RunFolder
@@ -84,7 +85,8 @@ class Server:
         for done in federate(self.method, self.role, cohort, total, self.engine, start.snapshot if start else None):
             report, waited = asdict(cohort.report), cohort.waited
             self.journal.update(round=done.t)
-            found, now = Evaluation(), time.perf_counter()
+            hidden = self.test.get("public_y") if self.test else None
+            found, now = Evaluation(targets=targets_accuracy(done.downs, hidden)), time.perf_counter()
             if self.method.evaluates(done.t, total) and (done.t == last or not self.method.uploads_models):
                 trained, found = self.evaluated(cohort, done.t, done.downs)
             spent = {"clients": waited, **self.engine.seconds, "evaluate": time.perf_counter() - now}
