@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
 import torch
 
 from fedcc.core.messages import Weights, nbytes
-from fedcc.core.model import Arch, Model, Outputs
-from fedcc.core.requests import Fit, Fitted, Init, Predict, Recipe, Request
+from fedcc.core.model import Arch, Model
+from fedcc.core.requests import Recipe
 from fedcc.core.rng import Key
 from fedcc.core.roles import Client, Server
 from fedcc.core.samples import Samples
 from fedcc.federate import Round, Simulated, federate
+from fedcc.flower.rehearsal import Shapes
 from fedcc.methods import METHODS, make
 from fedcc.nets import build, network
 
@@ -31,23 +31,6 @@ WEIGHTS = ["fedavg", "fedprox", "fednova", "fedrs", "fedsam", "fedlc", "fedmr", 
 every_set = pytest.mark.parametrize("data", SETS)
 
 
-class Untrained:
-    """Serves by shapes: a fit gives its model back, a prediction is zero."""
-
-    def serve(self, requests: Sequence[Request[Any]]) -> list[Any]:
-        return [self.answer(request) for request in requests]
-
-    def answer(self, request: Request[Any]) -> Any:
-        if isinstance(request, Init):
-            return Model(request.arch, build(request.arch, request.key).state_dict())
-        if isinstance(request, Fit):
-            trained = tuple(n for n in request.model.floating if "running" not in n)
-            return Fitted(request.model, 1, 0.0, {}, trained)
-        assert isinstance(request, Predict)
-        n, arch = len(request.samples), request.model.arch
-        return Outputs(torch.zeros(n, arch.outputs), torch.zeros(n, 64 * len(arch.trunks)))
-
-
 def exchanged(name: str, data: str, **settings: Any) -> list[Round]:
     """Two rounds of two clients: ResNet20 for both where weights are averaged, else ResNet14 and ResNet20."""
     classes, publics, side = SETS[data]
@@ -58,7 +41,7 @@ def exchanged(name: str, data: str, **settings: Any) -> list[Round]:
     roles: dict[str, Any] = {"public": public, "classes": classes, "recipe": Recipe()}
     private = Samples({"x": torch.zeros(4, *shape, dtype=torch.uint8), "y": torch.tensor([0, 1, 2, 3])})
     clients = [Client(**roles, key=Key(0, 0, k), id=k, arch=archs[k], private=private) for k in archs]
-    server, engine = Server(**roles, key=Key(0), archs=archs), Untrained()
+    server, engine = Server(**roles, key=Key(0), archs=archs), Shapes()
     return list(federate(method, server, Simulated(method, clients, engine), 2, engine))
 
 

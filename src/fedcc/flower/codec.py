@@ -31,7 +31,7 @@ FORMAT = 1
 DTYPES = ("float64", "float32", "float16", "int64", "int32", "int16", "int8", "uint8")
 CODINGS = {"raw": 0, "half": 0, "rows": 2, "simplex": 2}  # and how many dimensions each asks for
 NOTHING = "None"  # the kind of no message
-SPARE = 4096  # bytes that a header may be longer than the rehearsed one: its numbers have more digits
+SPARE = 4096  # characters that a header may be longer than the rehearsed one: its numbers have more digits
 LARGEST = 2**53  # of a whole number: those up to here are exact in floating point as well
 
 
@@ -141,10 +141,10 @@ def _guarded(function: Callable[..., Any], *given: Any) -> Any:
 
 def _accept(kind: str, text: str, buffers: Mapping[str, bytes], expected: Expected, device: str) -> Any:
     form = expected.form
-    limit, longest = form.nbytes, len(form.text) + SPARE
+    limit, longest = 2 * form.nbytes + SPARE, len(form.text) + SPARE  # up to here a better reason can be given
     size = sum(len(buffer) for buffer in buffers.values())
     if size > limit:
-        raise Refused(f"too large: the arrays have {size:,} bytes, {form.kind} here has {limit:,}")
+        raise Refused(f"too large: the arrays have {size:,} bytes, those of {form.kind} have {form.nbytes:,}")
     if len(text) > longest:
         raise Refused(f"too large: the header has {len(text):,} characters, at most {longest:,} are allowed")
     encoded = Encoded.received(kind, text, buffers)

@@ -1,0 +1,231 @@
+"""Who may call which of Flower's routes.
+
+Flower serves three kinds of routes on one port: those of the fleet (clients, each request signed with a registered
+key), those that control it (start a run, register a client) and those of its own processes. The last two ask for no
+credential, so whoever reaches the port can run Python at every site. Flower's SuperLink is therefore started through
+this module, which puts a gate before all of its routes and lets it listen on two addresses:
+
+- the public one serves the fleet's routes and nothing else, so that what it does not know stays closed;
+- the private one, on loopback, serves everything, to processes of the user who started it and to nobody else: the
+  kernel says who owns the other end of a connection on the same machine.
+
+A client's SuperNode gets the same gate on the loopback port through which it talks to its own processes.
+
+The gate also hands out the signature of the one app that sites run (:mod:`fedcc.flower.signing`), which Flower's own
+SuperLink does only for apps that come from its makers' hub.
+
+This file is run by itself (:func:`superlink_command`, :func:`supernode_command`) and imports nothing of the project, so
+that Flower's processes stay without torch.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import os
+import socket
+import sys
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from pathlib import Path
+from typing import Any
+
+FLEET = frozenset(
+    f"/v1/fleet/{name}"
+    for name in ("activate-node", "deactivate-node", "send-node-heartbeat", "pull-messages", "push-messages",
+                 "confirm-message-received", "pull-object", "push-object", "get-run", "get-fab")
+)  # fmt: skip
+"""What a registered client calls; registering is the operator's."""
+
+LARGEST = (
+    32 * 2**20
+)  # bytes of a request: Flower cuts arrays into objects of 5 MiB, and reads them before it checks keys
+ESTABLISHED = "01"
+TABLES = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
+
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+App = Callable[[Message, Receive, Send], Awaitable[None]]
+Address = tuple[str, int]
+
+
+class Gate:
+    """An ASGI application before another: passes what its rules allow and answers the rest itself."""
+
+    def __init__(self, app: App, private: int, signature: Mapping[str, str] | None = None):
+        self.app, self.private = app, private  # the port that is the owner's alone
+        self.signature = signature
+
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+        if scope["type"] not in ("lifespan", "http"):
+            raise PermissionError(f"the gate passes no {scope['type']} connections")
+        refusal = self.refusal(scope) if scope["type"] == "http" else None
+        if refusal is None:
+            signs = self.signature and scope.get("path") == "/v1/fleet/get-fab"
+            await self.app(scope, receive, self.signing(send) if signs else send)
+            return
+        status, reason = refusal
+        body = reason.encode()
+        headers = [(b"content-type", b"text/plain"), (b"content-length", str(len(body)).encode())]
+        await send({"type": "http.response.start", "status": status, "headers": [*headers, (b"connection", b"close")]})
+        await send({"type": "http.response.body", "body": body})
+
+    def signing(self, send: Send) -> Send:
+        """The answer with an app in it, and its signature added."""
+        from flwr.proto.fab_pb2 import GetFabResponse
+
+        begun: list[Message] = []
+        body = bytearray()
+
+        async def changed(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                begun.append(message)
+                return
+            body.extend(message.get("body", b""))
+            if message.get("more_body"):
+                return
+            content = bytes(body)
+            if begun[0]["status"] == 200:
+                answer = GetFabResponse.FromString(content)
+                answer.fab.verifications.update(self.signature)
+                content = answer.SerializeToString()
+            headers = [(n, v) for n, v in begun[0]["headers"] if n.lower() != b"content-length"]
+            headers.append((b"content-length", str(len(content)).encode()))
+            await send({**begun[0], "headers": headers})
+            await send({"type": "http.response.body", "body": content})
+
+        return changed
+
+    def refusal(self, scope: Message) -> tuple[int, str] | None:
+        """The status and reason of a refusal, or None."""
+        if scope["server"][1] == self.private:
+            if owned(scope["client"], scope["server"], os.getuid()):
+                return None
+            return 403, "this port is for processes of the user who runs the server"
+        if scope["method"] != "POST" or scope["path"] not in FLEET:
+            return 403, "only routes of the fleet are served here; the operator's are on the server's own machine"
+        length = dict(scope["headers"]).get(b"content-length", b"")
+        if not length.isdigit():
+            return 411, "a request must say its length"
+        if int(length) > LARGEST:
+            return 413, f"a request has at most {LARGEST:,} bytes, got {int(length):,}"
+        return None
+
+
+def owned(client: Address, server: Address, user: int) -> bool:
+    """Whether the client's end of a connection on this machine belongs to the user.
+
+    The kernel's tables list it with its owner as long as it is open. A closed one would be listed as root's, hence the
+    look at its state and at its inode, which is 0 where no process holds it any more.
+    """
+    ends = [f"{_hex(host)}:{port:04X}" for host, port in (client[:2], server[:2])]
+    mapped = [f"0000000000000000FFFF0000{end}" for end in ends]  # an IPv4 connection through an IPv6 socket
+    for table in TABLES:
+        for line in table.read_text().splitlines()[1:]:
+            column = line.split()
+            if column[1:3] in (ends, mapped):
+                return column[3] == ESTABLISHED and int(column[7]) == user and column[9] != "0"
+    return False
+
+
+def _hex(host: str) -> str:
+    """An address as the kernel's tables write it: words of the machine's own byte order.
+
+    >>> _hex("127.0.0.1") if sys.byteorder == "little" else "0100007F"
+    '0100007F'
+    """
+    packed = ipaddress.ip_address(host.partition("%")[0]).packed
+    words = (packed[i : i + 4] for i in range(0, len(packed), 4))
+    return "".join(f"{int.from_bytes(word, sys.byteorder):08X}" for word in words)
+
+
+def address(text: str) -> Address:
+    """HOST:PORT.
+
+    >>> address("[::]:9092")
+    ('::', 9092)
+    """
+    host, _, port = text.rpartition(":")
+    if not host or not port.isdigit() or not 0 < int(port) < 2**16:
+        raise ValueError(f"an address is HOST:PORT, got {text!r}")
+    return host.strip("[]"), int(port)
+
+
+def listening(place: Address) -> socket.socket:
+    family = socket.AF_INET6 if ":" in place[0] else socket.AF_INET
+    return socket.create_server(place, family=family, backlog=2048)
+
+
+def superlink_command(public: str, *arguments: str, signature: Path | None = None) -> list[str]:
+    """What starts a SuperLink: the fleet's routes at ``public``, HOST:PORT, all at its own loopback ``--host``."""
+    address(public)
+    signed = ["--signature", str(signature)] if signature else []
+    return [sys.executable, "-P", __file__, "superlink", "--public", public, *signed, *arguments]
+
+
+def supernode_command(*arguments: str) -> list[str]:
+    """What starts a SuperNode; its ``--host`` is a loopback address."""
+    return [sys.executable, "-P", __file__, "supernode", *arguments]
+
+
+def superlink(public: Address, arguments: list[str], signature: Mapping[str, str] | None = None) -> None:
+    """Run Flower's SuperLink with these arguments, its ``--host`` a loopback address, behind the gate."""
+    import uvicorn
+    from flwr.superlink.cli.flower_superlink import flower_superlink
+
+    check_linux()
+
+    def run(app: Any, *, host: str, port: int, **options: Any) -> None:
+        if not ipaddress.ip_address(host).is_loopback:
+            raise ValueError(f"the SuperLink's --host must be a loopback address, got {host}")
+        if port == public[1]:
+            raise ValueError(f"the private and the public port must differ, both are {port}")
+        # no proxy headers: they would let a caller say who it is
+        server = uvicorn.Server(uvicorn.Config(Gate(app, port, signature), proxy_headers=False, **options))
+        server.run([listening((host, port)), listening(public)])
+        if not server.started:
+            sys.exit("the SuperLink did not start")
+
+    # Flower makes the application and hands it to this function; nothing else of it is touched
+    uvicorn.run = run  # type: ignore[assignment]
+    sys.argv = ["flower-superlink", *arguments]
+    flower_superlink()
+
+
+def supernode(arguments: list[str]) -> None:
+    """Run Flower's SuperNode with these arguments, the port for its own processes behind the gate."""
+    import uvicorn
+    from flwr.supernode.cli.flower_supernode import flower_supernode
+
+    check_linux()
+
+    class Config(uvicorn.Config):
+        def __init__(self, app: Any, *, host: str, port: int, **options: Any):
+            if not ipaddress.ip_address(host).is_loopback:
+                raise ValueError(f"the SuperNode's --host must be a loopback address, got {host}")
+            super().__init__(Gate(app, port), host=host, port=port, proxy_headers=False, **options)
+
+    uvicorn.Config = Config  # type: ignore[assignment,misc]
+    sys.argv = ["flower-supernode", *arguments]
+    flower_supernode()
+
+
+def check_linux() -> None:
+    if not TABLES[0].exists():
+        raise SystemExit(f"the gate asks the kernel who calls, in {TABLES[0]}: it needs Linux")
+
+
+def main(arguments: list[str]) -> None:
+    match arguments:
+        case ["superlink", "--public", place, "--signature", file, *rest]:
+            superlink(address(place), rest, json.loads(Path(file).read_text()))
+        case ["superlink", "--public", place, *rest]:
+            superlink(address(place), rest)
+        case ["supernode", *rest]:
+            supernode(rest)
+        case _:
+            raise SystemExit("usage: gate.py superlink --public HOST:PORT [--signature FILE] ... | supernode ...")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
