@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, fields
 from hashlib import blake2b
 from math import prod
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -31,7 +31,6 @@ from fedcc.federate import Snapshot
 from fedcc.federation import Federation, Models
 from fedcc.run import Record, chosen_device, described, rebuilt
 
-T = TypeVar("T")
 FORMAT = 1
 KEPT = 2
 SHARE = 0.05  # of a run's time, where it is not said how often
@@ -113,7 +112,7 @@ class Checkpoints:
         for part, mine in self.identity.items():
             if (found := about[part]) != mine:
                 raise RunFolderError(f"{path} is a checkpoint of another experiment ({_difference(part, found, mine)})")
-        snapshot = unpacked(content, tree, self.method, device=self.device)
+        snapshot: Snapshot = unpacked(content, tree, self.method, device=self.device)
         records = RunFolder(self.folder).metrics(about["offset"])
         if [r["round"] for r in records] != list(range(1, snapshot.t + 1)):
             raise Damaged(f"metrics.jsonl lacks some of its {snapshot.t} rounds")
@@ -157,8 +156,8 @@ def unpacked(
     method: AnyMethod,
     models: Models | None = None,
     device: torch.device | str = "cpu",
-    kind: type[T] = Snapshot,  # type: ignore[assignment]
-) -> T:
+    kind: type[Any] = Snapshot,
+) -> Any:
     """The snapshot (or what else was packed) of a file; ``models`` are the caller's own networks, if there are any."""
     from safetensors.torch import load
 

@@ -69,10 +69,11 @@ class Rounds:
         about, tree = header(content)
         if about != {"format": FORMAT}:
             raise ValueError(f"{path} has format {about.get('format')}, this fedcc reads format {FORMAT}")
-        return unpacked(content, tree, self.method, device=self.device, kind=Kept)
+        kept: Kept = unpacked(content, tree, self.method, device=self.device, kind=Kept)
+        return kept
 
     def before(self, t: int) -> Kept | None:
-        """Where round t begins: behind the latest round before it or, if the server has gone back further, the first."""
+        """Where round t begins: behind the latest round before it or, where the server went back further, the first."""
         rounds = sorted(self.paths(), key=lambda r: (r >= t, -r if r < t else r))
         return next((kept for kept in map(self.at, rounds) if kept is not None), None)
 

@@ -225,12 +225,10 @@ class Across:
                     break
             elif now - begun >= rules.deadline * (missed + 1):
                 missed += 1
-                self.say(f"round {t}: {len(got)} of {quorum} clients after {missed} deadlines; {self.lacking(waiting, online)}")
+                lacking = self.lacking(waiting, online)
+                self.say(f"round {t}: {len(got)} of {quorum} clients after {missed} deadlines; {lacking}")
                 if missed >= rules.patience:
-                    raise NoQuorum(
-                        f"round {t}: no quorum of {quorum} within {missed} deadlines of {rules.deadline:g} s; "
-                        f"{self.lacking(waiting, online)}"
-                    )
+                    raise NoQuorum(f"round {t}: no quorum of {quorum} clients within {missed} deadlines; {lacking}")
             time.sleep(POLL)
         self.waited = time.monotonic() - begun
         self.close(t, report, got, waiting, online)
@@ -303,7 +301,9 @@ class Across:
         return {name for name, standing in self.standing.items() if standing.online}
 
     def lacking(self, waiting: list[int], online: set[str]) -> str:
-        return ", ".join(f"{self.names[k]} {'is at work' if self.names[k] in online else 'is not connected'}" for k in waiting)
+        return ", ".join(
+            f"{self.names[k]} {'is at work' if self.names[k] in online else 'is not connected'}" for k in waiting
+        )
 
 
 @dataclass(frozen=True, eq=False)

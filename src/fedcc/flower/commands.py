@@ -104,7 +104,9 @@ def init(
         simulate_sites=simulate_sites,
     )
     typer.echo(readable(made))
-    typer.echo(f"hand over, by a way that nobody else can read: {', '.join(str(folder / 'sites' / n) for n in made.clients)}")
+    typer.echo(
+        f"hand over, by a way that nobody else can read: {', '.join(str(folder / 'sites' / n) for n in made.clients)}"
+    )
     typer.echo(f"keep to yourself: {folder / 'operator'}")
 
 
@@ -116,6 +118,7 @@ def server(
     """Run the server until Ctrl-C: Flower's SuperLink, to which the sites connect."""
     from fedcc.flower import processes
     from fedcc.flower.folder import ENVIRONMENT, FederationFolder
+    from fedcc.flower.gate import superlink_command
 
     made = FederationFolder.read(folder.resolve())
     operator, inner = made.operator, processes.free_port()
@@ -127,15 +130,17 @@ def server(
     )
     env = processes.environment(home, made.experiment.threads, **{ENVIRONMENT: str(made.path)})
     if processes.listening("127.0.0.1", made.port):
-        raise ValueError(f"port {made.port} is in use; another server may be running, or change it in {folder}/federation.toml")
-    arguments = [
-        *gated("superlink"), "--public", f"{bind}:{made.port}",
-        "--host", "127.0.0.1", "--port", str(inner), "--enable-supernode-auth",
-        "--disable-runtime-dependency-installation",
-        "--ssl-ca-certfile", str(operator / "ca.crt"),
-        "--ssl-certfile", str(operator / "server.crt"),
-        "--ssl-keyfile", str(operator / "server.key"),
-    ]  # fmt: skip
+        raise ValueError(
+            f"port {made.port} is in use; another server may be running, or change it in {folder}/federation.toml"
+        )
+    arguments = superlink_command(
+        f"{bind}:{made.port}",
+        *("--host", "127.0.0.1", "--port", str(inner)),
+        *("--enable-supernode-auth", "--disable-runtime-dependency-installation"),
+        *("--ssl-ca-certfile", str(operator / "ca.crt")),
+        *("--ssl-certfile", str(operator / "server.crt"), "--ssl-keyfile", str(operator / "server.key")),
+        signature=operator / "app.json",
+    )
     with stopping(processes.Child(arguments, env, operator / "superlink.log")) as child:
         ready = lambda: child.ended() is not None or processes.listening("127.0.0.1", inner)  # noqa: E731
         processes.wait_for(ready, 60, "Flower's SuperLink has not started")
@@ -147,11 +152,6 @@ def server(
         while child.ended() is None:
             time.sleep(0.2)
         raise processes.FlowerError(f"Flower's SuperLink has ended ({child.ended()}): {child.tail()}; see {child.log}")
-
-
-def gated(program: str) -> list[str]:
-    """The command of one of Flower's programs behind the gate; by its path, since it needs nothing else of fedcc."""
-    return [sys.executable, "-P", str(Path(__file__).with_name("gate.py")), program]
 
 
 def _register(key: Path, name: str, env: dict[str, str]) -> None:
@@ -173,15 +173,19 @@ def client(
     ] = False,
 ) -> None:
     """Take part as a client until Ctrl-C: Flower's SuperNode, restarted when it ends."""
+    from fedcc.experiments.toml import dumps
     from fedcc.flower import processes
     from fedcc.flower.data import site_samples
     from fedcc.flower.folder import Site
+    from fedcc.flower.gate import supernode_command
     from fedcc.run import chosen_device
 
     place = Site.find(site).resolve()
     about = Site.read(place)
     if model is not None and model != about.model:
-        raise ValueError(f"{about.name} has agreed on {about.model}, got --model {model}; ask the operator to change it")
+        raise ValueError(
+            f"{about.name} has agreed on {about.model}, got --model {model}; ask the operator to change it"
+        )
     chosen_device(device)
     key = place / "site.key"
     if key.stat().st_mode & 0o077:
@@ -193,8 +197,6 @@ def client(
     number = threads or about.experiment.threads
     config = {"site": str(place), "data": str(data.resolve()), "device": device, "threads": number,
               "share-model": share_model or about.share_model}  # fmt: skip
-    from fedcc.experiments.toml import dumps
-
     with written_whole(about.state / "node.toml") as file:
         file.write(dumps(config).encode())
     env = processes.environment(about.state / "home", number)
@@ -207,18 +209,18 @@ def client(
             tries += 1
             continue
         tries = 0
-        arguments = [
-            *gated("supernode"), "--superlink", server or about.server,
-            "--root-certificates", str(place / "ca.crt"), "--auth-supernode-private-key", str(key),
-            "--node-config", str(about.state / "node.toml"),
-            "--host", "127.0.0.1", "--port", str(processes.free_port()),
-        ]  # fmt: skip
+        arguments = supernode_command(
+            *("--superlink", server or about.server, "--root-certificates", str(place / "ca.crt")),
+            *("--auth-supernode-private-key", str(key), "--trusted-entities", str(place / "app.yaml")),
+            *("--node-config", str(about.state / "node.toml")),
+            *("--host", "127.0.0.1", "--port", str(processes.free_port())),
+        )
         with stopping(processes.Child(arguments, env, about.state / "supernode.log", read=True)) as child:
             for line in child.lines():
                 if told := explained(line):
                     say(told)
             child.process.wait()
-        say(f"the connection has ended; trying again in {RETRY:g} s (after a crash the server may take a minute to agree)")
+        say(f"the connection has ended; trying again in {RETRY:g} s (a server may hold a lost session for a minute)")
         time.sleep(RETRY)
 
 
@@ -241,7 +243,9 @@ def explained(line: str) -> str | None:
 @app.command()
 def run(
     folder: Folder,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="begin anew, in place of the run that is there")] = False,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="begin anew, in place of the run that is there")
+    ] = False,
 ) -> None:
     """Start the rounds, or go on with them, and watch until they are done. Ctrl-C stops them; this goes on."""
     from fedcc.experiments.store import RunFolder
@@ -323,7 +327,9 @@ def _watched(made: Any, run: str, task: str, place: Path) -> None:
             if about.get("state") == "stopped":
                 raise FlowerError(f"{about['problem']}; `fedcc federation run` goes on from the last round")
             if about and not alive(about["pid"]):
-                raise FlowerError(f"the server's process has ended; see {made.operator / 'superlink.log'}, then run again")
+                raise FlowerError(
+                    f"the server's process has ended; see {made.operator / 'superlink.log'}, then run again"
+                )
             if not about and time.monotonic() - waiting_since > 120:
                 raise FlowerError(f"the SuperLink has not started the run; see {made.operator / 'superlink.log'}")
             time.sleep(0.2)
@@ -335,7 +341,9 @@ def _watched(made: Any, run: str, task: str, place: Path) -> None:
 
 
 @app.command()
-def status(folder: Folder, as_json: Annotated[bool, typer.Option("--json", help="print JSON for programs")] = False) -> None:
+def status(
+    folder: Folder, as_json: Annotated[bool, typer.Option("--json", help="print JSON for programs")] = False
+) -> None:
     """Where the federation stands: the round, and every client."""
     from rich.console import Console
     from rich.table import Table
@@ -345,7 +353,9 @@ def status(folder: Folder, as_json: Annotated[bool, typer.Option("--json", help=
 
     made = FederationFolder.read(folder.resolve())
     path = made.operator / "status.json"
-    about = json.loads(path.read_text()) if path.exists() else {"state": "not started", "round": 0, "clients": {}}
+    about: dict[str, Any] = (
+        json.loads(path.read_text()) if path.exists() else {"state": "not started", "round": 0, "clients": {}}
+    )
     records = RunFolder(made.run).metrics()
     if about["state"] == "running" and not alive(about.get("pid", 0)):
         about["state"] = "stopped"
@@ -364,13 +374,17 @@ def status(folder: Folder, as_json: Annotated[bool, typer.Option("--json", help=
         c = about["clients"].get(name, {})
         state = "set aside: " if c.get("aside") else ""
         connected = ("yes" if c.get("online") else "no") if about["state"] == "running" else "?"
-        table.add_row(name, connected, str(c.get("answered", 0)), str(c.get("strikes", 0)), state + c.get("problem", ""))
+        table.add_row(
+            name, connected, str(c.get("answered", 0)), str(c.get("strikes", 0)), state + c.get("problem", "")
+        )
     Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else 120).print(table)
 
 
 @app.command()
 def demo(
-    out: Annotated[Path, typer.Option("--out", help="an empty folder for the federations")] = Path("runs/federation-demo"),
+    out: Annotated[Path, typer.Option("--out", help="an empty folder for the federations")] = Path(
+        "runs/federation-demo"
+    ),
     method: Annotated[list[str] | None, typer.Option(help="methods; fedcc and fedavg by default")] = None,
     rounds: Annotated[int, typer.Option(help="rounds T")] = 3,
     epochs: Annotated[int | None, typer.Option(help="local epochs E per phase")] = None,

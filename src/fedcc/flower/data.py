@@ -65,7 +65,9 @@ def _images(folder: Path, task: Task) -> tuple[Any, Any]:
     x, y = [], []
     for part in parts:
         if part.name not in numbers:
-            raise ValueError(f"{part}: no class has this name; known are 0 .. {task.classes - 1}, {', '.join(task.names)}")
+            raise ValueError(
+                f"{part}: no class has this name; known are 0 .. {task.classes - 1}, {', '.join(task.names)}"
+            )
         for path in sorted(p for p in part.iterdir() if p.suffix.lower() in IMAGES):
             try:
                 with Image.open(path) as image:
@@ -74,7 +76,7 @@ def _images(folder: Path, task: Task) -> tuple[Any, Any]:
                 raise ValueError(f"{path} cannot be read as an image ({error})") from None
             pixels = pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
             if pixels.shape != task.shape:
-                raise ValueError(f"{path}: images must be {task.shape[2]} x {task.shape[1]}, got {pixels.shape[2]} x {pixels.shape[1]}")
+                raise ValueError(f"{path}: images must be {task.shape}, got {pixels.shape} (channels, height, width)")
             x.append(pixels)
             y.append(numbers[part.name])
     if not x:

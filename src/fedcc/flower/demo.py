@@ -1,4 +1,4 @@
-"""``fedcc federation demo``: the same experiment in the simulator and across processes on Flower, compared bit by bit."""
+"""``fedcc federation demo``: an experiment in the simulator and across processes on Flower, compared bit by bit."""
 
 from __future__ import annotations
 
@@ -73,9 +73,13 @@ def demo(out: Path, methods: tuple[str, ...], given: dict[str, Any], console: Co
         same = real.accuracy == simulated.accuracy
         equal &= same
         shown = f"{simulated.accuracy:.4f} % {'=' if same else f'/ {real.accuracy:.4f} %'}"
-        table.add_row(method, "", *[""] * len(CLIENTS), shown, f"{simulated.seconds:.0f} s, on Flower {real.seconds:.0f} s")
+        table.add_row(
+            method, "", *[""] * len(CLIENTS), shown, f"{simulated.seconds:.0f} s, on Flower {real.seconds:.0f} s"
+        )
     console.print(table)
-    console.print("every uplink and accuracy is the simulator's, bit for bit" if equal else "NOT EQUAL to the simulator")
+    console.print(
+        "every uplink and accuracy is the simulator's, bit for bit" if equal else "NOT EQUAL to the simulator"
+    )
     return equal
 
 
@@ -85,7 +89,7 @@ def simulate(experiment: Experiment) -> Ran:
     federation, method = e.federation(), e.made()
     executor = engine(e.engine, chosen_device(e.device), e.precision)  # type: ignore[arg-type]
     recipe = Recipe(lr=e.lr, batch=e.batch, epochs=e.epochs, reset=e.reset)
-    uplinks = {}
+    uplinks: dict[tuple[int, str], str] = {}
     with fixed_threads(e.threads):
         server, clients = parties(method, federation, recipe, e.seed, executor.device)
         cohort = Simulated(method, clients, executor, wire=e.wire)
@@ -123,7 +127,9 @@ def everyone(folder: FederationFolder) -> Iterator[list[Any]]:
         sites = [folder.path / "sites" / name for name in folder.clients]
         options = ("--device", "cpu", "--share-model")
         yield [
-            stack.enter_context(program(s / "client.log", "federation", "client", s, "--data", s / "data.npz", *options))
+            stack.enter_context(
+                program(s / "client.log", "federation", "client", s, "--data", s / "data.npz", *options)
+            )
             for s in sites
         ]
 

@@ -6,7 +6,7 @@ A record's arrays are split into chunks by Flower, so there they lie, raw; all e
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fedcc.flower.codec import Encoded, Refused
 
@@ -32,8 +32,9 @@ def sealed(about: Mapping[str, str], encoded: Encoded | None = None) -> RecordDi
 def opened(content: RecordDict) -> tuple[dict[str, str], dict[str, bytes]]:
     """The texts and the arrays' bytes; whatever is not of this form is refused."""
     try:
-        texts = {str(name): value for name, value in content[ABOUT].items()}
-        buffers = {str(name): array.data for name, array in content[ARRAYS].items()}
+        records: Any = content
+        texts = {str(name): value for name, value in records[ABOUT].items()}
+        buffers = {str(name): array.data for name, array in records[ARRAYS].items()}
     except (KeyError, AttributeError, TypeError):
         raise Refused("it is no message of fedcc") from None
     if odd := [name for name, value in texts.items() if not isinstance(value, str)]:

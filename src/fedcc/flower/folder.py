@@ -60,7 +60,8 @@ class Task:
 
     @staticmethod
     def read(table: Mapping[str, Any]) -> Task:
-        return Task(**{n: tuple(v) if isinstance(v, list) else v for n, v in table.items()})
+        values: dict[str, Any] = {n: tuple(v) if isinstance(v, list) else v for n, v in table.items()}
+        return Task(**values)
 
     @property
     def view(self) -> View:
@@ -254,7 +255,9 @@ def client_names(given: list[str]) -> dict[str, str | None]:
     for text in given:
         name, equals, model = text.partition("=")
         if not re.fullmatch(NAME, name):
-            raise ValueError(f"a client's name has letters, digits, '.', '_' and '-' and begins without these, got {name!r}")
+            raise ValueError(
+                f"a client's name has letters, digits, '.', '_' and '-' and begins without these, got {name!r}"
+            )
         if name in clients:
             raise ValueError(f"clients must have different names, got {name!r} twice")
         if equals and not model:

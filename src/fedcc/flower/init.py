@@ -17,13 +17,14 @@ from fedcc.federation import Federation, several
 from fedcc.flower.data import site_samples
 from fedcc.flower.folder import FederationFolder, Rules, Site, Task, arrays
 from fedcc.flower.keys import make_authority, make_pair
+from fedcc.flower.signing import built, signed
 from fedcc.methods import make
 from fedcc.run import chosen_device
 
 OWN = "own"  # the data of a federation of no known data set
 
 APP = f"""\
-# What Flower runs: nothing but the installed package. Tests put an app of their own here.
+# What Flower runs: nothing but the installed package. Sites run this file's app and no other.
 [project]
 name = "fedcc-federation"
 version = "{__version__}"
@@ -57,6 +58,7 @@ def make_folder(
     test_file: Path | None = None,
     class_names: tuple[str, ...] = (),
     simulate_sites: bool = False,
+    app: str = APP,
 ) -> FederationFolder:
     """A federation of these clients: of a data set by name, or of the operator's own public images."""
     if path.exists() and any(path.iterdir()):
@@ -90,7 +92,7 @@ def make_folder(
     local = [h for h in ("localhost", "127.0.0.1") if h not in hosts]
     folder = FederationFolder(path, experiment, task, checked, networks, (*(hosts or []), *local), port)
     test = _test(federation, test_file, task)
-    _write(folder, public, test)
+    _write(folder, public, test, app)
     if simulate_sites:
         if federation is None:
             raise ValueError("--simulate-sites splits a data set by name; there is none with --public-file")
@@ -99,13 +101,15 @@ def make_folder(
     return folder
 
 
-def _write(folder: FederationFolder, public: Samples, test: Mapping[str, Any] | None) -> None:
+def _write(folder: FederationFolder, public: Samples, test: Mapping[str, Any] | None, app: str) -> None:
     operator = folder.operator
     (operator / "keys").mkdir(parents=True)
     operator.chmod(0o700)
     (operator / "query").mkdir()
     (operator / "app").mkdir()
-    (operator / "app" / "pyproject.toml").write_text(APP)
+    (operator / "app" / "pyproject.toml").write_text(app)
+    trusted, signature = signed(built(operator / "app"))
+    (operator / "app.json").write_text(signature)
     make_authority(operator, list(folder.hosts))
     np.savez(folder.path / "public.npz", x=public.x.numpy())
     if test is not None:
@@ -115,6 +119,7 @@ def _write(folder: FederationFolder, public: Samples, test: Mapping[str, Any] | 
         place.mkdir(parents=True)
         place.chmod(0o700)
         make_pair(place / "site.key", folder.key(name))
+        (place / "app.yaml").write_text(trusted)
         shutil.copyfile(operator / "ca.crt", place / "ca.crt")
         shutil.copyfile(folder.path / "public.npz", place / "public.npz")
         Site(place, name, number, model, folder.address, False, folder.experiment, folder.task).write()
@@ -130,7 +135,7 @@ def _own_experiment(method: str, settings: Mapping[str, Any], given: Mapping[str
         if given.get(name) is not None:
             raise ValueError(f"--{name} belongs to a data set by name; with --public-file the sites bring the data")
     device = chosen_device(given.get("device") or "auto")
-    usual = {"rounds": PAPER_ROUNDS, "epochs": PAPER_EPOCHS, "models": "resnet14", "engine": usual_engine(device),
+    usual: dict[str, Any] = {"rounds": PAPER_ROUNDS, "epochs": PAPER_EPOCHS, "models": "resnet14", "engine": usual_engine(device),
              "precision": usual_precision(device)}  # fmt: skip
     chosen = usual | {name: value for name, value in given.items() if value is not None} | {"device": str(device)}
     made = asdict(make(method, settings))  # type: ignore[call-overload]
@@ -186,5 +191,3 @@ def readable(folder: FederationFolder) -> str:
         f"{e.made().label} on {e.data}: {', '.join(f'{n} ({m})' for n, m in folder.clients.items())}; "
         f"T={e.rounds}, E={e.epochs}; {folder.task.public} public images; server {folder.address}"
     )
-
-

@@ -26,6 +26,7 @@ def make_authority(folder: Path, hosts: list[str]) -> None:
     """``ca.crt`` and ``ca.key``, and ``server.crt`` and ``server.key`` good for these names and addresses."""
     from cryptography import x509
     from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.hazmat.primitives.hashes import SHA256
     from cryptography.hazmat.primitives.serialization import Encoding
     from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
@@ -56,7 +57,7 @@ def make_authority(folder: Path, hosts: list[str]) -> None:
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .add_extension(use(key_cert_sign=True, crl_sign=True), critical=True)
         .add_extension(identifier, critical=False)
-        .sign(ca_key, _sha256())
+        .sign(ca_key, SHA256())
     )
     server = (
         begun(hosts[0], server_key)
@@ -65,7 +66,7 @@ def make_authority(folder: Path, hosts: list[str]) -> None:
         .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
         .add_extension(x509.SubjectAlternativeName([_alternative(h) for h in hosts]), critical=False)
         .add_extension(x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(identifier), critical=False)
-        .sign(ca_key, _sha256())
+        .sign(ca_key, SHA256())
     )
     secret(folder / "ca.key", _private(ca_key))
     secret(folder / "server.key", _private(server_key))
@@ -94,12 +95,6 @@ def _private(key: EllipticCurvePrivateKey) -> bytes:
     from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
     return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
-
-
-def _sha256():  # type: ignore[no-untyped-def]
-    from cryptography.hazmat.primitives.hashes import SHA256
-
-    return SHA256()
 
 
 def _alternative(host: str) -> x509.GeneralName:

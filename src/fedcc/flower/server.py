@@ -111,7 +111,9 @@ class Server:
                 self.journal.say(f"warning: {problem}")
         if start is None:
             files.begin(self.experiment, None)
-            self.journal.say(f"{self.method.label}: {len(self.folder.clients)} clients, {self.experiment.rounds} rounds")
+            self.journal.say(
+                f"{self.method.label}: {len(self.folder.clients)} clients, {self.experiment.rounds} rounds"
+            )
             return None
         files.cut(start.offset)
         self.checkpoints.remove(after=start.snapshot.t)
@@ -148,7 +150,9 @@ class Server:
                 clients[k] = Model(arch, own)
         executor: Executor = self.engine
         if (keeping := [k for k, model in clients.items() if not model.state]) and x is not None:
-            self.journal.say(f"{', '.join(cohort.names[k] for k in keeping)} keep their models and are asked to predict")
+            self.journal.say(
+                f"{', '.join(cohort.names[k] for k in keeping)} keep their models and are asked to predict"
+            )
             answers = cohort.predictions(t, x, keeping)
             clients = {k: model for k, model in clients.items() if model.state or k in answers}
             executor = Answered(self.engine, {id(clients[k]): message.values for k, message in answers.items()})
@@ -182,7 +186,9 @@ class Server:
 
     def finish(self, files: RunFolder, records: list[Record], trained: Trained, seconds: float) -> None:
         sharing = {k: model for k, model in trained.clients.items() if model.state}
-        keeping = [n for k, n in enumerate(self.folder.clients) if k not in sharing] if self.method.uploads_models else []
+        keeping = (
+            [n for k, n in enumerate(self.folder.clients) if k not in sharing] if self.method.uploads_models else []
+        )
         whole = Trained(trained.classes, sharing, trained.server)
         result = Result(self.method, whole, self.folder.task.view, "uint8", records, seconds)
         if not keeping:
@@ -214,4 +220,3 @@ class Answered:
             logits = self.logits[id(request.model)]
             return Outputs(logits, logits[:, :0])
         return self.executor.serve([request])[0]
-

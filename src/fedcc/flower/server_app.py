@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from flwr.app import Context, Message
+from flwr.app import Context, Message, RecordDict
 from flwr.serverapp import Grid, ServerApp
 
 from fedcc.flower.cohort import Answer
@@ -31,12 +31,12 @@ class GridPost:
         self.nodes: dict[str, int] = {}
 
     def online(self) -> set[str]:
-        nodes = self.grid.get_nodes()  # type: ignore[attr-defined]
+        nodes = self.grid.get_nodes()
         self.nodes = {self.names[node.public_key]: node.node_id for node in nodes if node.public_key in self.names}
         return set(self.nodes)
 
-    def send(self, name: str, purpose: str, t: int, content: object) -> str | None:
-        message = Message(content, self.nodes[name], purpose, ttl=self.ttl, group_id=str(t))  # type: ignore[arg-type]
+    def send(self, name: str, purpose: str, t: int, content: RecordDict) -> str | None:
+        message = Message(content, self.nodes[name], purpose, ttl=self.ttl, group_id=str(t))
         return next(iter(self.grid.push_messages([message])), None)
 
     def collect(self, tickets: Sequence[str]) -> list[Answer]:
