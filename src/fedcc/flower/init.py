@@ -135,8 +135,10 @@ def _own_experiment(method: str, settings: Mapping[str, Any], given: Mapping[str
         if given.get(name) is not None:
             raise ValueError(f"--{name} belongs to a data set by name; with --public-file the sites bring the data")
     device = chosen_device(given.get("device") or "auto")
-    usual: dict[str, Any] = {"rounds": PAPER_ROUNDS, "epochs": PAPER_EPOCHS, "models": "resnet14", "engine": usual_engine(device),
-             "precision": usual_precision(device)}  # fmt: skip
+    usual: dict[str, Any] = {
+        "rounds": PAPER_ROUNDS, "epochs": PAPER_EPOCHS, "models": "resnet14",
+        "engine": usual_engine(device), "precision": usual_precision(device),
+    }  # fmt: skip
     chosen = usual | {name: value for name, value in given.items() if value is not None} | {"device": str(device)}
     made = asdict(make(method, settings))  # type: ignore[call-overload]
     return Experiment(method=method.lower(), settings=made, data=OWN, skew=OWN, clients=clients, **chosen)
