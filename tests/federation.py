@@ -2,8 +2,8 @@
 
 ``Desk`` stands in for the network: it hands each message to the client's app, in this process, and can be told to lose,
 delay or spoil it. ``Real`` starts ``fedcc federation`` programs; all of them, and what they have started, end with the
-``with`` block. A test that needs another app at the sites gives ``make(..., app=app_of("its_module:app"))`` and puts the
-module's folder into ``environment={"PYTHONPATH": ...}`` of the clients; such an app may wrap ``fedcc.flower.client_app``.
+``with`` block. A test that needs another app at the sites gives ``make(..., app=app_of("its_module:app"))`` and starts
+clients with ``PYTHONPATH=...``, where the module lies; such an app may wrap ``fedcc.flower.client_app``.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from typing import Any
 
 from flwr.app import Context, Metadata, RecordDict
 from flwr.app.message import make_message
-from program import Done, Running, descendants, wait_until
 
 from fedcc.flower import client_app
 from fedcc.flower.cohort import Answer
@@ -27,6 +26,7 @@ from fedcc.flower.folder import FederationFolder
 from fedcc.flower.init import APP, make_folder
 from fedcc.flower.processes import free_port
 from fedcc.flower.server import Journal, Server
+from program import Done, Running, descendants, wait_until
 
 NAMES = ("north", "east", "south", "west")
 QUICK = {"device": "cpu", "skew": "classes:3", "fraction": 0.2, "rounds": 2, "epochs": 1, "models": "resnet8"}
