@@ -121,7 +121,7 @@ def owned(client: Address, server: Address, user: int) -> bool:
     ends = [f"{_hex(host)}:{port:04X}" for host, port in (client[:2], server[:2])]
     mapped = [f"0000000000000000FFFF0000{end}" for end in ends]  # an IPv4 connection through an IPv6 socket
     for table in TABLES:
-        for line in table.read_text().splitlines()[1:]:
+        for line in table.read_text().splitlines()[1:] if table.exists() else ():  # there may be no IPv6
             column = line.split()
             if column[1:3] in (ends, mapped):
                 return column[3] == ESTABLISHED and int(column[7]) == user and column[9] != "0"
