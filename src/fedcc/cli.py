@@ -26,6 +26,7 @@ from fedcc.core.method import AnyMethod
 from fedcc.core.naming import unknown
 from fedcc.data.dataset import DataError
 from fedcc.flower.commands import app as federation_app
+from fedcc.flower.processes import FlowerError
 
 app = typer.Typer(
     name="fedcc",
@@ -567,7 +568,10 @@ def explained(error: BaseException) -> str:
     if isinstance(error, OSError):
         reason = "the disk is full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else error.strerror or text
         text = f"{error.filename}: {reason}" if error.filename is not None else reason
-    elif not isinstance(error, (Stopped, ValueError, FloatingPointError, MemoryError, DataError)) or not text:
+    elif (
+        not isinstance(error, (Stopped, ValueError, FloatingPointError, MemoryError, DataError, FlowerError))
+        or not text
+    ):
         text = f"{type(error).__name__}: {text} (this should not happen; FEDCC_DEBUG=1 shows where)"
     notes = "; ".join(getattr(error, "__notes__", ()))
     return " ".join((text + (f" ({notes})" if notes else "")).split())

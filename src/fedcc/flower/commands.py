@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
@@ -336,7 +336,8 @@ def _watched(made: Any, run: str, task: str, place: Path) -> None:
     except BaseException as error:
         if not isinstance(error, Exception):  # a signal
             typer.echo("stopping the run", err=True)
-            flwr(["stop", number, REGISTERED], env)
+            with suppress(FlowerError):  # there may be nothing left to stop
+                flwr(["stop", number, REGISTERED], env)
         raise
 
 
@@ -395,12 +396,13 @@ def demo(
     from rich.console import Console
 
     from fedcc.flower.demo import demo as show
+    from fedcc.flower.processes import FlowerError
 
     given = {"rounds": rounds, "epochs": epochs, "fraction": fraction, "seed": seed}
     console = Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else 140)
     chosen = {name: value for name, value in given.items() if value is not None}
     if not show(out.resolve(), tuple(method or ("fedcc", "fedavg")), chosen, console):
-        raise RuntimeError("the federation's numbers are not the simulator's")
+        raise FlowerError("the federation's numbers are not the simulator's")
 
 
 def _server_alive(operator: Path) -> bool:

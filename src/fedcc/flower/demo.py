@@ -26,7 +26,7 @@ from fedcc.federate import Simulated, federate
 from fedcc.flower.fingerprint import fingerprint
 from fedcc.flower.folder import FederationFolder
 from fedcc.flower.init import make_folder
-from fedcc.flower.processes import free_port
+from fedcc.flower.processes import FlowerError, free_port
 from fedcc.run import chosen_device, fixed_threads, parties
 
 CLIENTS = ("north", "east", "south", "west")
@@ -109,7 +109,7 @@ def federated(folder: FederationFolder) -> Ran:
             wait(lambda: not run.is_alive(), [server, *clients], path / "run.log")
     found = RunFolder(folder.run).summary()
     if found is None:
-        raise RuntimeError(f"the federation has not finished; see {path / 'run.log'}")
+        raise FlowerError(f"the federation has not finished; see {path / 'run.log'}")
     uplinks = {}
     for name in folder.clients:
         for lines in (path / "sites" / name / "state").glob("*/rounds.jsonl"):
@@ -156,7 +156,7 @@ def wait(true: Callable[[], bool], needed: list[Any], log: Path, seconds: float 
     end = time.monotonic() + seconds
     while not true():
         if time.monotonic() > end or not all(process.is_alive() for process in needed):
-            raise RuntimeError(f"the federation has ended early; see {log}: {log.read_text()[-500:]}")
+            raise FlowerError(f"the federation has ended early; see {log}: {log.read_text()[-500:]}")
         time.sleep(0.1)
 
 

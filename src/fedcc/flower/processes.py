@@ -22,7 +22,7 @@ TERMINATE_SECONDS = 10.0
 
 
 class FlowerError(RuntimeError):
-    """One of Flower's programs has failed."""
+    """One of Flower's programs has failed, or what they do together."""
 
 
 def executable(name: str) -> str:
