@@ -149,6 +149,10 @@ def test_stochastic_rounding_is_right_on_average_and_keyed() -> None:
     assert not torch.equal(came, other)
     shares = torch.tensor([[0.7, 0.2993, 0.0007]]).expand(4000, 3)
     assert torch.allclose(carried(Predictions(shares), "int8-stochastic", Key(1)).values.mean(0), shares[0], atol=3e-4)
+    tiny = 0.25 / 255**2  # half a step of the root: rounded up by chance as often as its square asks for
+    row = torch.tensor([1 - 500 * tiny, *[tiny] * 500]).expand(200, 501)
+    came = carried(Predictions(row), "int8-stochastic", Key(1)).values
+    assert came[:, 1:].mean().item() == pytest.approx(tiny, rel=0.03)
 
 
 def test_stochastic_rounding_needs_a_key() -> None:

@@ -5,8 +5,7 @@ bits. All arithmetic that rounds is numpy's, in double precision on the CPU: cor
 machine.
 
 - ``raw``: the tensor's own numbers. All integers; floats under ``fp32``; under ``int8`` those with fewer than two
-  dimensions (biases, BatchNorm), which are a few percent of a network and differ by orders of magnitude among
-  themselves.
+  dimensions (biases, BatchNorm), about one percent of a network, which differ by orders of magnitude.
 - ``half``: IEEE half precision.
 - ``rows``: a signed byte per number and one scale per row, the row's largest magnitude by 127. A row is what one
   output channel of a layer reads, or one sample's logits; channels differ in size, so one scale for all is too coarse.
