@@ -177,7 +177,7 @@ def client(
     from fedcc.flower import processes
     from fedcc.flower.data import site_samples
     from fedcc.flower.folder import Site
-    from fedcc.flower.gate import supernode_command
+    from fedcc.flower.warm import Warm
     from fedcc.run import chosen_device
 
     place = Site.find(site).resolve()
@@ -186,7 +186,6 @@ def client(
         raise ValueError(
             f"{about.name} has agreed on {about.model}, got --model {model}; ask the operator to change it"
         )
-    chosen_device(device)
     key = place / "site.key"
     if key.stat().st_mode & 0o077:
         raise ValueError(f"{key} can be read by others; chmod 600 {key}")
@@ -199,10 +198,21 @@ def client(
               "share-model": share_model or about.share_model}  # fmt: skip
     with written_whole(about.state / "node.toml") as file:
         file.write(dumps(config).encode())
-    env = processes.environment(about.state / "home", number)
-    tries = 0
+    with stopping(Warm(about.state / "warm")) as warm:  # before CUDA is looked for, which no fork survives
+        chosen_device(device)
+        env = processes.environment(about.state / "home", number)
+        env["PATH"] = f"{warm.folder}{os.pathsep}{env['PATH']}"
+        _connected(about, server or about.server, env)
+
+
+def _connected(about: Any, server: str, env: dict[str, str]) -> None:
+    """Flower's SuperNode, started anew whenever it ends."""
+    from fedcc.flower import processes
+    from fedcc.flower.gate import supernode_command
+
+    place, key, tries = about.path, about.path / "site.key", 0
     while True:
-        if (problem := processes.reached(server or about.server, place / "ca.crt")) is not None:
+        if (problem := processes.reached(server, place / "ca.crt")) is not None:
             if not tries:
                 say(f"the server cannot be reached ({problem}); trying until it can")
             time.sleep(min(RETRY, 2**tries))
@@ -210,7 +220,7 @@ def client(
             continue
         tries = 0
         arguments = supernode_command(
-            *("--superlink", server or about.server, "--root-certificates", str(place / "ca.crt")),
+            *("--superlink", server, "--root-certificates", str(place / "ca.crt")),
             *("--auth-supernode-private-key", str(key), "--trusted-entities", str(place / "app.yaml")),
             *("--node-config", str(about.state / "node.toml")),
             *("--host", "127.0.0.1", "--port", str(processes.free_port())),
