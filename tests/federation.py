@@ -2,8 +2,8 @@
 
 ``Desk`` stands in for the network: it hands each message to the client's app, in this process, and can be told to lose,
 delay or spoil it. ``Real`` starts ``fedcc federation`` programs; all of them, and what they have started, end with the
-``with`` block. A test that needs another app at the sites gives ``make(..., app=app_of("its_module:app"))`` and starts
-clients with ``PYTHONPATH=...``, where the module lies; such an app may wrap ``fedcc.flower.client_app``.
+``with`` block. A test that needs another app at the sites gives ``make(..., app=app_of("its_module:app"))`` and
+``real(..., PYTHONPATH=...)``, where the module lies; such an app may wrap ``fedcc.flower.client_app``.
 """
 
 from __future__ import annotations
@@ -117,8 +117,8 @@ class Desk:
 class Real:
     """A federation of real processes: a server, clients and runs of one folder."""
 
-    def __init__(self, folder: FederationFolder, home: Path):
-        self.folder, self.home = folder, home
+    def __init__(self, folder: FederationFolder, home: Path, environment: dict[str, str]):
+        self.folder, self.home, self.environment = folder, home, environment
         self.started: list[Running] = []
         self.seen: set[int] = set()  # processes below them, while they lived
 
@@ -126,7 +126,7 @@ class Real:
         """``fedcc federation`` with these arguments; its output lies in the folder ``name``."""
         place = self.home / f"{name}-{len(self.started)}"
         place.mkdir(parents=True)
-        self.started.append(Running(place, ("federation", *arguments), environment=environment))
+        self.started.append(Running(place, ("federation", *arguments), environment=self.environment | environment))
         return self.started[-1]
 
     def server(self, seconds: float = 120) -> Running:
@@ -179,9 +179,9 @@ class Real:
 
 
 @contextmanager
-def real(folder: FederationFolder, home: Path) -> Iterator[Real]:
-    """Processes of a federation; none of them outlives the block."""
-    federation = Real(folder, home)
+def real(folder: FederationFolder, home: Path, **environment: str) -> Iterator[Real]:
+    """Processes of a federation, all with this added to their environment; none of them outlives the block."""
+    federation = Real(folder, home, environment)
     try:
         yield federation
     finally:
