@@ -253,6 +253,7 @@ class Across:
             return
         if answer.lost:
             self.say(f"round {t}: {name} was lost ({answer.error})")
+            self.looked = -HELD  # is it still there?
             return
         standing = self.standing[name]
         if not answer.error:

@@ -226,10 +226,7 @@ def _connected(about: Any, server: str, env: dict[str, str]) -> None:
             *("--host", "127.0.0.1", "--port", str(processes.free_port())),
         )
         with stopping(processes.Child(arguments, env, about.state / "supernode.log", read=True)) as child:
-            for line in child.lines():
-                if told := explained(line):
-                    say(told)
-            child.process.wait()
+            child.follow(lambda line: say(told) if (told := explained(line)) else None)
         say(f"the connection has ended; trying again in {RETRY:g} s (a server may hold a lost session for a minute)")
         time.sleep(RETRY)
 

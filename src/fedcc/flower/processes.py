@@ -12,8 +12,9 @@ import socket
 import ssl
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -58,14 +59,23 @@ class Child:
                 cwd=log.parent,
             )
 
-    def lines(self) -> Iterator[str]:
-        """What it writes, line by line, kept in its log too."""
-        assert self.process.stdout is not None
-        with self.log.open("ab") as file:
-            for line in self.process.stdout:
-                file.write(line)
-                file.flush()
-                yield line.decode(errors="replace").rstrip()
+    def follow(self, told: Callable[[str], None]) -> None:
+        """Tell what it writes, line by line, until it ends; its log has it too.
+
+        Its own children hold the pipe open for longer, hence the thread.
+        """
+
+        def read() -> None:
+            assert self.process.stdout is not None
+            with self.log.open("ab") as file:
+                for line in self.process.stdout:
+                    file.write(line)
+                    file.flush()
+                    told(line.decode(errors="replace").rstrip())
+
+        threading.Thread(target=read, daemon=True).start()
+        self.process.wait()
+        time.sleep(0.2)  # for its last lines
 
     def ended(self) -> int | None:
         return self.process.poll()
