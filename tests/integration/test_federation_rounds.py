@@ -206,6 +206,18 @@ def test_a_damaged_state_is_passed_over_and_the_one_before_is_used(tmp_path: Pat
     assert sent(folder) == before
 
 
+@pytest.mark.parametrize("method", ["fedcc", "fedavg"])
+def test_a_server_without_a_test_set_trains_all_the_same(method: str, tmp_path: Path) -> None:
+    folder = make(tmp_path / "f", method)
+    (folder.operator / "test.npz").unlink()
+    Desk(folder).server().train()
+    found = RunFolder(folder.run).summary()
+    assert found is not None
+    assert found["accuracy"]["final"] is found["accuracy"]["best"] is None
+    assert sent(folder) == simulate(folder.experiment).uplinks
+    assert Result.load(folder.run).predict(np.zeros((2, 1, 8, 8), np.uint8)).shape == (2,)
+
+
 def test_models_are_uploaded_whole_whatever_the_wire(tmp_path: Path) -> None:
     folder = make(tmp_path / "f", wire="fp16", rounds=1)
     Desk(folder).server().train()

@@ -190,7 +190,8 @@ class Site:
         for path in tried:
             if (path / "site.toml").is_file():
                 return path
-        known = sorted({p.parent.name for p in Path().glob("**/site.toml")})
+        places = ("*/site.toml", "sites/*/site.toml", "*/sites/*/site.toml")
+        known = sorted({p.parent.name for place in places for p in Path().glob(place)})
         raise unknown("site", text, known)
 
     @staticmethod

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import threading
 import time
 from collections.abc import Sequence
@@ -47,8 +48,10 @@ class GridPost:
     def answer(self, message: Message) -> Answer:
         ticket = message.metadata.reply_to_message_id
         if message.has_error():
-            reason = " ".join((message.error.reason or "").split())[:500]
-            return Answer(ticket, error=f"{reason} (code {message.error.code})", lost=message.error.code in LOST)
+            reason = " ".join((message.error.reason or "").split())
+            if raised := re.fullmatch(r"<class '(.*?)'>:<['\"](.*)['\"]>", reason):  # as Flower writes an exception
+                reason = f"{raised[1]}: {raised[2]}"
+            return Answer(ticket, error=f"{reason[:500]} (code {message.error.code})", lost=message.error.code in LOST)
         return Answer(ticket, message.content)
 
 
