@@ -9,7 +9,6 @@ import shutil
 import sys
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,7 +16,7 @@ from typing import Annotated, Any
 
 import typer
 
-from fedcc.core.files import written_whole
+from fedcc.core.files import uninterrupted, written_whole
 
 app = typer.Typer(help="Federations across machines, on Flower.", no_args_is_help=True)
 
@@ -145,19 +144,12 @@ def server(
         ready = lambda: child.ended() is not None or processes.listening("127.0.0.1", inner)  # noqa: E731
         processes.wait_for(ready, 60, "Flower's SuperLink has not started")
         if child.ended() is None:
-            with ThreadPoolExecutor(4) as pool:
-                list(pool.map(lambda name: _register(made.key(name), name, env), made.clients))
+            processes.register({name: made.key(name) for name in made.clients}, REGISTERED, env)
             written(operator / "server.json", {"pid": os.getpid(), "port": made.port, "inner": inner})
             typer.echo(f"ready: sites connect to {made.address}; `fedcc federation run {folder}` starts the rounds")
         while child.ended() is None:
             time.sleep(0.2)
         raise processes.FlowerError(f"Flower's SuperLink has ended ({child.ended()}): {child.tail()}; see {child.log}")
-
-
-def _register(key: Path, name: str, env: dict[str, str]) -> None:
-    from fedcc.flower.processes import flwr
-
-    flwr(["supernode", "register", str(key), REGISTERED, "--name", name], env)
 
 
 @app.command()
@@ -442,4 +434,5 @@ def stopping(child: Any) -> Iterator[Any]:
     try:
         yield child
     finally:
-        child.stop()
+        with uninterrupted():  # a second Ctrl-C leaves nothing behind either
+            child.stop()

@@ -126,12 +126,17 @@ def everyone(folder: FederationFolder) -> Iterator[list[Any]]:
     with ExitStack() as stack:
         sites = [folder.path / "sites" / name for name in folder.clients]
         options = ("--device", "cpu", "--share-model")
-        yield [
+        clients = [
             stack.enter_context(
                 program(s / "client.log", "federation", "client", s, "--data", s / "data.npz", *options)
             )
             for s in sites
         ]
+        try:
+            yield clients
+        finally:
+            for client in clients:  # all at once: each takes seconds to take its leave
+                interrupt(client)
 
 
 @contextmanager
@@ -143,12 +148,15 @@ def program(log: Path, *arguments: Any) -> Iterator[Any]:
     try:
         yield process
     finally:
-        if process.is_alive():
-            assert process.pid is not None
-            os.kill(process.pid, signal.SIGINT)
+        interrupt(process)
         process.join(30)
         if process.is_alive():
             process.kill()
+
+
+def interrupt(process: Any) -> None:
+    if process.is_alive():
+        os.kill(process.pid, signal.SIGINT)
 
 
 def wait(true: Callable[[], bool], needed: list[Any], log: Path, seconds: float = 600) -> None:

@@ -120,6 +120,22 @@ def flwr(arguments: list[str], env: Mapping[str, str], seconds: float = 60) -> d
     return dict(answer)
 
 
+REGISTER = """
+import json, sys
+from flwr.cli.app import app
+for name, key in json.loads(sys.argv[1]).items():
+    app(["supernode", "register", key, sys.argv[2], "--name", name], standalone_mode=False)
+"""
+
+
+def register(keys: Mapping[str, Path], superlink: str, env: Mapping[str, str]) -> None:
+    """``flwr supernode register`` for each of these public keys, in one process: its imports take over a second."""
+    words = [sys.executable, "-P", "-c", REGISTER, json.dumps({n: str(k) for n, k in keys.items()}), superlink]
+    done = subprocess.run(words, env=dict(env), capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise FlowerError(f"the clients' keys could not be registered: {' '.join(done.stderr.split())[-500:]}")
+
+
 def free_port(host: str = "127.0.0.1") -> int:
     """A port that nobody listens on now."""
     with socket.socket() as found:
