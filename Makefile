@@ -5,10 +5,11 @@ BIN := $(VENV)/bin
 # One torch thread per process; parallelism is by processes.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo test test-all mutants check format wheel clean help
+.PHONY: demo federation-demo test test-all mutants check format wheel clean help
 
 help:
 	@echo "make demo      10 clients with one digit each: FedCC against FedAvg, FedMD and the two bounds"
+	@echo "make federation-demo  a server and four clients on Flower against the simulator, bit for bit"
 	@echo "make test      the tests (minutes)"
 	@echo "make test-all  those that need a clean environment, servers or long runs too"
 	@echo "make mutants   small changes of the methods, each of which must make a test fail (ten minutes)"
@@ -22,6 +23,10 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 
 demo: $(VENV)/.ready
 	$(BIN)/fedcc demo
+
+federation-demo: $(VENV)/.ready
+	rm -rf runs/federation-demo
+	$(BIN)/fedcc federation demo
 
 test: $(VENV)/.ready
 	$(BIN)/pytest -n 2 --dist worksteal -m "not slow"

@@ -25,6 +25,8 @@ from fedcc import __version__
 from fedcc.core.method import AnyMethod
 from fedcc.core.naming import unknown
 from fedcc.data.dataset import DataError
+from fedcc.flower.commands import app as federation_app
+from fedcc.flower.processes import FlowerError
 from fedcc.report.command import report
 
 app = typer.Typer(
@@ -37,6 +39,7 @@ app = typer.Typer(
 )
 data_app = typer.Typer(help="List, fetch and check data sets.", no_args_is_help=True)
 app.add_typer(data_app, name="data")
+app.add_typer(federation_app, name="federation")
 app.command()(report)
 
 Method = Annotated[str, typer.Argument(help="the method's name; `fedcc methods` lists them", show_default=False)]
@@ -606,7 +609,10 @@ def explained(error: BaseException) -> str:
     if isinstance(error, OSError):
         reason = "the disk is full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else error.strerror or text
         text = f"{error.filename}: {reason}" if error.filename is not None else reason
-    elif not isinstance(error, (Stopped, ValueError, FloatingPointError, MemoryError, DataError)) or not text:
+    elif (
+        not isinstance(error, (Stopped, ValueError, FloatingPointError, MemoryError, DataError, FlowerError))
+        or not text
+    ):
         text = f"{type(error).__name__}: {text} (this should not happen; FEDCC_DEBUG=1 shows where)"
     notes = "; ".join(getattr(error, "__notes__", ()))
     return " ".join((text + (f" ({notes})" if notes else "")).split())

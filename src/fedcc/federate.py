@@ -135,4 +135,9 @@ class Simulated:
 
 
 async def _ask(clients: list[Client]) -> Any:
-    return await gather(*(Init(c.arch, c.key.of(round=0, phase="init")) for c in clients))
+    return await gather(*map(first_model, clients))
+
+
+def first_model(client: Client) -> Init:
+    """What a client begins with, whenever it joins."""
+    return Init(client.arch, client.key.of(round=0, phase="init"))

@@ -21,7 +21,7 @@ from fedcc.core.naming import unknown
 from fedcc.core.requests import Recipe
 from fedcc.core.rng import Key
 from fedcc.core.roles import Client, Server
-from fedcc.core.samples import View
+from fedcc.core.samples import Samples, View
 from fedcc.engine import be_deterministic, drive, usual_engine, usual_precision
 from fedcc.engine import engine as engine_named
 from fedcc.engine.plain import Monitor, Plain, Precision
@@ -233,7 +233,8 @@ def run(
                     hidden=federation.hidden,
                 )
             spent["evaluate"] = time.perf_counter() - now
-            records.append(_record(done, found, cohort, spent))
+            logs, majorities = {c.id: c.log for c in cohort.present}, {c.id: c.majority for c in cohort.present}
+            records.append(record_of(done, found, spent, logs, majorities))
             executor.seconds = {}
             if on_round:
                 on_round(records[-1])
@@ -253,28 +254,34 @@ def parties(
     method: AnyMethod, federation: Federation, recipe: Recipe, seed: int, device: torch.device | str
 ) -> tuple[Server, list[Client]]:
     """The server and the clients of a run, each with what it may see and nothing else."""
-    archs, public = federation.archs(method), federation.public.to(device)
+    archs, public, classes = federation.archs(method), federation.public.to(device), federation.classes
     clients = [
-        Client(
-            public=public,
-            classes=federation.classes,
-            recipe=recipe,
-            key=Key(seed, 0, k),
-            id=k,
-            arch=archs[k],
-            private=private.to(device),
-        )
+        client_of(public, classes, recipe, seed, k, archs[k], private.to(device))
         for k, private in enumerate(federation.private)
     ]
-    server = Server(
+    return server_of(method, public, classes, recipe, seed, archs), clients
+
+
+def client_of(
+    public: Samples, classes: int, recipe: Recipe, seed: int, number: int, arch: Arch, private: Samples
+) -> Client:
+    """One client, wherever it is."""
+    key = Key(seed, 0, number)
+    return Client(public=public, classes=classes, recipe=recipe, key=key, id=number, arch=arch, private=private)
+
+
+def server_of(
+    method: AnyMethod, public: Samples, classes: int, recipe: Recipe, seed: int, archs: Mapping[int, Arch]
+) -> Server:
+    """The server of clients with these networks, wherever they are."""
+    return Server(
         public=public,
-        classes=federation.classes,
+        classes=classes,
         recipe=recipe,
         key=Key(seed),
         archs=archs,
-        networks=lambda name: Arch((network(name, public.shape),), method.outputs(federation.classes), public.shape),
+        networks=lambda name: Arch((network(name, public.shape),), method.outputs(classes), public.shape),
     )
-    return server, clients
 
 
 def chosen_device(name: str) -> torch.device:
@@ -305,7 +312,14 @@ def fixed_threads(number: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _record(done: Round, found: Evaluation, cohort: Simulated, spent: Mapping[str, float]) -> Record:
+def record_of(
+    done: Round,
+    found: Evaluation,
+    spent: Mapping[str, float],
+    logs: Mapping[int, Mapping[str, float]],
+    majorities: Mapping[int, Tensor | None] | None = None,
+) -> Record:
+    """A round's line of ``metrics.jsonl``; ``logs`` and ``majorities`` hold what each client of the round has noted."""
     by_client = ("clients", "local", "valid", "valid_labels", "local_full")
     return {
         "round": done.t,
@@ -313,10 +327,10 @@ def _record(done: Round, found: Evaluation, cohort: Simulated, spent: Mapping[st
         **{name: {str(k): v for k, v in getattr(found, name).items()} for name in by_client},
         "targets": found.targets,
         "majority": {
-            str(c.id): c.majority.nonzero().flatten().tolist() for c in cohort.present if c.majority is not None
+            str(k): mask.nonzero().flatten().tolist() for k, mask in (majorities or {}).items() if mask is not None
         },
-        "log": {str(c.id): {n: round(float(v), 6) for n, v in c.log.items()} for c in cohort.present if c.log},
-        "present": [c.id for c in cohort.present],
+        "log": {str(k): {n: round(float(v), 6) for n, v in log.items()} for k, log in logs.items() if log},
+        "present": list(logs),
         "bytes": {"up": done.bytes_up, "down": done.bytes_down},
         "seconds": {phase: round(seconds, 4) for phase, seconds in spent.items()},
     }

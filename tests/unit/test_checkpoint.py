@@ -16,7 +16,7 @@ from torch import Tensor
 from fedcc.core.files import uninterrupted
 from fedcc.core.messages import Labels, Weights
 from fedcc.core.model import Arch, Model
-from fedcc.experiments.checkpoint import _header, message_classes, packed, unpacked
+from fedcc.experiments.checkpoint import header, message_classes, packed, unpacked
 from fedcc.federate import Round, Snapshot, federate
 from fedcc.methods import METHODS, make
 from tiny import Mlp, Tiny
@@ -41,7 +41,7 @@ def federation(name: str, settings: dict[str, Any], options: dict[str, Any]) -> 
 def travelled(snapshot: Snapshot, tiny: Tiny) -> Snapshot:
     """The snapshot as it comes back from a file."""
     content = packed(snapshot, tiny.method, {})
-    return unpacked(content, _header(content)[1], tiny.method, tiny.factories)
+    return unpacked(content, header(content)[1], tiny.method, tiny.factories)
 
 
 def messages(rounds: list[Round]) -> list[Any]:
@@ -86,7 +86,7 @@ def test_values_survive_with_their_types_and_order() -> None:
     downs = {3: Weights(state, 5), 1: None, 2: Labels(shared)}
     tiny = Tiny(make("fedavg"))
     content = packed(Snapshot(2, downs, {"m": model}, memory, {0: (model, {})}), tiny.method, {"a": 1})
-    about, tree = _header(content)
+    about, tree = header(content)
     again = unpacked(content, tree, tiny.method, tiny.factories)
     assert about == {"a": 1}
     assert again.t == 2
@@ -122,7 +122,7 @@ def test_what_cannot_be_stored_is_named(value: Any) -> None:
 def test_a_file_names_no_class_that_the_method_does_not_know() -> None:
     assert message_classes(make("fedmr")).keys() >= {"Weights", "Prototypes"}
     content = packed(Snapshot(1, {0: Labels(torch.zeros(2))}, {}, {}, {}), make("fedct"), {})
-    tree = json.loads(json.dumps(_header(content)[1]).replace("Labels", "Popen"))
+    tree = json.loads(json.dumps(header(content)[1]).replace("Labels", "Popen"))
     with pytest.raises(KeyError, match="Popen"):
         unpacked(content, tree, make("fedct"))
 

@@ -106,13 +106,13 @@ class Checkpoints:
         content = path.read_bytes()
         if f"-{blake2b(content, digest_size=DIGEST).hexdigest()}." not in path.name:
             raise Damaged("its content is not what its checksum says")
-        about, tree = _header(content)
+        about, tree = header(content)
         if about.get("format") != FORMAT:
             raise RunFolderError(f"{path} has format {about.get('format')}, this fedcc reads format {FORMAT}")
         for part, mine in self.identity.items():
             if (found := about[part]) != mine:
                 raise RunFolderError(f"{path} is a checkpoint of another experiment ({_difference(part, found, mine)})")
-        snapshot = unpacked(content, tree, self.method, device=self.device)
+        snapshot: Snapshot = unpacked(content, tree, self.method, device=self.device)
         records = RunFolder(self.folder).metrics(about["offset"])
         if [r["round"] for r in records] != list(range(1, snapshot.t + 1)):
             raise Damaged(f"metrics.jsonl lacks some of its {snapshot.t} rounds")
@@ -139,8 +139,8 @@ def _difference(part: str, found: Any, mine: Any) -> str:
 # ------------------------------------------------------------------------------------------------ snapshots as bytes
 
 
-def packed(snapshot: Snapshot, method: AnyMethod, about: Mapping[str, Any]) -> bytes:
-    """A snapshot as a safetensors file with ``about`` beside it."""
+def packed(snapshot: Any, method: AnyMethod, about: Mapping[str, Any]) -> bytes:
+    """A snapshot, or another dataclass of what lasts between rounds, as a safetensors file with ``about`` beside it."""
     from safetensors.torch import save
 
     pack = _Pack(message_classes(method))
@@ -156,17 +156,18 @@ def unpacked(
     method: AnyMethod,
     models: Models | None = None,
     device: torch.device | str = "cpu",
-) -> Snapshot:
-    """The snapshot of a file; ``models`` are the caller's own networks, if there are any."""
+    kind: type[Any] = Snapshot,
+) -> Any:
+    """The snapshot (or what else was packed) of a file; ``models`` are the caller's own networks, if there are any."""
     from safetensors.torch import load
 
     tensors = {n: value if n.endswith(".cpu") else value.to(device) for n, value in load(content).items()}
     archs = {int(n): arch for n, arch in rebuilt(tree["archs"], models).items()}
     unpack = _Unpack(message_classes(method), tensors, archs)
-    return Snapshot(**{name: unpack(value) for name, value in tree["snapshot"].items()})
+    return kind(**{name: unpack(value) for name, value in tree["snapshot"].items()})
 
 
-def _header(content: bytes) -> tuple[dict[str, Any], dict[str, Any]]:
+def header(content: bytes) -> tuple[dict[str, Any], dict[str, Any]]:
     length = int.from_bytes(content[:8], "little")
     metadata = json.loads(content[8 : 8 + length])["__metadata__"]
     return json.loads(metadata["about"]), json.loads(metadata["tree"])

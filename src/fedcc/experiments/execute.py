@@ -124,7 +124,7 @@ def execute(
 
 def summary(experiment: Experiment, result: Result, seconds: float) -> dict[str, Any]:
     """The record that tables are made from, complete in itself."""
-    best_round, best = result.best
+    best_round, best = result.best if result.curve else (None, None)  # a federation may have no test set
     machine = environment(experiment)
     return {
         "format": SUMMARY_FORMAT,
@@ -140,7 +140,7 @@ def summary(experiment: Experiment, result: Result, seconds: float) -> dict[str,
         "rounds": len(result.rounds),
         "epochs": experiment.epochs,
         "accuracy": {
-            "final": result.accuracy,
+            "final": result.accuracy if result.curve else None,
             "best": best,
             "best_round": best_round,
             "rounds": [r.get("accuracy") for r in result.rounds],

@@ -1,0 +1,303 @@
+"""The federation folder of the operator and the folder that each site is handed: what they hold, checked.
+
+```
+FOLDER/
+  federation.toml  experiment.toml  public.npz
+  operator/    keys, certificates, the test set, Flower's home, logs: never leaves this machine
+  sites/NAME/  what the site NAME needs, ready to hand over
+  run/         the run folder
+```
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedcc.core.files import written_whole
+from fedcc.core.method import AnyMethod, check_value
+from fedcc.core.model import Arch
+from fedcc.core.naming import unknown
+from fedcc.core.samples import Samples, View
+from fedcc.experiments.experiment import Experiment
+from fedcc.experiments.toml import dumps
+from fedcc.methods import make
+from fedcc.nets import network
+
+AGREED = ("method", "settings", "rounds", "epochs", "lr", "batch", "reset", "wire", "seed")  # of the experiment
+ENVIRONMENT = "FEDCC_FEDERATION"  # names the folder to the server's app; Flower's configuration would tell every site
+NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}"
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is learned from what: the same at every site."""
+
+    classes: int
+    names: tuple[str, ...]  # of the classes
+    shape: tuple[int, ...]  # of one image
+    public: int  # samples
+    public_sha256: str
+    scale: float = 1 / 255
+    mean: tuple[float, ...] = ()
+    std: tuple[float, ...] = ()
+    pad: int = 0
+    flip: bool = False
+
+    @staticmethod
+    def of(public: Samples, names: tuple[str, ...]) -> Task:
+        digest = images_sha256(public.x.numpy())
+        return Task(len(names), names, public.shape, len(public), digest, **asdict(public.view))
+
+    @staticmethod
+    def read(table: Mapping[str, Any]) -> Task:
+        values: dict[str, Any] = {n: tuple(v) if isinstance(v, list) else v for n, v in table.items()}
+        return Task(**values)
+
+    @property
+    def view(self) -> View:
+        return View(self.scale, self.mean, self.std, self.pad, self.flip)
+
+    def arch(self, method: AnyMethod, model: str) -> Arch:
+        """A client's network under a method."""
+        return Arch((network(model, self.shape),), method.outputs(self.classes), self.shape)
+
+    def public_samples(self, path: Path) -> Samples:
+        """The public images of a folder, if they are those that all have agreed on."""
+        x = arrays(path, "x")["x"]
+        if (found := images_sha256(x)) != self.public_sha256:
+            raise ValueError(
+                f"{path} holds other public images than the federation's (sha256 {found[:12]}, agreed "
+                f"{self.public_sha256[:12]}); every site needs the same ones in the same order"
+            )
+        return Samples({"x": torch.from_numpy(x)}, self.view)
+
+
+@dataclass(frozen=True)
+class Rules:
+    """When a round ends, and who is waited for."""
+
+    quorum: int  # clients whose uploads make a round
+    deadline: float = 3600.0  # seconds from a round's beginning after which it ends, if there is a quorum
+    grace: float = 60.0  # seconds that the others have once there is a quorum
+    patience: int = 10  # deadlines that pass without a quorum before the run stops
+    strikes: int = 3  # failures in a row after which a client is set aside
+
+    def checked(self, clients: int) -> Rules:
+        if not 1 <= self.quorum <= clients:
+            raise ValueError(f"quorum must be from 1 to the number of clients, {clients}, got {self.quorum}")
+        for name, low in (("deadline", 1), ("grace", 0)):
+            check_value(name, getattr(self, name), float, low)
+        for name in ("patience", "strikes"):
+            check_value(name, getattr(self, name), int, 1)
+        return self
+
+
+@dataclass(frozen=True)
+class FederationFolder:
+    """The operator's folder."""
+
+    path: Path
+    experiment: Experiment
+    task: Task
+    rules: Rules
+    clients: Mapping[str, str]  # each client's network, by name; their order gives their numbers
+    hosts: tuple[str, ...]  # names and addresses under which sites reach the server, the first is what they are told
+    port: int
+
+    @staticmethod
+    def read(path: Path) -> FederationFolder:
+        file = path / "federation.toml"
+        if not file.is_file():
+            raise ValueError(f"{path} is no federation folder: federation.toml is missing; `fedcc federation init`")
+        table = _table(file)
+        try:
+            clients = table["clients"]
+            rules = Rules(**table["rounds"]).checked(len(clients))
+            hosts, port, task = tuple(table["hosts"]), table["port"], Task.read(table["task"])
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"{file} is damaged: {error}") from None
+        return FederationFolder(path, read_experiment(path / "experiment.toml"), task, rules, clients, hosts, port)
+
+    def write(self) -> None:
+        table = {"hosts": list(self.hosts), "port": self.port, "rounds": asdict(self.rules), "clients": self.clients}
+        text = dumps({**table, "task": _lists(asdict(self.task))})
+        with written_whole(self.path / "experiment.toml") as file:
+            file.write(self.experiment.toml().encode())
+        with written_whole(self.path / "federation.toml") as file:  # last: it says that the folder is complete
+            file.write(text.encode())
+
+    @property
+    def operator(self) -> Path:
+        return self.path / "operator"
+
+    @property
+    def run(self) -> Path:
+        return self.path / "run"
+
+    @property
+    def address(self) -> str:
+        """What the sites are told."""
+        return f"{self.hosts[0]}:{self.port}"
+
+    def key(self, name: str) -> Path:
+        """A client's public key."""
+        return self.operator / "keys" / f"{name}.pub"
+
+    def number(self, name: str) -> int:
+        return list(self.clients).index(name)
+
+    def archs(self, method: AnyMethod) -> dict[int, Arch]:
+        return {k: self.task.arch(method, model) for k, model in enumerate(self.clients.values())}
+
+    def terms(self, name: str) -> dict[str, Any]:
+        return terms(self.experiment, self.task, self.number(name), self.clients[name])
+
+    def test(self) -> dict[str, torch.Tensor] | None:
+        """The operator's test set, if there is one: x, y, and the public labels where they are known."""
+        path = self.operator / "test.npz"
+        if not path.exists():
+            return None
+        return {n: torch.from_numpy(v) for n, v in arrays(path).items()}
+
+
+@dataclass(frozen=True)
+class Site:
+    """One site's folder."""
+
+    path: Path
+    name: str
+    number: int
+    model: str
+    server: str
+    share_model: bool
+    experiment: Experiment
+    task: Task
+
+    @staticmethod
+    def find(text: str) -> Path:
+        """A site's folder by its path, or by its name in or below the current folder."""
+        tried = [Path(text), Path("sites") / text, *sorted(Path().glob(f"*/sites/{text}"))]
+        for path in tried:
+            if (path / "site.toml").is_file():
+                return path
+        places = ("*/site.toml", "sites/*/site.toml", "*/sites/*/site.toml")
+        known = sorted({p.parent.name for place in places for p in Path().glob(place)})
+        raise unknown("site", text, known)
+
+    @staticmethod
+    def read(path: Path) -> Site:
+        file = path / "site.toml"
+        if not file.is_file():
+            raise ValueError(f"{path} is no site's folder: site.toml is missing; the operator hands it over")
+        table = _table(file)
+        try:
+            task = Task.read(table.pop("task"))
+            return Site(path, experiment=read_experiment(path / "experiment.toml"), task=task, **table)
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"{file} is damaged: {error}") from None
+
+    def write(self) -> None:
+        own = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("path", "experiment", "task")}
+        with written_whole(self.path / "experiment.toml") as file:
+            file.write(self.experiment.toml().encode())
+        with written_whole(self.path / "site.toml") as file:
+            file.write(dumps({**own, "task": _lists(asdict(self.task))}).encode())
+
+    @property
+    def state(self) -> Path:
+        """What the site keeps for itself."""
+        return self.path / "state"
+
+    def terms(self) -> dict[str, Any]:
+        return terms(self.experiment, self.task, self.number, self.model)
+
+
+def terms(experiment: Experiment, task: Task, number: int, model: str) -> dict[str, Any]:
+    """What server and site have agreed on: the values that decide what a client computes and sends."""
+    values = asdict(experiment)
+    agreed = {name: values[name] for name in AGREED} | asdict(task) | {"client": number, "model": model}
+    return json.loads(json.dumps(agreed))  # type: ignore[no-any-return]
+
+
+def disagreement(theirs: Mapping[str, Any], mine: Mapping[str, Any]) -> str | None:
+    """The first value in which two agreements differ, in words."""
+    for name in (*mine, *theirs):
+        a, b = theirs.get(name), mine.get(name)
+        if isinstance(a, dict) and isinstance(b, dict) and a != b:
+            return disagreement(a, b)
+        if a != b:
+            return f"{name} is {a} on the server and {b} here"
+    return None
+
+
+def read_experiment(path: Path) -> Experiment:
+    """An experiment whose data may be the sites' own, of no known name."""
+    table = _table(path)
+    try:
+        method, settings = table.pop("method"), table.pop("settings", {})
+        return Experiment(method=method, settings=asdict(make(method, settings)), **table)  # type: ignore[call-overload]
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{path}: {error}") from None
+
+
+def client_names(given: list[str]) -> dict[str, str | None]:
+    """``["a=resnet8", "b"]`` as names and networks."""
+    clients: dict[str, str | None] = {}
+    for text in given:
+        name, equals, model = text.partition("=")
+        if not re.fullmatch(NAME, name):
+            raise ValueError(
+                f"a client's name has letters, digits, '.', '_' and '-' and begins without these, got {name!r}"
+            )
+        if name in clients:
+            raise ValueError(f"clients must have different names, got {name!r} twice")
+        if equals and not model:
+            raise ValueError(f"a client is given as NAME or NAME=MODEL, got {text!r}")
+        clients[name] = model or None
+    if not clients:
+        raise ValueError("a federation needs at least one client: --client NAME[=MODEL], once for each")
+    return clients
+
+
+def arrays(path: Path, *names: str) -> dict[str, Any]:
+    """The arrays of an NPZ file, these at least; objects are refused, as they would be unpickled."""
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            found = {name: file[name] for name in file.files}
+    except FileNotFoundError:
+        raise ValueError(f"{path} is not there") from None
+    except (OSError, ValueError, AttributeError, EOFError) as error:
+        raise ValueError(f"{path} is no readable NPZ file ({error})") from None
+    for name in names:
+        if name not in found:
+            raise ValueError(f"{path} must hold the arrays {', '.join(names)}, got {', '.join(found) or 'none'}")
+    return found
+
+
+def images_sha256(x: np.ndarray) -> str:
+    digest = hashlib.sha256(repr((x.shape, x.dtype.str)).encode())
+    digest.update(np.ascontiguousarray(x).data)
+    return digest.hexdigest()
+
+
+def _lists(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {n: list(v) if isinstance(v, tuple) else v for n, v in values.items()}
+
+
+def _table(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text())
+    except FileNotFoundError:
+        raise ValueError(f"{path} is not there") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} is not valid TOML: {error}") from None

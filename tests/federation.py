@@ -1,0 +1,188 @@
+"""Federations as tests run them: in this process, without Flower's servers, or with real ones on free ports.
+
+``Desk`` stands in for the network: it hands each message to the client's app, in this process, and can be told to lose,
+delay or spoil it. ``Real`` starts ``fedcc federation`` programs; all of them, and what they have started, end with the
+``with`` block. A test that needs another app at the sites gives ``make(..., app=app_of("its_module:app"))`` and
+``real(..., PYTHONPATH=...)``, where the module lies; such an app may wrap ``fedcc.flower.client_app``.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from flwr.app import Context, Metadata, RecordDict
+from flwr.app.message import make_message
+
+from fedcc.flower import client_app
+from fedcc.flower.cohort import Answer
+from fedcc.flower.folder import FederationFolder
+from fedcc.flower.init import APP, make_folder
+from fedcc.flower.processes import free_port
+from fedcc.flower.server import Journal, Server
+from program import Done, Running, descendants, wait_until
+
+NAMES = ("north", "east", "south", "west")
+QUICK = {"device": "cpu", "skew": "classes:3", "fraction": 0.2, "rounds": 2, "epochs": 1, "models": "resnet8"}
+
+
+def make(
+    path: Path, method: str = "fedcc", names: Sequence[str] = NAMES, rules: Any = None, **given: Any
+) -> FederationFolder:
+    """A federation of digits, small; ``app`` is the app that Flower runs."""
+    app = given.pop("app", APP)
+    return make_folder(
+        path,
+        method,
+        dict.fromkeys(names),
+        settings={},
+        given={**QUICK, **given},
+        hosts=[],
+        port=free_port(),
+        rules={"quorum": len(names), "grace": 5.0, "deadline": 120.0, **(rules or {})},
+        simulate_sites=True,
+        app=app,
+    )
+
+
+def app_of(client: str) -> str:
+    """The app with another client: ``"module:name"``."""
+    return APP.replace("fedcc.flower.client_app:app", client)
+
+
+@dataclass
+class Desk:
+    """A post that serves messages in this process; ``fault(name, purpose, t)`` may say what happens to one.
+
+    A fault is ``"lose"`` (no answer, the client is told nothing), ``"late"`` (the answer waits until :meth:`release`),
+    an exception (the client raises it) or a function of the reply's content, which it returns changed.
+    """
+
+    folder: FederationFolder
+    share: set[str] = field(default_factory=lambda: set(NAMES))
+    away: set[str] = field(default_factory=set)
+    fault: Callable[[str, str, int], Any] = lambda *_: None
+    sent: list[tuple[str, str, int]] = field(default_factory=list)
+    held: set[str] = field(default_factory=set)
+    waiting: dict[str, Answer] = field(default_factory=dict)
+
+    def online(self) -> set[str]:
+        return set(self.folder.clients) - self.away
+
+    def send(self, name: str, purpose: str, t: int, content: RecordDict) -> str:
+        self.sent.append((name, purpose, t))
+        ticket = f"{len(self.sent)}"
+        fault = self.fault(name, purpose, t)
+        if fault == "lose":
+            self.waiting[ticket] = Answer(ticket, error="gone", lost=True)
+        elif isinstance(fault, Exception):
+            self.waiting[ticket] = Answer(ticket, error=str(fault))
+        else:
+            self.waiting[ticket] = self.served(ticket, name, purpose, content, fault)
+            if fault == "late":
+                self.held.add(ticket)
+        return ticket
+
+    def served(self, ticket: str, name: str, purpose: str, content: RecordDict, fault: Any) -> Answer:
+        site = self.folder.path / "sites" / name
+        config = {"site": str(site), "data": str(site / "data.npz"), "device": "cpu", "threads": 1,
+                  "share-model": name in self.share}  # fmt: skip
+        context = Context(1, 1, node_config=config, state=RecordDict(), run_config={})
+        about = Metadata(run_id=1, message_id=ticket, src_node_id=1, dst_node_id=2, reply_to_message_id="",
+                         group_id="", created_at=time.time(), ttl=600.0, message_type=purpose)  # fmt: skip
+        message = make_message(metadata=about, content=content)
+        try:
+            reply = client_app.app(message, context).content
+        except Exception as error:
+            return Answer(ticket, error=str(error))
+        return Answer(ticket, fault(reply) if callable(fault) else reply)
+
+    def collect(self, tickets: Sequence[str]) -> list[Answer]:
+        return [self.waiting.pop(t) for t in tickets if t in self.waiting and t not in self.held]
+
+    def release(self) -> None:
+        self.held.clear()
+
+    def server(self, run: str = "run1") -> Server:
+        """A server of the folder's run, as a new process would make one."""
+        return Server(self.folder, run, self, Journal(self.folder.operator, run))
+
+
+class Real:
+    """A federation of real processes: a server, clients and runs of one folder."""
+
+    def __init__(self, folder: FederationFolder, home: Path, environment: dict[str, str]):
+        self.folder, self.home, self.environment = folder, home, environment
+        self.started: list[Running] = []
+        self.seen: set[int] = set()  # processes below them, while they lived
+
+    def start(self, name: str, *arguments: Any, **environment: str) -> Running:
+        """``fedcc federation`` with these arguments; its output lies in the folder ``name``."""
+        place = self.home / f"{name}-{len(self.started)}"
+        place.mkdir(parents=True)
+        self.started.append(Running(place, ("federation", *arguments), environment=self.environment | environment))
+        return self.started[-1]
+
+    def server(self, seconds: float = 120) -> Running:
+        running = self.start("server", "server", self.folder.path, "--bind", "127.0.0.1")
+        wait_until(lambda: "ready" in self.said(running) or not running.process.is_alive(), seconds)
+        assert "ready" in self.said(running), self.said(running)
+        return running
+
+    def client(self, name: str, *options: Any, **environment: str) -> Running:
+        site = self.folder.path / "sites" / name
+        return self.start(name, "client", site, "--data", site / "data.npz", "--device", "cpu", *options, **environment)
+
+    def run(self) -> Running:
+        return self.start("run", "run", self.folder.path)
+
+    def said(self, running: Running) -> str:
+        """What a program has written so far."""
+        parts = [running.folder / name for name in ("stdout", "stderr")]
+        return "".join(p.read_text() for p in parts if p.exists())
+
+    def kill(self, running: Running) -> None:
+        """Kill a program and everything below it, as a power cut would."""
+        for pid in (running.pid, *descendants(running.pid)):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        running.process.join(10)
+
+    def end(self, running: Running, seconds: float = 60) -> Done:
+        """Ask a program to end, as Ctrl-C does."""
+        self.seen |= set(descendants(running.pid))
+        with suppress(ProcessLookupError):
+            os.kill(running.pid, signal.SIGINT)
+        return running.end(seconds)
+
+    def close(self) -> None:
+        for running in self.started:
+            self.seen |= set(descendants(running.pid)) if running.process.is_alive() else set()
+        for running in reversed(self.started):
+            if running.process.is_alive():
+                with suppress(ProcessLookupError):
+                    os.kill(running.pid, signal.SIGTERM)
+        end = time.monotonic() + 20
+        for running in self.started:
+            running.process.join(max(0.1, end - time.monotonic()))
+            if running.process.is_alive():
+                running.process.kill()
+        for pid in self.seen:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
+@contextmanager
+def real(folder: FederationFolder, home: Path, **environment: str) -> Iterator[Real]:
+    """Processes of a federation, all with this added to their environment; none of them outlives the block."""
+    federation = Real(folder, home, environment)
+    try:
+        yield federation
+    finally:
+        federation.close()

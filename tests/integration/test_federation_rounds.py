@@ -1,0 +1,227 @@
+"""The rounds of a federation, with clients that are served in this process: equality with the simulator, faults."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("flwr")
+
+import torch
+from flwr.app import Array, ArrayRecord
+
+from fedcc.experiments.store import RunFolder
+from fedcc.flower import cohort as cohort_module
+from fedcc.flower.cohort import NoQuorum
+from fedcc.flower.demo import simulate
+from fedcc.flower.folder import FederationFolder
+from fedcc.run import Result
+from federation import NAMES, Desk, make
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cohort_module, "POLL", 0.001)
+    monkeypatch.setattr(cohort_module, "HELD", 0.0)
+
+
+def records(folder: FederationFolder) -> list[dict[str, Any]]:
+    return RunFolder(folder.run).metrics()
+
+
+def sent(folder: FederationFolder) -> dict[tuple[int, str], str]:
+    found = {}
+    for name in folder.clients:
+        for lines in (folder.path / "sites" / name / "state").glob("*/rounds.jsonl"):
+            for line in map(json.loads, lines.read_text().splitlines()):
+                found[line["round"], name] = line["sent"]
+    return found
+
+
+@pytest.mark.parametrize("method", ["fedcc", "fedavg"])
+def test_uplinks_and_accuracy_are_the_simulators(method: str, tmp_path: Path) -> None:
+    folder = make(tmp_path / "f", method)
+    Desk(folder).server().train()
+    simulated = simulate(folder.experiment)
+    assert sent(folder) == simulated.uplinks
+    found = RunFolder(folder.run).summary()
+    assert found is not None
+    assert found["accuracy"]["final"] == simulated.accuracy
+    assert [r["federation"]["present"] for r in records(folder)] == [list(NAMES)] * 2
+    test = folder.test()
+    assert test is not None
+    right = Result.load(folder.run).predict(test["x"]) == test["y"]
+    assert round(100 * float(right.double().mean()), 4) == simulated.accuracy
+
+
+def test_clients_that_keep_their_models_are_asked_to_predict(tmp_path: Path) -> None:
+    folder = make(tmp_path / "f")
+    desk = Desk(folder, share={"north"})
+    desk.server().train()
+    found = RunFolder(folder.run).summary()
+    assert found is not None
+    assert found["accuracy"]["final"] == simulate(folder.experiment).accuracy
+    assert found["federation"]["kept_models"] == ["east", "south", "west"]
+    assert not (folder.run / "models.json").exists()
+    x = folder.test()["x"][:7].numpy()  # type: ignore[index]
+    np.savez(tmp_path / "in.npz", x=x)
+    desk.server().query(tmp_path / "in.npz", tmp_path / "out.npz")
+    answer = np.load(tmp_path / "out.npz")
+    assert answer["scores"].shape == (7, 10)
+    assert (answer["labels"] == answer["scores"].argmax(1)).all()
+
+
+def test_a_server_that_was_stopped_goes_on_to_the_same_numbers(tmp_path: Path) -> None:
+    folder = make(tmp_path / "f", rounds=3)
+
+    class Cut(Exception):
+        pass
+
+    def cut(*message: Any) -> None:
+        if message == ("south", "train", 2):
+            raise Cut
+
+    desk = Desk(folder, fault=cut)
+    with pytest.raises(Cut):
+        desk.server().train()
+    assert [r["round"] for r in records(folder)] == [1]
+    desk = Desk(folder)
+    desk.server().train()
+    simulated = simulate(folder.experiment)
+    assert sent(folder) == simulated.uplinks
+    assert RunFolder(folder.run).summary()["accuracy"]["final"] == simulated.accuracy  # type: ignore[index]
+    assert [r["round"] for r in records(folder)] == [1, 2, 3]
+    lines = (folder.path / "sites" / "north" / "state" / "run1" / "rounds.jsonl").read_text().splitlines()
+    assert [json.loads(line)["round"] for line in lines] == [1, 2, 3], "round 2 was computed once, and sent twice"
+
+
+def test_failing_refused_late_and_lost_clients_are_recorded_and_the_run_ends(tmp_path: Path) -> None:
+    folder = make(tmp_path / "f", rounds=4, rules={"quorum": 2, "grace": 0.0, "strikes": 2})
+
+    def spoiled(content: Any) -> Any:
+        array = content["arrays"]["float32"]
+        values = np.frombuffer(array.data, "<f4").copy()
+        values[5] = np.nan
+        content["arrays"] = ArrayRecord({"float32": Array("float32", array.shape, "fedcc", values.tobytes())})
+        return content
+
+    def fault(name: str, purpose: str, t: int) -> Any:
+        if purpose != "train":
+            return None
+        return {("east", 1): RuntimeError("boom"), ("south", 2): spoiled, ("west", 1): "late"}.get((name, t))
+
+    desk = Desk(folder, fault=fault)
+    server = desk.server()
+    say = server.journal.say
+
+    def heard(text: str) -> None:
+        say(text)
+        if text.startswith("round 1 of"):
+            desk.release()
+
+    server.journal.say = heard  # type: ignore[method-assign]
+    server.train()
+    first, second, third, fourth = (r["federation"] for r in records(folder))
+    assert first["failed"] == {"east": "boom"}
+    assert first["slow"] == ["west"]
+    assert first["present"] == ["north", "south"]
+    assert second["late"] == {"west": 1}
+    assert "must be finite" in second["refused"]["south"]
+    assert {"north", "east"} <= set(second["present"])
+    assert third["present"] == fourth["present"] == list(NAMES)
+    assert records(folder)[0]["present"] == [0, 2]
+
+
+def test_a_client_that_keeps_failing_is_set_aside(tmp_path: Path) -> None:
+    folder = make(tmp_path / "f", rounds=3, rules={"quorum": 3, "grace": 0.0, "strikes": 2})
+    desk = Desk(folder, fault=lambda name, *_: RuntimeError("no disk") if name == "east" else None)
+    desk.server().train()
+    assert [r["federation"]["aside"] for r in records(folder)] == [[], ["east"], ["east"]]
+    assert [s for s in desk.sent if s[0] == "east"] == [("east", "train", 1), ("east", "train", 2)]
+    status = json.loads((folder.operator / "status.json").read_text())
+    assert status["clients"]["east"]["aside"]
+    assert status["clients"]["east"]["problem"] == "no disk"
+
+
+def test_a_client_that_joins_late_starts_from_the_current_targets(tmp_path: Path) -> None:
+    folder = make(tmp_path / "f", rounds=3, rules={"quorum": 3, "grace": 0.0})
+    desk = Desk(folder, away={"west"})
+    server = desk.server()
+    say = server.journal.say
+
+    def heard(text: str) -> None:
+        say(text)
+        if text.startswith("round 2 of"):
+            desk.away.clear()
+
+    server.journal.say = heard  # type: ignore[method-assign]
+    server.train()
+    assert [("west" in r["federation"]["present"], "west" in r["federation"]["absent"]) for r in records(folder)] == [
+        (False, True),
+        (False, True),
+        (True, False),
+    ]
+    (lines,) = (folder.path / "sites" / "west" / "state").glob("*/rounds.jsonl")
+    assert [json.loads(line)["round"] for line in lines.read_text().splitlines()] == [3]
+
+
+def test_without_a_quorum_the_run_stops_and_says_who_is_missing(tmp_path: Path) -> None:
+    folder = make(tmp_path / "f", rules={"deadline": 1.0, "patience": 1})
+    desk = Desk(folder, away={"west"})
+    with pytest.raises(NoQuorum, match="west is not connected"):
+        desk.server().train()
+    desk.away.clear()
+    desk.server().train()
+    assert [r["federation"]["present"] for r in records(folder)] == [list(NAMES)] * 2
+
+
+def test_a_site_refuses_an_experiment_that_it_has_not_agreed_to(tmp_path: Path) -> None:
+    folder = make(tmp_path / "f", rules={"strikes": 1})
+    changed = dataclasses.replace(folder, experiment=dataclasses.replace(folder.experiment, epochs=7))
+    with pytest.raises(NoQuorum, match="epochs is 7 on the server and 1 here"):
+        Desk(changed).server().train()
+
+
+def test_a_site_refuses_another_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = make(tmp_path / "f", rules={"strikes": 1})
+    monkeypatch.setattr(cohort_module, "__version__", "9.9")
+    with pytest.raises(NoQuorum, match=r"the server has fedcc 9\.9"):
+        Desk(folder).server().train()
+
+
+def test_a_damaged_state_is_passed_over_and_the_one_before_is_used(tmp_path: Path) -> None:
+    folder = make(tmp_path / "f", rounds=2)
+    Desk(folder).server().train()
+    state = folder.path / "sites" / "north" / "state" / "run1"
+    latest = sorted(state.glob("round-*"))[-1]
+    latest.write_bytes(latest.read_bytes()[:-1] + b"x")
+    before = sent(folder)
+    RunFolder(folder.run).clear()
+    Desk(folder).server().train()
+    assert sent(folder) == before
+
+
+@pytest.mark.parametrize("method", ["fedcc", "fedavg"])
+def test_a_server_without_a_test_set_trains_all_the_same(method: str, tmp_path: Path) -> None:
+    folder = make(tmp_path / "f", method)
+    (folder.operator / "test.npz").unlink()
+    Desk(folder).server().train()
+    found = RunFolder(folder.run).summary()
+    assert found is not None
+    assert found["accuracy"]["final"] is found["accuracy"]["best"] is None
+    assert sent(folder) == simulate(folder.experiment).uplinks
+    assert Result.load(folder.run).predict(np.zeros((2, 1, 8, 8), np.uint8)).shape == (2,)
+
+
+def test_models_are_uploaded_whole_whatever_the_wire(tmp_path: Path) -> None:
+    folder = make(tmp_path / "f", wire="fp16", rounds=1)
+    Desk(folder).server().train()
+    simulated = simulate(folder.experiment)
+    assert sent(folder) == simulated.uplinks
+    assert RunFolder(folder.run).summary()["accuracy"]["final"] == simulated.accuracy  # type: ignore[index]
+    assert torch.is_tensor(next(iter(Result.load(folder.run).trained.clients.values())).state["head.weight"])

@@ -1,0 +1,224 @@
+"""The federation folder: what init writes, what a site checks, and what is refused in which words."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import stat
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from program import call
+
+pytest.importorskip("flwr")
+
+from fedcc.flower.data import site_samples
+from fedcc.flower.folder import FederationFolder, Rules, Site, Task, client_names, disagreement
+from fedcc.flower.keys import public_bytes
+from federation import NAMES, make
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> FederationFolder:
+    return make(tmp_path_factory.mktemp("federation") / "f")
+
+
+@pytest.fixture
+def task() -> Task:
+    return Task(3, ("cat", "dog", "owl"), (1, 4, 4), 5, "")
+
+
+def test_what_is_written_is_read_again(folder: FederationFolder) -> None:
+    assert FederationFolder.read(folder.path) == folder
+    for number, name in enumerate(NAMES):
+        site = Site.read(folder.path / "sites" / name)
+        assert (site.name, site.number, site.share_model) == (name, number, False)
+        assert disagreement(folder.terms(name), site.terms()) is None
+        assert site.task.public_samples(site.path / "public.npz").x.equal(
+            folder.task.public_samples(folder.path / "public.npz").x
+        )
+
+
+def test_secrets_are_readable_by_their_owner_alone_and_stay_apart(folder: FederationFolder) -> None:
+    for name in ("ca.key", "server.key"):
+        assert stat.S_IMODE((folder.operator / name).stat().st_mode) == 0o600
+    held = set()
+    for name in NAMES:
+        site = folder.path / "sites" / name
+        assert stat.S_IMODE((site / "site.key").stat().st_mode) == 0o600
+        assert {p.name for p in site.iterdir()} == {
+            "site.toml", "experiment.toml", "public.npz", "ca.crt", "site.key", "app.yaml", "data.npz",
+        }  # fmt: skip
+        held.add((site / "site.key").read_bytes())
+    assert len(held) == len(NAMES)
+    assert stat.S_IMODE(folder.operator.stat().st_mode) == 0o700
+
+
+def test_keys_and_certificate_are_what_flower_and_tls_want(folder: FederationFolder) -> None:
+    from cryptography import x509
+    from cryptography.hazmat.primitives.asymmetric.ec import ECDSA, SECP384R1, EllipticCurvePublicKey
+    from cryptography.hazmat.primitives.serialization import load_ssh_private_key
+    from flwr.cli.supernode.register import try_load_public_key
+
+    server = x509.load_pem_x509_certificate((folder.operator / "server.crt").read_bytes())
+    authority = x509.load_pem_x509_certificate((folder.operator / "ca.crt").read_bytes())
+    key = authority.public_key()
+    assert isinstance(key, EllipticCurvePublicKey)
+    assert server.signature_hash_algorithm is not None
+    key.verify(server.signature, server.tbs_certificate_bytes, ECDSA(server.signature_hash_algorithm))
+    names = server.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert names.get_values_for_type(x509.DNSName) == ["localhost"]
+    assert [str(a) for a in names.get_values_for_type(x509.IPAddress)] == ["127.0.0.1"]
+    private = load_ssh_private_key((folder.path / "sites" / "east" / "site.key").read_bytes(), None)
+    assert isinstance(private.curve, SECP384R1)  # type: ignore[union-attr]
+    assert try_load_public_key(folder.key("east")) == public_bytes(folder.key("east"))
+
+
+def test_a_site_names_what_it_has_not_agreed_to(folder: FederationFolder) -> None:
+    site = Site.read(folder.path / "sites" / "east")
+    for changes, words in (
+        ({"rounds": 9}, "rounds is 9 on the server and 2 here"),
+        ({"settings": {**folder.experiment.settings, "lam": 0.7}}, "lam is 0.7 on the server and 0.2 here"),
+    ):
+        changed = dataclasses.replace(folder, experiment=dataclasses.replace(folder.experiment, **changes))
+        assert disagreement(changed.terms("east"), site.terms()) == words
+    assert disagreement(folder.terms("west"), site.terms()) == "client is 3 on the server and 1 here"
+
+
+def test_other_public_images_are_refused(folder: FederationFolder, tmp_path: Path) -> None:
+    x = np.load(folder.path / "public.npz")["x"]
+    np.savez(tmp_path / "public.npz", x=x[::-1])
+    with pytest.raises(ValueError, match="other public images than the federation's"):
+        folder.task.public_samples(tmp_path / "public.npz")
+
+
+def test_a_sites_samples_by_file_and_by_folder(task: Task, tmp_path: Path) -> None:
+    x = np.arange(6 * 16, dtype=np.uint8).reshape(6, 1, 4, 4)
+    y = np.array([0, 0, 1, 1, 2, 2])
+    np.savez(tmp_path / "d.npz", x=x, y=y)
+    (tmp_path / "arrays").mkdir()
+    np.save(tmp_path / "arrays" / "x.npy", x)
+    np.save(tmp_path / "arrays" / "y.npy", y)
+    for k, (image, label) in enumerate(zip(x, y, strict=True)):
+        place = tmp_path / "images" / ("0", "dog", "owl")[label]
+        place.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(image[0]).save(place / f"{k}.png")
+    for name in ("d.npz", "arrays", "images"):
+        samples = site_samples(tmp_path / name, task)
+        assert (samples.x.numpy() == x).all()
+        assert samples["y"].tolist() == y.tolist()
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"x": np.zeros((2, 1, 4, 4))}, "x must be uint8 images of shape [samples, 1x4x4], got float64 [2, 1, 4, 4]"),
+        ({"x": np.zeros((2, 4, 4), np.uint8)}, "got uint8 [2, 4, 4]"),
+        ({"x": np.zeros((0, 1, 4, 4), np.uint8), "y": np.zeros(0, int)}, "holds no samples"),
+        ({"y": np.array([0, 3])}, "labels must lie in 0 .. 2, got 0 .. 3"),
+        ({"y": np.array([0, -1])}, "labels must lie in 0 .. 2, got -1 .. 0"),
+        ({"y": np.array([0.0, 1.0])}, "y must be whole-number labels of shape [samples], got float64"),
+        ({"y": np.array([0, 1, 2])}, "x has 2 images and y 3 labels"),
+        ({"y": np.array([{}, {}])}, "is no readable NPZ file"),
+    ],
+)
+def test_bad_samples_are_refused(task: Task, tmp_path: Path, given: dict[str, Any], words: str) -> None:
+    np.savez(tmp_path / "d.npz", **({"x": np.zeros((2, 1, 4, 4), np.uint8), "y": np.array([0, 1])} | given))
+    with pytest.raises(ValueError) as error:
+        site_samples(tmp_path / "d.npz", task)
+    assert words in str(error.value)
+
+
+def test_other_bad_places_are_refused(task: Task, tmp_path: Path) -> None:
+    np.savez(tmp_path / "x.npz", x=np.zeros((2, 1, 4, 4), np.uint8))
+    (tmp_path / "text.npz").write_text("hello")
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "odd" / "bird").mkdir(parents=True)
+    for name, words in (
+        ("x.npz", "must hold the arrays x, y, got x"),
+        ("text.npz", "no readable NPZ"),
+        ("empty", "neither x.npy and y.npy nor sub-folders"),
+        ("odd", "no class has this name"),
+        ("nowhere", "is not there"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            site_samples(tmp_path / name, task)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ([], "needs at least one client"),
+        (["a", "a=resnet8"], "different names"),
+        (["../a"], "a client's name has letters"),
+        (["a="], "NAME or NAME=MODEL"),
+    ],
+)
+def test_bad_clients_are_refused(given: list[str], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        client_names(given)
+
+
+def test_rules_are_checked() -> None:
+    for rules, words in (
+        (Rules(5), "quorum must be from 1 to the number of clients, 4, got 5"),
+        (Rules(2, deadline=0.0), "deadline must be at least 1"),
+        (Rules(2, strikes=0), "strikes must be at least 1"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            rules.checked(4)
+
+
+def test_init_refuses_in_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    init = ("federation", "init", tmp_path / "f", "--client", "a", "--client", "b", "--skew", "iid")
+    call(capsys, *init, "--method", "centralized").refused("Centralized is a bound for simulations")
+    call(capsys, *init, "--method", "fedavg", "--client", "c=resnet8", "--client", "d=resnet14").refused(
+        "FedAvg averages weights, so all clients need the same network"
+    )
+    call(capsys, *init, "--quorum", 3).refused("quorum must be from 1 to the number of clients, 2, got 3")
+    call(capsys, *init, "--client", "c=resnet9").refused("depth is 6n + 2 (8, 14, 20, ...), got 9")
+    assert not (tmp_path / "f").exists()
+    (tmp_path / "f").mkdir()
+    (tmp_path / "f" / "mine").write_text("")
+    call(capsys, *init).refused("is not empty")
+    call(capsys, "federation", "status", tmp_path / "f").refused("federation.toml is missing")
+
+
+def test_own_public_images_and_classes(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    x = np.random.default_rng(0).integers(0, 255, (20, 3, 8, 8), dtype=np.uint8)
+    np.savez(tmp_path / "public.npz", x=x)
+    words = ("federation", "init", tmp_path / "f", "--client", "a=resnet8", "--client", "b=resnet14")
+    own = ("--public-file", tmp_path / "public.npz")
+    call(capsys, *words, *own).refused("the classes must be named")
+    call(capsys, *words, *own, "--class", "cat", "--class", "dog", "--data", "digits").refused("--data belongs to")
+    done = call(capsys, *words, *own, "--class", "cat", "--class", "dog", "--host", "fed.example.org")
+    assert done.code == 0, done
+    made = FederationFolder.read(tmp_path / "f")
+    assert (made.task.classes, made.task.names, made.task.shape) == (2, ("cat", "dog"), (3, 8, 8))
+    assert np.allclose(made.task.mean, (x / 255).mean((0, 2, 3)), atol=1e-4)
+    assert made.test() is None
+    assert made.address == "fed.example.org:9092"
+    assert made.hosts == ("fed.example.org", "localhost", "127.0.0.1")
+
+
+def test_a_key_that_others_can_read_and_a_wrong_model_are_refused(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    folder = make(tmp_path / "f")
+    site = folder.path / "sites" / "east"
+    start = ("federation", "client", site, "--data", site / "data.npz", "--device", "cpu")
+    call(capsys, *start, "--model", "resnet14").refused("east has agreed on resnet8, got --model resnet14")
+    (site / "site.key").chmod(0o644)
+    call(capsys, *start).refused("can be read by others")
+    call(capsys, "federation", "client", "nobody", "--data", "x").refused("unknown site 'nobody'")
+
+
+def test_status_before_anything_has_run(capsys: pytest.CaptureFixture[str], folder: FederationFolder) -> None:
+    done = call(capsys, "federation", "status", folder.path, "--json")
+    about = json.loads(done.out)
+    assert (about["server"], about["state"], about["rounds"]) == ("not running", "not started", 2)
+    call(capsys, "federation", "run", folder.path).refused("the server is not running")
