@@ -16,6 +16,7 @@ from fedcc.core.roles import Client
 from fedcc.core.samples import IDENTITY, Samples
 
 Probe = Literal["cdmad_ones", "white", "black", "mean", "noise"]
+Design = Literal["sample", "client", "one"]
 
 
 def smoothed(p: Tensor, delta: float) -> Tensor:
@@ -38,8 +39,15 @@ def majority_classes(share: Tensor, threshold: float) -> Tensor:
     return share > threshold
 
 
-def alpha(w_l: float, w_u: float, h: Tensor) -> Tensor:
-    """(w_l - min(w_l, h)) / (w_l + w_u) for samples of entropy h, Eq. (10); 0 where nothing is known (w_l = 0)."""
+def alpha(w_l: float, w_u: float, h: Tensor, design: Design = "sample") -> Tensor:
+    """(w_l - min(w_l, h)) / (w_l + w_u) for samples of entropy h, Eq. (10); 0 where nothing is known (w_l = 0).
+
+    Other designs (F-28): ``client`` leaves h out, which is the paper's alpha_base; ``one`` is always 1.
+    """
+    if design == "one":
+        return torch.ones_like(h)
+    if design == "client":
+        h = torch.zeros_like(h)
     if w_l <= 0:
         return torch.zeros_like(h)
     return (w_l - h.clamp(max=w_l)) / (w_l + w_u)

@@ -42,9 +42,7 @@ class FedCC(Method[Predictions, Predictions]):
     majority_source: Literal["probe", "labels"] = option("probe", "majority classes by probe or label counts", "F-21")
     majority_empty: Literal["argmax", "alpha_zero"] = option("argmax", "if no class is above the threshold", "F-13")
     majority_recompute: bool = option(True, "find the majority classes anew every round", "F-16")
-    alpha_design: Literal["sample", "client", "one"] = option(
-        "sample", "alpha by Eq. (10); w_l / (w_l + w_u) for all of a client's samples; 1", "Sec. IV-B, F-28"
-    )
+    alpha_design: eq.Design = option("sample", "Eq. (10), without the sample's entropy, or always 1", "F-28")
     probe_kind: eq.Probe = option("cdmad_ones", "the eq.featureless input of the probe", "F-7")
     entropy_space: Literal["known", "full"] = option("known", "entropies over C or C + 1 outputs", "F-9, F-10")
     sync_head: Literal["padded", "restricted"] = option("padded", "targets with 0 at unknown, or C outputs", "F-1")
@@ -94,8 +92,7 @@ class FedCC(Method[Predictions, Predictions]):
 
     async def predict(self, t: Trained, samples: Samples) -> Tensor:
         outputs = await gather(*(Predict(model, samples) for model in t.clients.values()))
-        votes = torch.stack([o.logits.softmax(-1) for o in outputs])
-        return eq.aggregate(votes, self.trust)[:, :-1]  # argmax over C, Sec. IV-C
+        return eq.aggregate(torch.stack([o.logits.softmax(-1) for o in outputs]), self.trust)[:, :-1]  # Sec. IV-C
 
     def pseudo_labels(self, c: Client, bias: Tensor, logits: Tensor) -> Tensor:
         """Soft pseudo labels of the public samples by the model after the fit phase (theta_0), Eqs. (8)-(10)."""
@@ -103,10 +100,7 @@ class FedCC(Method[Predictions, Predictions]):
         p = bias[:, :space].softmax(-1).mean(0)
         majority = self.majority(c, p[: c.classes])
         w_l, w_u = float(eq.entropy(eq.smoothed(p, self.delta))), eq.unknown_weight(c.classes, int(majority.sum()))
-        h = eq.entropy(logits[:, :space].softmax(-1))
-        a = eq.alpha(w_l, w_u, h if self.alpha_design == "sample" else torch.zeros_like(h))
-        if self.alpha_design == "one":
-            a = torch.ones_like(a)
+        a = eq.alpha(w_l, w_u, eq.entropy(logits[:, :space].softmax(-1)), self.alpha_design)
         if not majority.any():  # majority_empty="alpha_zero": the client abstains from everything
             a = torch.zeros_like(a)
         c.log |= {"majority": int(majority.sum()), "w_l": w_l, "w_u": w_u, "alpha": float(a.mean())}
