@@ -28,9 +28,14 @@ COMMANDS = {
         "--batch --reset --public --stratified --fraction --augment --resize --wire --client-accuracy --device "
         "--engine --deterministic "
         "--precision --threads --out --data-dir --overwrite --save-models "
-        "--checkpoint --checkpoint-every --keep-checkpoints --json"
+        "--checkpoint --checkpoint-every --keep-checkpoints --track --json"
     ),
-    "resume": "--data-dir --save-models --checkpoint --checkpoint-every --keep-checkpoints --json",
+    "resume": "--data-dir --save-models --checkpoint --checkpoint-every --keep-checkpoints --track --json",
+    "sweep": (
+        "--out --jobs --dry-run --shard --only --time-limit --with --on --address --device --precision --engine "
+        "--deterministic --threads --data-dir --save-models --checkpoint --checkpoint-every --keep-checkpoints "
+        "--track --json"
+    ),
     "demo": "--out --rounds --epochs --clients --seed --jobs --json",
     "methods": "--json",
     "bench": "--device --clients --steps --model --batch --threads --json",
