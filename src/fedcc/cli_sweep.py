@@ -222,7 +222,7 @@ class Board:
             records = RunFolder(self.root / place).metrics()
             accuracy = records[-1].get("accuracy") if records else None
             shown = f"{accuracy:.1f} %" if accuracy is not None else ""
-            table.add_row(str(place), f"round {len(records) + 1}", clock(now - begun), shown)
+            table.add_row(str(place), f"{len(records)} rounds", clock(now - begun), shown)
         return table
 
     def end(self) -> None:
