@@ -1,8 +1,7 @@
-"""The command line: ``fedcc run``, ``resume``, ``analyse``, ``demo``, ``methods``, ``data``, ``skew``."""
+"""The command line: ``fedcc run``, ``resume``, ``sweep``, ``analyse``, ``report`` and the rest."""
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import re
@@ -17,16 +16,32 @@ from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import click
 import typer
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from fedcc import __version__
+from fedcc.cli_sweep import sweep
 from fedcc.core.method import AnyMethod
 from fedcc.core.naming import unknown
 from fedcc.data.dataset import DataError
+from fedcc.ending import Stopped, explained, stop
 from fedcc.flower.commands import app as federation_app
-from fedcc.flower.processes import FlowerError
+from fedcc.options import (
+    Checkpointed,
+    CheckpointEvery,
+    DataDir,
+    Deterministic,
+    Device,
+    Engine,
+    Json,
+    KeepCheckpoints,
+    Precision,
+    SaveModels,
+    Threads,
+    Track,
+    out,
+    rounds_between,
+)
 from fedcc.report.command import report
 
 app = typer.Typer(
@@ -40,35 +55,11 @@ app = typer.Typer(
 data_app = typer.Typer(help="List, fetch and check data sets.", no_args_is_help=True)
 app.add_typer(data_app, name="data")
 app.add_typer(federation_app, name="federation")
-app.command()(report)
 
 Method = Annotated[str, typer.Argument(help="the method's name; `fedcc methods` lists them", show_default=False)]
 DataOption = Annotated[str | None, typer.Option("--data", help="data set; digits by default")]
-DataDir = Annotated[
-    Path | None, typer.Option("--data-dir", help="where data sets lie; FEDCC_DATA, else a cache folder")
-]
 SkewOption = Annotated[str | None, typer.Option("--skew", help="dirichlet:ETA, classes:N or iid")]
 Clients = Annotated[int | None, typer.Option("--clients", help="number of clients")]
-SaveModels = Annotated[bool, typer.Option("--save-models/--no-save-models", help="keep the trained models")]
-Checkpointed = Annotated[
-    bool, typer.Option("--checkpoint/--no-checkpoint", help="write checkpoints, from which `fedcc resume` goes on")
-]
-CheckpointEvery = Annotated[
-    int | None,
-    typer.Option("--checkpoint-every", help="rounds from one to the next; 1 unless rounds are very short"),
-]
-KeepCheckpoints = Annotated[
-    bool, typer.Option("--keep-checkpoints", help="keep the last checkpoints of the finished run")
-]
-Json = Annotated[bool, typer.Option("--json", help="print JSON for programs")]
-
-
-def out(stderr: bool = False) -> Console:
-    """The console; wide enough for tables where there is no terminal."""
-    console = Console(stderr=stderr, highlight=False, markup=False, emoji=False)
-    if not console.is_terminal:
-        console.width = 120
-    return console
 
 
 @app.callback(invoke_without_command=True)
@@ -111,15 +102,11 @@ def run(
         bool | None,
         typer.Option("--client-accuracy/--no-client-accuracy", help="evaluate every client's own model too"),
     ] = None,
-    device: Annotated[str | None, typer.Option(help="auto, cpu or cuda")] = None,
-    precision: Annotated[str | None, typer.Option(help="fp32, bf16 or fp64; bf16 on a GPU by default")] = None,
-    engine: Annotated[str | None, typer.Option(help="plain or fused; fused on a GPU by default")] = None,
-    deterministic: Annotated[
-        bool | None, typer.Option("--deterministic/--no-deterministic", help="the same bits every time on one GPU")
-    ] = None,
-    threads: Annotated[
-        int | None, typer.Option(help="torch threads; a seed gives other bits with other numbers")
-    ] = None,
+    device: Device = None,
+    precision: Precision = None,
+    engine: Engine = None,
+    deterministic: Deterministic = None,
+    threads: Threads = None,
     out_dir: Annotated[
         Path | None, typer.Option("--out", help="run folder; runs/DATA_SKEW/METHOD/seedS by default")
     ] = None,
@@ -129,12 +116,14 @@ def run(
     checkpoint: Checkpointed = True,
     checkpoint_every: CheckpointEvery = None,
     keep_checkpoints: KeepCheckpoints = False,
+    track: Track = None,
     as_json: Json = False,
 ) -> None:
     """Train one method on one federation and record it in a run folder."""
-    from fedcc.experiments import Experiment, prepare
+    from fedcc.experiments import Experiment, RunFolder, prepare
     from fedcc.experiments.experiment import parse_settings
     from fedcc.methods import METHODS
+    from fedcc.tracking import checked
 
     given: dict[str, Any] = {
         name: value
@@ -165,10 +154,13 @@ def run(
     experiment = Experiment.resolved(method, settings=chosen, **given)
     place = out_dir or Path("runs") / experiment.place
     every = rounds_between(checkpoint, checkpoint_every)
-    federation = prepare(experiment, place, data_dir=data_dir, overwrite=overwrite)
-    out(stderr=as_json).print(describe(experiment), soft_wrap=True)
-    options = {"save_models": save_models, "checkpoint_every": every, "keep_checkpoints": keep_checkpoints}
-    train(experiment, place, federation, as_json, **options)
+    RunFolder(place).check(experiment, overwrite)
+    names = checked(track or [], warn)
+    with RunFolder(place).held():
+        federation = prepare(experiment, place, data_dir=data_dir, overwrite=overwrite)
+        out(stderr=as_json).print(describe(experiment), soft_wrap=True)
+        options = {"save_models": save_models, "checkpoint_every": every, "keep_checkpoints": keep_checkpoints}
+        train(experiment, place, federation, as_json, track=names, **options)
 
 
 @app.command()
@@ -179,10 +171,12 @@ def resume(
     checkpoint: Checkpointed = True,
     checkpoint_every: CheckpointEvery = None,
     keep_checkpoints: KeepCheckpoints = False,
+    track: Track = None,
     as_json: Json = False,
 ) -> None:
     """Go on with an unfinished run, from its last checkpoint; one that has none yet starts anew."""
     from fedcc.experiments import RunFolder, unfinished
+    from fedcc.tracking import checked
 
     every = rounds_between(checkpoint, checkpoint_every)
     console = out(stderr=as_json)
@@ -193,36 +187,47 @@ def resume(
         if as_json:
             typer.echo((place / "summary.json").read_text(), nl=False)
         return
-    experiment, federation, start, problems = unfinished(place, data_dir)
-    for problem in problems:
-        _say(f"warning: {problem}")
-    console.print(describe(experiment), soft_wrap=True)
-    if start is None:
-        console.print("no checkpoint to go on from: starting anew")
-    else:
-        console.print(f"going on after round {start.snapshot.t}, from a checkpoint of {start.size / 1e6:,.1f} MB")
-    options = {"save_models": save_models, "checkpoint_every": every, "keep_checkpoints": keep_checkpoints}
-    train(experiment, place, federation, as_json, start=start, **options)
+    names = checked(track or [], warn)
+    with RunFolder(place).held():
+        experiment, federation, start, problems = unfinished(place, data_dir)
+        for problem in problems:
+            warn(problem)
+        console.print(describe(experiment), soft_wrap=True)
+        if start is None:
+            console.print("no checkpoint to go on from: starting anew")
+        else:
+            console.print(f"going on after round {start.snapshot.t}, from a checkpoint of {start.size / 1e6:,.1f} MB")
+        options = {"save_models": save_models, "checkpoint_every": every, "keep_checkpoints": keep_checkpoints}
+        train(experiment, place, federation, as_json, start=start, track=names, **options)
 
 
-def rounds_between(checkpoint: bool, every: int | None) -> int | None:
-    """The rounds from one checkpoint to the next; 0 for none at all, None to leave it to the run."""
-    if every is not None and every < 1:
-        raise ValueError(f"--checkpoint-every must be at least 1, got {every}; --no-checkpoint writes none")
-    return every if checkpoint else 0
-
-
-def train(experiment: Any, place: Path, federation: Any, as_json: bool, start: Any = None, **options: Any) -> None:
+def train(
+    experiment: Any,
+    place: Path,
+    federation: Any,
+    as_json: bool,
+    start: Any = None,
+    track: tuple[str, ...] = (),
+    **options: Any,
+) -> None:
     """Run an experiment into its folder, with progress, and say how it ended."""
     from fedcc.experiments import RunFolder, execute
     from fedcc.progress import Progress, shown
+    from fedcc.tracking import tracked
 
     console = out(stderr=as_json)
     progress = Progress(experiment.made().rounds(experiment.rounds), start.snapshot.t if start else 0)
-    with shown(progress, console), noted(f"see {place}", f"go on with `{RunFolder(place).resume}`"):
-        result = execute(
-            experiment, place, federation, start=start, on_round=progress.ended, monitor=progress, **options
-        )
+    with (
+        shown(progress, console),
+        noted(f"see {place}", f"go on with `{RunFolder(place).resume}`"),
+        tracked(track, experiment, place, warn) as told,
+    ):
+
+        def ended(record: dict[str, Any]) -> None:
+            progress.ended(record)
+            told(record)
+
+        result = execute(experiment, place, federation, start=start, on_round=ended, monitor=progress, **options)
     if as_json:
         typer.echo((place / "summary.json").read_text(), nl=False)
         return
@@ -232,6 +237,9 @@ def train(experiment: Any, place: Path, federation: Any, as_json: bool, start: A
         f"{result.seconds:.1f} s, {place}",
         soft_wrap=True,
     )
+
+
+app.command()(sweep)
 
 
 @app.command()
@@ -271,6 +279,9 @@ def analyse(
         )
         for note in found["notes"]:
             console.print(f"  {note}", soft_wrap=True)
+
+
+app.command()(report)
 
 
 @contextmanager
@@ -550,18 +561,6 @@ def data_check(
         raise DataError(f"{name}: {odd} of {len(found)} files are missing or not upstream's")
 
 
-class Stopped(BaseException):
-    """A signal asks the program to end: 130 for Ctrl-C, 143 for SIGTERM."""
-
-    def __init__(self, number: int, *_: Any):
-        super().__init__("interrupted" if number == signal.SIGINT else "terminated")
-        self.code = 128 + number
-
-
-def stop(number: int, _: Any) -> None:
-    raise Stopped(number)
-
-
 def main() -> None:
     """The program: 0 on success, 1 on failure, 2 for a wrong call, 130 or 143 when stopped; no traceback.
 
@@ -603,23 +602,12 @@ def usage(error: click.UsageError) -> str:
     return error.format_message().rstrip(".")
 
 
-def explained(error: BaseException) -> str:
-    """An error in one line, with where it happened."""
-    text = str(error)
-    if isinstance(error, OSError):
-        reason = "the disk is full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else error.strerror or text
-        text = f"{error.filename}: {reason}" if error.filename is not None else reason
-    elif (
-        not isinstance(error, (Stopped, ValueError, FloatingPointError, MemoryError, DataError, FlowerError))
-        or not text
-    ):
-        text = f"{type(error).__name__}: {text} (this should not happen; FEDCC_DEBUG=1 shows where)"
-    notes = "; ".join(getattr(error, "__notes__", ()))
-    return " ".join((text + (f" ({notes})" if notes else "")).split())
-
-
 def _say(text: str) -> None:
     print(f"fedcc: {text}", file=sys.stderr)
+
+
+def warn(text: str) -> None:
+    _say(f"warning: {text}")
 
 
 if __name__ == "__main__":

@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import json
 import multiprocessing
-import os
-import signal
 import threading
 import time
-from collections.abc import Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +16,7 @@ from rich.live import Live
 from rich.table import Table
 
 from fedcc.experiments import Experiment, RunFolder, execute, prepare
+from fedcc.experiments.workers import cores, leave_with_parent, no_interrupts
 from fedcc.progress import clock
 
 COMPARED = ("fedcc", "fedmd", "fedavg", "local", "centralized")  # the longest first
@@ -65,7 +62,7 @@ def show(
     begun = time.perf_counter()
     pool = ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn"))
     try:
-        with _no_interrupts():  # which the workers inherit: the parent alone answers Ctrl-C
+        with no_interrupts():  # which the workers inherit: the parent alone answers Ctrl-C
             futures = {name: pool.submit(_one, e, out / name) for name, e in experiments.items()}
         watch(futures, out, first.rounds, console)
         for future in futures.values():
@@ -90,11 +87,6 @@ def show(
         console.print(f"  {picture}", soft_wrap=True)
 
 
-def cores() -> int:
-    """The cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def is_demo(place: Path, experiment: Experiment) -> bool:
     """Whether a folder's run is an earlier demo's, which the next one may replace."""
     try:
@@ -105,33 +97,13 @@ def is_demo(place: Path, experiment: Experiment) -> bool:
     return replace(experiment, **mine) == found
 
 
-@contextmanager
-def _no_interrupts() -> Iterator[None]:
-    """Ctrl-C waits until the block has ended; processes that begin in it never see one."""
-    if not hasattr(signal, "pthread_sigmask"):
-        yield
-        return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
 def _one(experiment: Experiment, out: Path) -> None:
-    threading.Thread(target=_leave_with_parent, daemon=True).start()
+    threading.Thread(target=leave_with_parent, daemon=True).start()
     try:
         execute(experiment, out, checkpoint_every=0)
     except Exception as error:
         error.add_note(experiment.method)
         raise
-
-
-def _leave_with_parent() -> None:
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        parent.join()
-        os._exit(1)  # no worker outlives the program, even if that was killed
 
 
 def watch(futures: dict[str, Future[None]], out: Path, rounds: int, console: Console) -> None:

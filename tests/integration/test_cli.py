@@ -28,10 +28,27 @@ COMMANDS = {
         "--batch --reset --public --stratified --fraction --augment --resize --wire --client-accuracy --device "
         "--engine --deterministic "
         "--precision --threads --out --data-dir --overwrite --save-models "
-        "--checkpoint --checkpoint-every --keep-checkpoints --json"
+        "--checkpoint --checkpoint-every --keep-checkpoints --track --json"
     ),
-    "resume": "--data-dir --save-models --checkpoint --checkpoint-every --keep-checkpoints --json",
+    "resume": "--data-dir --save-models --checkpoint --checkpoint-every --keep-checkpoints --track --json",
+    "sweep": (
+        "--out --jobs --dry-run --shard --only --time-limit --with --on --address --device --precision --engine "
+        "--deterministic --threads --data-dir --save-models --checkpoint --checkpoint-every --keep-checkpoints "
+        "--track --json"
+    ),
     "analyse": "--samples --variance --client --public-index --device --data-dir --json",
+    "report": "--out --readme --markdown --title --figures",
+    "federation init": (
+        "--client --method --host --port --quorum --deadline --grace --patience --strikes --data --public-file "
+        "--test-file --class --simulate-sites --skew --models --rounds --epochs --seed --set --lr --batch --reset "
+        "--public --fraction --augment --wire --device --threads --data-dir"
+    ),
+    "federation server": "--bind",
+    "federation client": "--data --model --server --device --threads --share-model",
+    "federation run": "--overwrite",
+    "federation status": "--json",
+    "federation predict": "--out",
+    "federation demo": "--out --method --rounds --epochs --fraction --seed",
     "demo": "--out --rounds --epochs --clients --seed --jobs --json",
     "methods": "--json",
     "bench": "--device --clients --steps --model --batch --threads --json",

@@ -56,6 +56,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "majority_source": "probe",
         "majority_empty": "argmax",
         "majority_recompute": True,
+        "alpha_design": "sample",
         "probe_kind": "cdmad_ones",
         "entropy_space": "known",
         "sync_head": "padded",
@@ -67,6 +68,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "refine_joint_batch": True,
         "refine_epoch": "max",
         "bn_recalibrate": "none",
+        "trust": 1.0,
     },
     "ssl": {
         "lam": 0.2,
@@ -99,6 +101,7 @@ NO_WEIGHT = [
     ("fedet", "lam"),
     ("fedhkt", "kappa"),
     ("fedcc", "lam"),
+    ("fedcc", "trust"),
     ("ssl", "lam"),
 ]
 

@@ -19,7 +19,7 @@ from fedcc.core.samples import Samples, View
 from fedcc.core.step import Batch, Step
 from fedcc.losses import CrossEntropy, Distill
 from fedcc.methods import FedCC
-from fedcc.methods.abstention import entropy, featureless, sync_target, targets
+from fedcc.methods.abstention import aggregate, entropy, featureless, sync_target, targets, trust
 from recording import Recording, changed, record, same
 from tiny import DIMENSIONS, Mlp, Tiny
 
@@ -48,6 +48,7 @@ def test_every_option_moves_a_run() -> None:
         "majority_source": "labels",
         "majority_empty": "alpha_zero",
         "majority_recompute": False,
+        "alpha_design": "client",
         "probe_kind": "noise",
         "entropy_space": "full",
         "sync_head": "restricted",
@@ -59,6 +60,7 @@ def test_every_option_moves_a_run() -> None:
         "refine_joint_batch": False,
         "refine_epoch": "labelled",
         "bn_recalibrate": "public",
+        "trust": 0.0,
     }
     assert set(others) == {f.name for f in fields(FedCC)}
     # settings under which the option has something to decide
@@ -303,6 +305,60 @@ def test_entropy_space() -> None:
         assert client.log["majority"] == 3  # unknown is never one of them, however probable
         assert float(found[0, 0]) == pytest.approx((w_l - min(w_l, h)) / w_l)
         assert found.shape == (1, 4)
+
+
+# -- alpha and trust
+
+
+@pytest.mark.parametrize(
+    ("design", "expected"),
+    [("sample", [0.24181, 0.0]), ("client", [0.24181, 0.24181]), ("one", [1.0, 1.0])],
+)
+def test_alpha_design(design: Any, expected: list[float]) -> None:
+    """A probe that is even on two of ten classes; a sample of which the model is sure, and one of which it is not."""
+    bias = torch.full((1, 11), -80.0, dtype=torch.float64)
+    bias[0, :2] = 0.0
+    logits = torch.zeros(2, 11, dtype=torch.float64)
+    logits[0, 1] = 80.0
+    client = client_of([0, 1], classes=10)
+    found = FedCC(alpha_design=design).pseudo_labels(client, bias, logits)
+    assert found[:, :2].sum(-1).tolist() == pytest.approx(expected, abs=1e-5)
+    assert found[:, -1].tolist() == pytest.approx([1 - a for a in expected], abs=1e-5)
+    assert found[0, 0] == 0
+    assert client.log["alpha"] == pytest.approx(sum(expected) / 2, abs=1e-5)
+
+
+def test_alpha_design_one_still_abstains_from_everything_without_a_majority() -> None:
+    method = FedCC(alpha_design="one", majority_empty="alpha_zero", majority_threshold=1.0)
+    found = method.pseudo_labels(client_of([0]), torch.zeros(1, 4), torch.zeros(2, 4))
+    assert found.tolist() == [[0, 0, 0, 1]] * 2
+
+
+@pytest.mark.parametrize("exponent", [0.0, 1.0, 2.0, 4.0])
+def test_trust_is_the_exponent_of_the_known_mass(exponent: float) -> None:
+    votes = torch.tensor([[[0.5, 0.3, 0.2]], [[0.1, 0.1, 0.8]], [[0.0, 0.0, 1.0]]], dtype=torch.float64)
+    a = [0.8, 0.2, 0.0]
+    weights = [x**exponent for x in a]
+    total = sum(weights)
+    assert trust(votes, exponent)[:, 0].tolist() == pytest.approx([w / total for w in weights])
+    mixed = [sum(w * float(v[0, c]) for w, v in zip(weights, votes, strict=True)) / total for c in range(3)]
+    assert aggregate(votes, exponent)[0].tolist() == pytest.approx(mixed)
+    assert targets(votes, exponent)[0].tolist() == pytest.approx([m / sum(mixed[:2]) for m in mixed[:2]])
+
+
+def test_trust_is_finite_where_nearly_all_abstain() -> None:
+    votes = torch.tensor([[[2e-5, 0.0, 1.0]], [[0.0, 1e-5, 1.0]]])
+    assert trust(votes, 4.0)[:, 0].tolist() == pytest.approx([16 / 17, 1 / 17])
+    assert trust(torch.tensor([[[0.0, 0.0, 1.0]]] * 2), 4.0)[:, 0].tolist() == [0.5, 0.5]
+
+
+def test_trust_reaches_the_targets_and_the_prediction() -> None:
+    rounds = {e: Tiny(FedCC(trust=e), labels=MIXED).run(1) for e in (0.0, 1.0)}
+    for exponent, tiny in rounds.items():
+        votes = torch.stack([up.values for up in tiny.rounds[-1].ups.values()])
+        assert torch.equal(tiny.rounds[-1].downs[0].values, targets(votes, exponent))
+    scores = [tiny.scores() for tiny in rounds.values()]
+    assert not torch.equal(*scores)
 
 
 # -- probe

@@ -9,17 +9,18 @@ from torch import Tensor
 from fedcc.methods.abstention import targets, trust
 
 
-def example(logits: Tensor, hidden: Tensor | None, row: int | None = None) -> dict[str, Any]:
+def example(logits: Tensor, hidden: Tensor | None, row: int | None = None, exponent: float = 1.0) -> dict[str, Any]:
     """What each of K clients says of one sample, from their logits [K, N, C + 1] on all of them, and what comes of it.
 
     ``unknown`` are a client's C + 1 probabilities, ``plain`` those that it gives if it may not abstain, ``weight`` is
     the server's trust. The aggregates are FedCC's and the plain mean, ``accuracy`` (percent) says how often each names
-    the hidden label, over all samples. ``row`` is the sample; by default the most telling one.
+    the hidden label, over all samples. ``row`` is the sample; by default the most telling one. ``exponent`` is the
+    method's ``trust``.
     """
     votes, plain = logits.softmax(-1), logits[..., :-1].softmax(-1)
-    ours, mean = targets(votes), plain.mean(0)
+    ours, mean = targets(votes, exponent), plain.mean(0)
     row = telling(ours, mean, hidden) if row is None else row
-    weights = trust(votes)[:, row]
+    weights = trust(votes, exponent)[:, row]
     return {
         "row": row,
         "label": None if hidden is None else int(hidden[row]),

@@ -143,7 +143,9 @@ def shown_example(result: Result, federation: Federation, options: Options, engi
             raise ValueError(f"public_index must be the position of a public sample, got {options.public_index}")
         row = int(places[0])
     outputs = [engine.serve([Predict(m, public)])[0] for m in clients.values()]
-    found = example(torch.stack([o.logits for o in outputs]).cpu(), federation.hidden, row)
+    assert isinstance(result.method, FedCC)
+    logits = torch.stack([o.logits for o in outputs]).cpu()
+    found = example(logits, federation.hidden, row, result.method.trust)
     row = int(found.pop("row"))
     return {
         "public": int(split.public[row]),

@@ -20,6 +20,10 @@ from fedcc.run import Record, Result, rehearse, run
 SUMMARY_FORMAT = 1
 
 
+class Halted(Exception):
+    """The run was asked to stop between two rounds; its checkpoint is written."""
+
+
 def prepare(experiment: Experiment, out: Path, *, data_dir: Path | None = None, overwrite: bool = False) -> Federation:
     """The data, read and split; whatever is wrong with the call is found here, before anything is written."""
     RunFolder(out).check(experiment, overwrite)
@@ -48,6 +52,7 @@ def execute(
     start: Checkpoint | None = None,
     checkpoint_every: int | None = None,
     keep_checkpoints: bool = False,
+    halt: Callable[[], bool] | None = None,
     on_round: Callable[[Record], None] | None = None,
     monitor: Monitor | None = None,
 ) -> Result:
@@ -55,7 +60,8 @@ def execute(
 
     With ``start`` the run goes on behind that checkpoint of its folder. There is a checkpoint after every so many
     rounds, none with 0; by default after every round, but for those so short that writing would take over a twentieth
-    of the time. A finished run needs them no longer.
+    of the time. A finished run needs them no longer. ``halt`` is asked between rounds; if it says so, a checkpoint is
+    written and :class:`Halted` raised.
     """
     check_value("checkpoint_every", checkpoint_every, int | None, 0)
     if federation is None:
@@ -67,6 +73,7 @@ def execute(
         folder.cut(start.offset)
         checkpoints.remove(after=start.snapshot.t)
         checkpoints.size = start.size
+    total = experiment.made().rounds(experiment.rounds)
     begun = time.perf_counter() - (start.seconds if start else 0.0)
 
     def told(record: Record) -> None:
@@ -79,8 +86,11 @@ def execute(
             due = checkpoints.affordable()
         else:
             due = checkpoint_every > 0 and snapshot.t % checkpoint_every == 0
-        if due:
+        halted = halt is not None and snapshot.t < total and halt()
+        if due or halted:
             checkpoints.write(snapshot, time.perf_counter() - begun)
+        if halted:
+            raise Halted(f"stopped after round {snapshot.t} of {total}")
 
     result = run(
         experiment.made(),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import shlex
-import tomllib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -14,7 +13,7 @@ from fedcc.core.method import AnyMethod, check_value
 from fedcc.core.naming import unknown
 from fedcc.core.wire import WIRE
 from fedcc.engine import ENGINES, PRECISIONS, usual_engine, usual_precision
-from fedcc.experiments.toml import dumps
+from fedcc.experiments.toml import dumps, load
 from fedcc.federation import Assignment, Federation, several
 from fedcc.methods import METHODS, make
 from fedcc.nets import network
@@ -105,14 +104,7 @@ class Experiment:
     @staticmethod
     def read(path: Path) -> Experiment:
         """Read ``experiment.toml``."""
-        try:
-            table = tomllib.loads(path.read_text())
-        except FileNotFoundError:
-            raise ValueError(f"{path} is not there") from None
-        except OSError as error:
-            raise ValueError(f"{path} cannot be read: {error.strerror}") from None
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-            raise ValueError(f"{path} is not valid TOML: {error}") from None
+        table = load(path)
         if "method" not in table:
             raise ValueError(f"{path} names no method")
         try:

@@ -11,6 +11,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -23,12 +24,18 @@ from fedcc.experiments.experiment import Experiment
 from fedcc.run import Record
 
 REMAINS = ("metrics.jsonl", "environment.json", "partition.npz")  # what a begin that was killed may leave
-FILES = ("analysis.json", "summary.json", "models.json", "models.safetensors", *REMAINS, "experiment.toml")
+RESULTS = ("analysis.json", "summary.json", "models.json", "models.safetensors", "tracking.json")
+FILES = (*RESULTS, *REMAINS, "experiment.toml")
+LOCK = ".lock"
 CHECKPOINT = r"checkpoint-\d+-[0-9a-f]+\.safetensors"
 
 
 class RunFolderError(ValueError):
     """A folder that cannot take this run."""
+
+
+class InUse(RunFolderError):
+    """A folder in which another process runs."""
 
 
 class RunFolder:
@@ -52,7 +59,7 @@ class RunFolder:
             state = "finished" if "summary.json" in held else "unfinished"
             way = f"go on with `{self.resume}`" if same and state == "unfinished" else "choose another --out"
             raise RunFolderError(f"{self.path} holds {what} ({state}); {way}, or --overwrite it")
-        foreign = sorted(name for name in held if name not in REMAINS and not _temporary(name))
+        foreign = sorted(name for name in held if name not in (*REMAINS, LOCK) and not _temporary(name))
         if "experiment.toml" not in held and foreign:
             raise RunFolderError(f"{self.path} holds other files ({foreign[0]}); choose another --out")
 
@@ -60,6 +67,41 @@ class RunFolder:
     def resume(self) -> str:
         """The command that goes on with its run."""
         return shlex.join(["fedcc", "resume", str(self.path)])
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """No other process runs in the folder while the block does.
+
+        The system gives the lock back when its holder dies, however it dies; the file that is then left means nothing.
+        """
+        from filelock import FileLock, Timeout
+
+        made = [p for p in (self.path, *self.path.parents) if not p.exists()]
+        place = self.path / LOCK
+        lock = FileLock(place)
+        for attempt in range(10):
+            try:
+                self.path.mkdir(parents=True, exist_ok=True)
+                lock.acquire(timeout=0)
+                break
+            except FileNotFoundError:  # another process removed a folder that it had made in vain
+                if attempt == 9:
+                    raise
+            except Timeout:
+                holder = place.read_text().strip() if place.exists() else ""
+                who = f"another process ({holder})" if holder else "another process"
+                raise InUse(f"{self.path} is in use by {who}; wait for it, or choose another --out") from None
+        try:
+            with contextlib.suppress(OSError):  # the name is for people
+                place.write_text(f"{os.getpid()} on {platform.node()}\n")
+            yield
+        finally:
+            with contextlib.suppress(OSError):
+                place.unlink()  # while it is held: whoever waits for this file sees that it is gone
+            lock.release()
+            with contextlib.suppress(OSError):
+                for folder in made:  # as long as they are empty
+                    folder.rmdir()
 
     def begin(self, experiment: Experiment, partition: Partition | None) -> None:
         """Make the folder of a new run, in place of what :meth:`check` let pass; all of it or nothing."""

@@ -4,8 +4,22 @@ from __future__ import annotations
 
 import json
 import math
+import tomllib
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
+
+
+def load(path: Path) -> dict[str, Any]:
+    """Read a file; what is wrong with it is a ValueError that names it."""
+    try:
+        return tomllib.loads(path.read_text())
+    except FileNotFoundError:
+        raise ValueError(f"{path} is not there") from None
+    except OSError as error:
+        raise ValueError(f"{path} cannot be read: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} is not valid TOML: {error}") from None
 
 
 def dumps(table: Mapping[str, Any]) -> str:

@@ -16,6 +16,7 @@ from fedcc.core.roles import Client
 from fedcc.core.samples import IDENTITY, Samples
 
 Probe = Literal["cdmad_ones", "white", "black", "mean", "noise"]
+Design = Literal["sample", "client", "one"]
 
 
 def smoothed(p: Tensor, delta: float) -> Tensor:
@@ -38,8 +39,15 @@ def majority_classes(share: Tensor, threshold: float) -> Tensor:
     return share > threshold
 
 
-def alpha(w_l: float, w_u: float, h: Tensor) -> Tensor:
-    """(w_l - min(w_l, h)) / (w_l + w_u) for samples of entropy h, Eq. (10); 0 where nothing is known (w_l = 0)."""
+def alpha(w_l: float, w_u: float, h: Tensor, design: Design = "sample") -> Tensor:
+    """(w_l - min(w_l, h)) / (w_l + w_u) for samples of entropy h, Eq. (10); 0 where nothing is known (w_l = 0).
+
+    Other designs (F-28): ``client`` leaves h out, which is the paper's alpha_base; ``one`` is always 1.
+    """
+    if design == "one":
+        return torch.ones_like(h)
+    if design == "client":
+        h = torch.zeros_like(h)
     if w_l <= 0:
         return torch.zeros_like(h)
     return (w_l - h.clamp(max=w_l)) / (w_l + w_u)
@@ -51,24 +59,28 @@ def pseudo_labels(alpha: Tensor, known_logits: Tensor, majority: Tensor) -> Tens
     return torch.cat([alpha[:, None] * F.one_hot(best, known_logits.shape[-1]), (1 - alpha)[:, None]], -1)
 
 
-def trust(votes: Tensor) -> Tensor:
+def trust(votes: Tensor, exponent: float = 1.0) -> Tensor:
     """mu_k = a_k / sum_j a_j with a_k = 1 - v_{k,u}, Alg. 1 line 7: [K, N] from votes [K, N, C + 1].
 
-    Equal weights where all abstain (F-17).
+    Equal weights where all abstain (F-17). Another exponent takes a_k to that power (F-29).
     """
     a = votes[..., :-1].sum(-1)  # not 1 - v_u, which cancels
     total = a.sum(0)
-    return torch.where(total < 1e-12, torch.full_like(a, 1 / len(a)), a / total.clamp(min=1e-12))
+    mu = torch.where(total < 1e-12, torch.full_like(a, 1 / len(a)), a / total.clamp(min=1e-12))
+    if exponent == 1:
+        return mu
+    powers = mu**exponent  # of mu, not of a, which may be tiny
+    return powers / powers.sum(0)
 
 
-def aggregate(votes: Tensor) -> Tensor:
+def aggregate(votes: Tensor, exponent: float = 1.0) -> Tensor:
     """The server's prediction [N, C + 1] from the clients' [K, N, C + 1], Eq. (11)."""
-    return (trust(votes)[..., None] * votes).sum(0)
+    return (trust(votes, exponent)[..., None] * votes).sum(0)
 
 
-def targets(votes: Tensor) -> Tensor:
+def targets(votes: Tensor, exponent: float = 1.0) -> Tensor:
     """Soft targets [N, C]: Eq. (11) without "unknown", renormalised, Alg. 1 line 9; uniform where nobody knows."""
-    known = aggregate(votes)[:, :-1]
+    known = aggregate(votes, exponent)[:, :-1]
     mass = known.sum(-1, keepdim=True)
     nobody = mass == 0
     return torch.where(nobody, torch.full_like(known, 1 / known.shape[-1]), known / mass.masked_fill(nobody, 1))

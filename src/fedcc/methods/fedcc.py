@@ -3,7 +3,7 @@
 Ye, Ayan, An and Carle, "FedCC: Towards Addressing Label Distribution Skews in Distillation-Based Federated Learning".
 Shares C + 1 probabilities on the public samples [n_u, C + 1], the last one "unknown"; receives C soft targets
 [n_u, C]; predicts by the ensemble of all clients' models, Eq. (11).
-Deviations and the choices where the paper is silent: docs/deviations.md, F-1 to F-27.
+Deviations and the choices where the paper is silent: docs/deviations.md, F-1 to F-29.
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ class FedCC(Method[Predictions, Predictions]):
     majority_source: Literal["probe", "labels"] = option("probe", "majority classes by probe or label counts", "F-21")
     majority_empty: Literal["argmax", "alpha_zero"] = option("argmax", "if no class is above the threshold", "F-13")
     majority_recompute: bool = option(True, "find the majority classes anew every round", "F-16")
+    alpha_design: eq.Design = option("sample", "Eq. (10), without the sample's entropy, or always 1", "F-28")
     probe_kind: eq.Probe = option("cdmad_ones", "the eq.featureless input of the probe", "F-7")
     entropy_space: Literal["known", "full"] = option("known", "entropies over C or C + 1 outputs", "F-9, F-10")
     sync_head: Literal["padded", "restricted"] = option("padded", "targets with 0 at unknown, or C outputs", "F-1")
@@ -54,6 +55,7 @@ class FedCC(Method[Predictions, Predictions]):
     refine_joint_batch: bool = option(True, "private and public batch in one forward pass (decisive)", "F-14")
     refine_epoch: Literal["max", "labelled", "public"] = option("max", "which set's length makes an epoch", "F-15")
     bn_recalibrate: Literal["none", "public"] = option("none", "BatchNorm's statistics from public data", "F-19")
+    trust: float = option(1.0, "exponent of the known mass in the weights mu; 0 for equal weights", "F-29", low=0)
 
     def outputs(self, classes: int) -> int:
         return classes + 1
@@ -87,11 +89,11 @@ class FedCC(Method[Predictions, Predictions]):
         return Predictions(shared)
 
     async def server(self, s: Server, ups: Mapping[int, Predictions]) -> Mapping[int, Predictions]:
-        return s.to_all(Predictions(eq.targets(torch.stack([up.values for up in ups.values()]))))
+        return s.to_all(Predictions(eq.targets(torch.stack([up.values for up in ups.values()]), self.trust)))
 
     async def predict(self, t: Trained, samples: Samples) -> Tensor:
         outputs = await gather(*(Predict(model, samples) for model in t.clients.values()))
-        return eq.aggregate(torch.stack([o.logits.softmax(-1) for o in outputs]))[:, :-1]  # argmax over C, Sec. IV-C
+        return eq.aggregate(torch.stack([o.logits.softmax(-1) for o in outputs]), self.trust)[:, :-1]  # Sec. IV-C
 
     def pseudo_labels(self, c: Client, bias: Tensor, logits: Tensor) -> Tensor:
         """Soft pseudo labels of the public samples by the model after the fit phase (theta_0), Eqs. (8)-(10)."""
@@ -99,7 +101,7 @@ class FedCC(Method[Predictions, Predictions]):
         p = bias[:, :space].softmax(-1).mean(0)
         majority = c.majority = self.majority(c, p[: c.classes])
         w_l, w_u = float(eq.entropy(eq.smoothed(p, self.delta))), eq.unknown_weight(c.classes, int(majority.sum()))
-        a = eq.alpha(w_l, w_u, eq.entropy(logits[:, :space].softmax(-1)))
+        a = eq.alpha(w_l, w_u, eq.entropy(logits[:, :space].softmax(-1)), self.alpha_design)
         if not majority.any():  # majority_empty="alpha_zero": the client abstains from everything
             a = torch.zeros_like(a)
         c.log |= {"majority": int(majority.sum()), "w_l": w_l, "w_u": w_u, "alpha": float(a.mean())}

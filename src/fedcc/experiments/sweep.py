@@ -1,0 +1,337 @@
+"""Sweeps: methods x scenarios x seeds from one TOML file, each run in its folder, whatever was done before."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, fields
+from hashlib import blake2b
+from itertools import product
+from pathlib import Path
+from typing import Any, Literal
+
+from fedcc.core.naming import unknown
+from fedcc.ending import Stopped, explained
+from fedcc.experiments.execute import Halted, execute, prepare, unfinished
+from fedcc.experiments.experiment import Experiment
+from fedcc.experiments.store import InUse, RunFolder, RunFolderError
+from fedcc.experiments.toml import load
+from fedcc.experiments.workers import Died, Pool, drained
+from fedcc.methods import METHODS
+from fedcc.tracking import tracked
+
+MACHINE = ("device", "precision", "engine", "threads", "deterministic")
+"""What a run takes from the machine unless it is given; a run made elsewhere is no other run for it."""
+
+OPTIONS = tuple(f.name for f in fields(Experiment) if f.name not in ("method", "settings", "seed"))
+State = Literal["finished", "unfinished", "missing", "blocked"]
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run of a sweep: where it belongs below the folder of runs, and what was said about it."""
+
+    place: Path
+    method: str
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    given: Mapping[str, Any] = field(default_factory=dict)
+
+    def experiment(self) -> Experiment:
+        """It, resolved on this machine."""
+        return Experiment.resolved(self.method, settings=self.settings, **self.given)
+
+    def state(self, root: Path) -> tuple[State, str]:
+        """How far it is, and why it cannot be run if it is blocked."""
+        folder = root / self.place
+        if not (folder / "experiment.toml").is_file():
+            try:
+                RunFolder(folder).check(_anywhere(self.method, self.settings, self.given))
+            except RunFolderError as error:
+                return "blocked", str(error)
+            return "missing", ""
+        try:
+            if other := self.difference(load(folder / "experiment.toml")):
+                return "blocked", f"{folder} holds another run ({other}); choose another --out, or move it away"
+        except ValueError as error:
+            return "blocked", f"{folder} holds another run: {error}"
+        return ("finished" if (folder / "summary.json").is_file() else "unfinished"), ""
+
+    def difference(self, table: Mapping[str, Any]) -> str:
+        """Where a folder's ``experiment.toml`` says something else; what was left to the machine does not count."""
+        there = dict(table)
+        for name in MACHINE:
+            if (mine := self.given.get(name, "auto")) not in ("auto", there.get(name)):
+                return f"{name} is {there.get(name)} there, {mine} here"
+        method, settings = there.pop("method", ""), there.pop("settings", {})
+        found, wanted = (
+            asdict(_anywhere(*what)) for what in ((method, settings, there), (self.method, self.settings, self.given))
+        )
+        for name in wanted:
+            if found[name] == wanted[name]:
+                continue
+            if name != "settings":
+                return f"{name} is {found[name]} there, {wanted[name]} here"
+            odd = next(s for s in wanted[name] if found[name].get(s) != wanted[name][s])
+            return f"{odd} is {found[name].get(odd)} there, {wanted[name][odd]} here"
+        return ""
+
+
+def _anywhere(method: str, settings: Mapping[str, Any], given: Mapping[str, Any]) -> Experiment:
+    """An experiment as it is apart from the machine."""
+    rest = {name: value for name, value in given.items() if name not in MACHINE}
+    return Experiment.resolved(method, settings=settings, device="cpu", **rest)
+
+
+# ------------------------------------------------------------------------------------------------------- the file
+
+
+def read(path: Path, changes: Mapping[str, Any] | None = None) -> list[Run]:
+    """The runs of a file, in its order: by seed, then scenario, then method; ``changes`` win over what it says."""
+    try:
+        return planned(load(path), changes or {})
+    except ValueError as error:
+        raise error if str(error).startswith(str(path)) else ValueError(f"{path}: {error}") from None
+
+
+def planned(table: Mapping[str, Any], changes: Mapping[str, Any]) -> list[Run]:
+    """The runs that a table describes."""
+    _known("key of a sweep", table, ("methods", "seeds", "scenario", "variant", *OPTIONS))
+    _known("option of a run", changes, OPTIONS)
+    common = {name: table[name] for name in table if name in OPTIONS}
+    seeds = _listed("seeds", table.get("seeds", [0]), int)
+    methods = [{"method": name} for name in _listed("methods", table.get("methods", []), str)]
+    variants = _tables("variant", table, ("method", "name", "settings", *OPTIONS))
+    for variant in variants:
+        for key in ("method", "name"):
+            if key not in variant:
+                raise ValueError(f"a variant has a method and a name, got {variant}")
+    scenarios = [
+        {**common, **scenario, "data": data, "skew": skew}
+        for scenario in _tables("scenario", table, ("name", *OPTIONS)) or [{}]
+        for data, skew in product(*(_several((common | scenario).get(name)) for name in ("data", "skew")))
+    ]
+    if not methods + variants:
+        raise ValueError(f"name at least one method; known: {', '.join(METHODS)}")
+    runs: dict[Path, Run] = {}
+    for seed, scenario, entry in product(seeds, scenarios, methods + variants):
+        run = _run(seed, scenario, entry, changes)
+        if run.place in runs:
+            raise ValueError(f"two runs would share the folder {run.place}; give a variant or scenario a name")
+        runs[run.place] = run
+    return list(runs.values())
+
+
+def _run(seed: int, scenario: Mapping[str, Any], entry: Mapping[str, Any], changes: Mapping[str, Any]) -> Run:
+    given = {n: v for n, v in {**scenario, **entry, **changes, "seed": seed}.items() if n in (*OPTIONS, "seed")}
+    given = {n: v for n, v in given.items() if v is not None}
+    method, settings = entry["method"].lower(), entry.get("settings", {})
+    try:
+        data, _, number = _anywhere(method, settings, given).place.parts
+    except ValueError as error:
+        where = " ".join(str(v) for v in (entry.get("name"), given.get("data"), given.get("skew")) if v)
+        raise ValueError(f"{method}{f' ({where})' if where else ''}: {error}") from None
+    for name in (scenario.get("name"), entry.get("name")):
+        if name is not None and not (isinstance(name, str) and re.fullmatch(r"\w[\w.-]*", name)):
+            raise ValueError(f"a name is of letters, digits, '.', '_' and '-', as it becomes a folder's; got {name!r}")
+    data, named = ("-".join(filter(None, pair)) for pair in ((data, scenario.get("name")), (method, entry.get("name"))))
+    return Run(Path(data) / named / number, method, settings, given)
+
+
+def _known(kind: str, table: Mapping[str, Any], known: Sequence[str]) -> None:
+    for name in table:
+        if name not in known:
+            raise unknown(kind, name, known)
+
+
+def _tables(name: str, table: Mapping[str, Any], known: Sequence[str]) -> list[dict[str, Any]]:
+    found = table.get(name, [])
+    if not isinstance(found, list) or not all(isinstance(entry, dict) for entry in found):
+        raise ValueError(f"{name} must be tables, [[{name}]], got {found!r}")
+    for entry in found:
+        _known(f"key of a {name}", entry, known)
+    return found
+
+
+def _listed(name: str, value: Any, kind: type) -> list[Any]:
+    if not isinstance(value, list) or not all(type(v) is kind for v in value):
+        raise ValueError(f"{name} must be a list of {'whole numbers' if kind is int else 'texts'}, got {value!r}")
+    return value
+
+
+def _several(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
+
+
+def shard(runs: Sequence[Run], text: str) -> list[Run]:
+    """The part ``i/n`` of the runs: whole parts are disjoint, equal to one run, and mix methods and scenarios.
+
+    >>> [len(shard([Run(Path(str(n)), "fedcc") for n in range(8)], part)) for part in ("1/3", "2/3", "3/3")]
+    [3, 3, 2]
+    """
+    found = re.fullmatch(r"(\d+)/(\d+)", text)
+    if not found or not 1 <= int(found[1]) <= int(found[2]):
+        raise ValueError(f"--shard is i/n with i from 1 to n, as 2/4, got {text!r}")
+    mixed = sorted(runs, key=lambda run: blake2b(run.place.as_posix().encode()).digest())
+    mine = {run.place for run in mixed[int(found[1]) - 1 :: int(found[2])]}
+    return [run for run in runs if run.place in mine]
+
+
+def duration(text: str) -> float:
+    """Seconds of a time as people write it.
+
+    >>> duration("90m"), duration("1h30m"), duration("45s"), duration("10")
+    (5400.0, 5400.0, 45.0, 10.0)
+    """
+    units = {"d": 86400, "h": 3600, "m": 60, "s": 1}
+    parts = re.findall(r"(\d+(?:\.\d+)?)([dhms])", text)
+    if "".join(number + unit for number, unit in parts) == text and parts:
+        return float(sum(float(number) * units[unit] for number, unit in parts))
+    with suppress(ValueError):
+        if float(text) > 0:
+            return float(text)
+    raise ValueError(f"a time is given as 90m, 1h30m or 45s, got {text!r}")
+
+
+# --------------------------------------------------------------------------------------------------------- one run
+
+
+@dataclass(frozen=True)
+class How:
+    """What a sweep's runs have in common that does not decide their numbers."""
+
+    root: Path
+    data_dir: Path | None = None
+    save_models: bool = True
+    checkpoint_every: int | None = None
+    keep_checkpoints: bool = False
+    track: tuple[str, ...] = ()
+    deadline: float | None = None  # of the clock that time.time() reads, which machines share
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How one run ended: it is finished, was finished before, is in use elsewhere, was stopped, or failed."""
+
+    kind: Literal["finished", "before", "elsewhere", "stopped", "failed"]
+    text: str = ""
+    accuracy: float | None = None
+    seconds: float = 0.0  # that this sweep spent on it
+    resumed: int = 0  # the round behind which it went on
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass
+class Late:
+    """Whether a round as long as the last would end behind the deadline."""
+
+    deadline: float | None
+    last: float = field(default_factory=time.time)
+
+    def __call__(self) -> bool:
+        now = time.time()
+        spent, self.last = now - self.last, now
+        return self.deadline is not None and now + spent > self.deadline
+
+
+def perform(run: Run, how: How) -> Outcome:
+    """Run it in its folder, or go on with it; whatever goes wrong is the outcome."""
+    place, begun = how.root / run.place, time.perf_counter()
+    warnings: list[str] = []
+    resumed = 0
+
+    def ended(kind: Any, text: str = "", accuracy: float | None = None) -> Outcome:
+        return Outcome(kind, text, accuracy, time.perf_counter() - begun, resumed, tuple(warnings))
+
+    try:
+        with RunFolder(place).held():
+            state, reason = run.state(how.root)
+            if state == "finished":
+                return ended("before")
+            if state == "blocked":
+                return ended("failed", reason)
+            start = None
+            if state == "unfinished":
+                experiment, federation, start, problems = unfinished(place, how.data_dir)
+                warnings += problems
+            else:
+                experiment = run.experiment()
+                federation = prepare(experiment, place, data_dir=how.data_dir)
+            resumed = start.snapshot.t if start else 0
+            with tracked(how.track, experiment, place, warnings.append) as told:
+                result = execute(
+                    experiment,
+                    place,
+                    federation,
+                    save_models=how.save_models,
+                    start=start,
+                    checkpoint_every=how.checkpoint_every,
+                    keep_checkpoints=how.keep_checkpoints,
+                    halt=Late(how.deadline),
+                    on_round=told,
+                )
+            return ended("finished", accuracy=result.accuracy)
+    except InUse as error:
+        return ended("elsewhere", str(error))
+    except (Halted, Stopped, KeyboardInterrupt) as error:  # the last one is how Ray cancels
+        return ended("stopped", str(error))
+    except Exception as error:
+        if os.environ.get("FEDCC_DEBUG"):
+            traceback.print_exc()
+        return ended("failed", explained(error))
+
+
+# -------------------------------------------------------------------------------------------------------- all of them
+
+
+@dataclass
+class Sweep:
+    """The runs that are to be done, those under way, and how the others ended."""
+
+    todo: deque[Run]
+    deadline: float | None = None
+    began: dict[Path, float] = field(default_factory=dict)  # when those under way did
+    outcomes: dict[Path, Outcome] = field(default_factory=dict)
+
+    def go(self, pool: Pool[Run, Outcome], ended: Callable[[Run, Outcome], None], tick: Callable[[], None]) -> None:
+        """Do them all, or stop: at the deadline, or for whatever is raised here."""
+        try:
+            while True:
+                while self.todo and len(pool.busy) < pool.jobs and not self.late:
+                    run = self.todo.popleft()
+                    pool.give(run)
+                    self.began[run.place] = time.monotonic()
+                if not pool.busy:
+                    break
+                self._take(pool.wait(0.25), ended)
+                tick()
+        except BaseException:
+            rest = drained(pool)
+            self._take(rest, ended, stopping=True)
+            raise
+        finally:
+            pool.close()
+
+    @property
+    def late(self) -> bool:
+        return self.deadline is not None and time.time() >= self.deadline
+
+    def _take(
+        self,
+        answers: Iterator[tuple[Run, Outcome | Died]] | Sequence[tuple[Run, Outcome | Died]],
+        ended: Callable[[Run, Outcome], None],
+        stopping: bool = False,
+    ) -> None:
+        for run, answer in answers:
+            if isinstance(answer, Died):
+                answer = Outcome("stopped") if stopping else Outcome("failed", answer.reason)
+            self.began.pop(run.place, None)
+            self.outcomes[run.place] = answer
+            ended(run, answer)
+
+    def count(self, kind: str) -> int:
+        return sum(outcome.kind == kind for outcome in self.outcomes.values())

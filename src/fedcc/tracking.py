@@ -1,0 +1,216 @@
+"""Trackers: TensorBoard, MLflow and Weights & Biases are told each round. None of them can end a run.
+
+The run folder's ``tracking.json`` remembers a run's name at each tracker and the last round that it was told, so a run
+that is resumed goes on there.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Protocol
+
+from fedcc.core.files import written_whole
+from fedcc.core.naming import unknown
+from fedcc.experiments.experiment import Experiment
+from fedcc.run import Record
+
+Say = Callable[[str], None]
+State = dict[str, Any]  # what a tracker remembers of one run: "run", its name there, and "step", the last round told
+
+
+class Tracker(Protocol):
+    """One run at one tracker."""
+
+    def log(self, step: int, numbers: Mapping[str, float]) -> None: ...
+
+    def close(self, finished: bool) -> None: ...
+
+
+class TensorBoard:
+    """Event files in the run folder. From the first round of a resumed run on, they replace what was there."""
+
+    def __init__(self, experiment: Experiment, place: Path, first: int, state: State):
+        from torch.utils.tensorboard import SummaryWriter
+
+        state["step"] = 0
+        self.writer = SummaryWriter(str(place / "tensorboard"), purge_step=first)
+        if first == 1:
+            self.writer.add_text("experiment", f"```\n{experiment.toml()}```", 1)
+
+    def log(self, step: int, numbers: Mapping[str, float]) -> None:
+        for name, value in numbers.items():
+            self.writer.add_scalar(name, value, step)
+        self.writer.flush()
+
+    def close(self, finished: bool) -> None:
+        self.writer.close()
+
+
+class MLflow:
+    """A run of the MLflow experiment ``fedcc``, at MLFLOW_TRACKING_URI or in ``mlflow.db`` here."""
+
+    def __init__(self, experiment: Experiment, place: Path, first: int, state: State):
+        self.client, name = mlflow_store()
+        if "run" not in state:
+            run = self.client.create_run(name, run_name=title(place), tags={"folder": str(place)})
+            state["run"] = run.info.run_id
+            for key, value in flat(asdict(experiment)).items():
+                self.client.log_param(state["run"], key, value)
+        else:
+            self.client.update_run(state["run"], status="RUNNING")
+        self.run = state["run"]
+
+    def log(self, step: int, numbers: Mapping[str, float]) -> None:
+        from mlflow.entities import Metric
+
+        now = int(time.time() * 1000)
+        self.client.log_batch(self.run, metrics=[Metric(name, value, now, step) for name, value in numbers.items()])
+
+    def close(self, finished: bool) -> None:
+        self.client.set_terminated(self.run, "FINISHED" if finished else "KILLED")
+
+
+def mlflow_store() -> tuple[Any, str]:
+    """A client, and the id of the MLflow experiment ``fedcc``, which is made if it is not there."""
+    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+    from mlflow import MlflowClient
+
+    client = MlflowClient(os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{Path('mlflow.db').absolute()}")
+    found = client.get_experiment_by_name("fedcc")
+    return client, found.experiment_id if found else client.create_experiment("fedcc")
+
+
+class WandB:
+    """A run of the project WANDB_PROJECT, ``fedcc`` by default; WANDB_MODE=offline keeps it in the run folder."""
+
+    def __init__(self, experiment: Experiment, place: Path, first: int, state: State):
+        import wandb
+
+        state.setdefault("run", secrets.token_hex(4))
+        quiet = wandb.Settings(silent=True, console="off")
+        self.run = wandb.init(
+            project=os.environ.get("WANDB_PROJECT", "fedcc"),
+            id=state["run"],
+            name=title(place),
+            dir=str(place),
+            config=flat(asdict(experiment)),
+            resume="allow",
+            reinit="create_new",
+            settings=quiet,
+        )
+
+    def log(self, step: int, numbers: Mapping[str, float]) -> None:
+        self.run.log(dict(numbers), step=step)
+
+    def close(self, finished: bool) -> None:
+        self.run.finish(exit_code=0 if finished else 1)
+
+
+TRACKERS: dict[str, tuple[Callable[[Experiment, Path, int, State], Tracker], tuple[str, ...]]] = {
+    "tensorboard": (TensorBoard, ("tensorboard",)),
+    "mlflow": (MLflow, ("mlflow", "sqlalchemy", "alembic")),
+    "wandb": (WandB, ("wandb",)),
+}
+"""By name, with the packages that each needs."""
+
+
+def checked(names: Iterable[str], say: Say) -> tuple[str, ...]:
+    """The names once each; one that is unknown or whose package is missing is refused before any training."""
+    chosen = tuple(dict.fromkeys(name.lower() for name in names))
+    for name in chosen:
+        if name not in TRACKERS:
+            raise unknown("tracker", name, TRACKERS)
+        if missing := [package for package in TRACKERS[name][1] if find_spec(package) is None]:
+            raise ValueError(f"--track {name} needs {', '.join(missing)}: pip install 'fedcc[{name}]'")
+    if "mlflow" in chosen:
+        try:
+            mlflow_store()  # once, before several processes would make it at the same time
+        except Exception as error:
+            say(_failed("mlflow", error))
+    return chosen
+
+
+@contextmanager
+def tracked(names: Sequence[str], experiment: Experiment, place: Path, say: Say) -> Iterator[Callable[[Record], None]]:
+    """What is told each round while the block runs, and tells the trackers; one that fails is given up with a word."""
+    remembered = place / "tracking.json"
+    state: dict[str, State] = {}
+    opened: dict[str, Tracker] = {}
+    left = list(names)
+
+    def attempt(name: str, action: Callable[[], None]) -> None:
+        try:
+            action()
+        except Exception as error:
+            left.remove(name)
+            say(_failed(name, error))
+
+    def told(record: Record) -> None:
+        if not state and remembered.exists():  # here and not before: now the folder is this run's
+            state.update(json.loads(remembered.read_text()))
+        for name in tuple(left):
+            attempt(name, lambda name=name: tell(name, record))  # type: ignore[misc]
+        if left:
+            with written_whole(remembered) as file:
+                file.write((json.dumps(state, indent=1) + "\n").encode())
+
+    def tell(name: str, record: Record) -> None:
+        mine = state.setdefault(name, {})
+        if name not in opened:
+            opened[name] = TRACKERS[name][0](experiment, place, record["round"], mine)
+        if record["round"] > mine.get("step", 0):
+            opened[name].log(record["round"], numbers(record))
+            mine["step"] = record["round"]
+
+    finished = False
+    try:
+        yield told
+        finished = True
+    finally:
+        for name in tuple(left):
+            if name in opened:
+                attempt(name, lambda name=name: opened[name].close(finished))  # type: ignore[misc]
+
+
+def numbers(record: Record) -> dict[str, float]:
+    """A round's record as names and numbers; what is there for each client is averaged.
+
+    >>> numbers({"round": 1, "accuracy": 50.0, "targets": None, "clients": {"0": 10.0, "1": 30.0},
+    ...          "bytes": {"up": 8}, "log": {"0": {"alpha": 0.5}}})
+    {'accuracy': 50.0, 'clients': 20.0, 'bytes/up': 8.0, 'log/alpha': 0.5}
+    """
+    found = {name: record.get(name) for name in ("accuracy", "targets")}
+    for name in ("clients", "local"):
+        if values := list(record.get(name, {}).values()):
+            found[name] = sum(values) / len(values)
+    for group in ("bytes", "seconds"):
+        found |= {f"{group}/{name}": value for name, value in record.get(group, {}).items()}
+    logs: dict[str, list[float]] = {}
+    for log in record.get("log", {}).values():
+        for name, value in log.items():
+            logs.setdefault(name, []).append(value)
+    found |= {f"log/{name}": sum(values) / len(values) for name, values in logs.items()}
+    return {name: float(value) for name, value in found.items() if value is not None}
+
+
+def flat(table: Mapping[str, Any]) -> dict[str, Any]:
+    """A table of tables as one, with dotted names."""
+    rows = {n: {"": v} if not isinstance(v, Mapping) else {f".{m}": w for m, w in v.items()} for n, v in table.items()}
+    return {f"{name}{below}": value for name, row in rows.items() for below, value in row.items()}
+
+
+def title(place: Path) -> str:
+    """A run's name for people: the last parts of its folder."""
+    return "/".join(place.absolute().parts[-3:])
+
+
+def _failed(name: str, error: Exception) -> str:
+    return " ".join(f"{name} is told nothing more: {type(error).__name__}: {error}".split())

@@ -1,0 +1,296 @@
+"""What a sweep file means, how it is split, and what counts as done."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedcc.experiments import Experiment, RunFolder
+from fedcc.experiments.sweep import Late, Run, duration, planned, read, shard
+from fedcc.methods import METHODS
+
+FILES = Path(__file__).parents[2] / "experiments"
+
+
+def plan(text: str, **changes: Any) -> list[Run]:
+    return planned(tomllib.loads(text), changes)
+
+
+def places(text: str, **changes: Any) -> list[str]:
+    return [run.place.as_posix() for run in plan(text, **changes)]
+
+
+# -------------------------------------------------------------------------------------------------------- the file
+
+
+def test_the_shortest_file() -> None:
+    assert places('methods = ["FedCC"]') == ["digits_classes-1/fedcc/seed0"]
+
+
+def test_seeds_then_scenarios_then_methods_then_variants() -> None:
+    text = """
+        methods = ["fedavg", "local"]
+        seeds = [4, 2]
+        [[scenario]]
+        data = "cifar10"
+        skew = ["classes:2", "iid"]
+        [[scenario]]
+        [[variant]]
+        method = "fedcc"
+        name = "lam-0.5"
+        settings = { lam = 0.5 }
+    """
+    names = ("fedavg", "local", "fedcc-lam-0.5")
+    folders = ("cifar10_classes-2", "cifar10_iid", "digits_classes-1")
+    assert places(text) == [f"{f}/{n}/seed{s}" for s in (4, 2) for f in folders for n in names]
+    last = plan(text)[-1].experiment()
+    assert (last.settings["lam"], last.seed, last.data) == (0.5, 2, "digits")
+
+
+def test_the_closer_word_wins() -> None:
+    text = """
+        methods = ["fedavg"]
+        rounds = 2
+        epochs = 3
+        fraction = 0.5
+        scenario = [{ data = "digits", epochs = 4, batch = 16 }]
+        variant = [{ method = "fedavg", name = "long", epochs = 85 }]
+    """
+    short, long = (run.experiment() for run in plan(text))
+    assert (short.rounds, short.epochs, short.fraction, short.batch) == (2, 4, 0.5, 16)
+    assert long == replace(short, epochs=85)
+    changed = [run.experiment() for run in plan(text, epochs=1, fraction=0.1)]
+    assert [(e.rounds, e.epochs, e.fraction) for e in changed] == [(2, 1, 0.1)] * 2
+
+
+def test_a_named_scenario_has_a_folder_of_its_own() -> None:
+    text = 'methods = ["local"]\nscenario = [{ fraction = 0.5 }, { fraction = 0.1, name = "tenth" }]'
+    assert places(text) == ["digits_classes-1/local/seed0", "digits_classes-1-tenth/local/seed0"]
+
+
+WRONG = [
+    ("method = ['fedcc']", "unknown key of a sweep 'method'; did you mean 'methods'?"),
+    ("ronds = 1", "unknown key of a sweep 'ronds'; did you mean 'rounds'?"),
+    ("seed = 1", "unknown key of a sweep 'seed'; did you mean 'seeds'?"),
+    ("methods = ['fedccc']", "unknown method 'fedccc'; did you mean 'fedcc'?"),
+    ("methods = 'fedcc'", "methods must be a list of texts, got 'fedcc'"),
+    ("methods = ['fedcc']\nseeds = [true]", "seeds must be a list of whole numbers, got [True]"),
+    ("methods = ['fedcc']\nseeds = [-1]", "seed must be at least 0, got -1"),
+    ("seeds = [1]", "name at least one method; known: fedavg"),
+    ("methods = ['fedcc']\nscenario = 1", "scenario must be tables, [[scenario]], got 1"),
+    ("methods = ['fedcc']\n[[scenario]]\nskw = 'iid'", "unknown key of a scenario 'skw'; did you mean 'skew'?"),
+    ("methods = ['fedcc']\nskew = 'clases:1'", "fedcc (clases:1): unknown skew 'clases:1'"),
+    ("methods = ['fedcc']\nrounds = 0", "fedcc: rounds must be at least 1, got 0"),
+    ("methods = ['fedcc']\nrounds = '3'", "fedcc: rounds must be a whole number, got '3'"),
+    ("[[variant]]\nname = 'a'", "a variant has a method and a name, got {'name': 'a'}"),
+    ("[[variant]]\nmethod = 'fedcc'", "a variant has a method and a name"),
+    (
+        "[[variant]]\nmethod = 'fedcc'\nname = 'a'\nsetting = {}",
+        "unknown key of a variant 'setting'; did you mean 'settings'?",
+    ),
+    (
+        "[[variant]]\nmethod = 'fedcc'\nname = 'a'\nsettings = { lamb = 1 }",
+        "fedcc (a): unknown setting of FedCC 'lamb'; did you mean 'lam'?",
+    ),
+    ("[[variant]]\nmethod = 'fedcc'\nname = '../a'", "a name is of letters, digits, '.', '_' and '-'"),
+    ("methods = ['fedcc', 'FedCC']", "two runs would share the folder digits_classes-1/fedcc/seed0"),
+    ("methods = ['fedcc']\nscenario = [{ fraction = 0.5 }, {}]", "two runs would share the folder"),
+    ("methods = [", "is not valid TOML"),
+]
+
+
+@pytest.mark.parametrize(("text", "said"), WRONG, ids=[said for _, said in WRONG])
+def test_a_wrong_file_is_refused(text: str, said: str, tmp_path: Path) -> None:
+    path = tmp_path / "s.toml"
+    path.write_text(text)
+    with pytest.raises(ValueError) as error:
+        read(path)
+    assert str(error.value).startswith(str(path))
+    assert said in str(error.value)
+
+
+# ------------------------------------------------------------------------------------------------ the files there are
+
+
+def test_table1_is_the_papers() -> None:
+    runs = read(FILES / "table1.toml")
+    plain = [run for run in runs if run.place.parts[1] in METHODS]
+    assert len(plain) == 16 * 12 * 3
+    assert {run.method for run in plain} == set(METHODS) - {"ssl", "local", "centralized"}
+    assert {run.place.parts[0] for run in runs} == {
+        f"{data}_{skew}"
+        for data, n in (("tiny-imagenet", (40, 20)), ("cifar100", (20, 10)), ("cifar10", (2, 1)))
+        for skew in ("dirichlet-0.5", "dirichlet-0.05", *(f"classes-{c}" for c in n))
+    }
+    matched = [run for run in runs if run not in plain]
+    assert {run.place.parts[1] for run in matched} == {"fedavg-matched"}
+    assert len(matched) == 36
+    for run in runs:
+        e = run.experiment()
+        assert (e.rounds, e.epochs, e.clients, e.lr, e.batch) == (15, 85 if run in matched else 20, 10, 1e-3, 64)
+        assert e.models == ("resnet20" if e.made().family == "parameters" else "resnet14,resnet20")
+        assert e.settings == Experiment.resolved(e.method).settings
+
+
+def test_table2_shares_its_runs_with_table1() -> None:
+    first = {run.place: run for run in read(FILES / "table1.toml")}
+    for run in read(FILES / "table2.toml"):
+        if run.method != "ssl":
+            assert run.experiment() == first[run.place].experiment()
+
+
+def test_the_smoke_test_has_every_method() -> None:
+    runs = read(FILES / "smoke.toml")
+    assert {run.method for run in runs} == set(METHODS)
+    assert len(runs) == len(METHODS) * 2 * 2
+
+
+def test_one_round_is_one_round() -> None:
+    assert {run.experiment().rounds for run in read(FILES / "oneshot.toml")} == {1}
+
+
+def test_every_ablation_differs_from_fedcc_in_something() -> None:
+    runs = [run for run in read(FILES / "ablations.toml") if run.place.parts[::2] == ("cifar10_classes-1", "seed0")]
+    base, *others = [run.experiment() for run in runs]
+    assert base == Experiment.resolved("fedcc", data="cifar10", skew="classes:1")
+    assert base not in others
+    assert all(a != b for n, a in enumerate(others) for b in others[:n])
+    changed = {
+        name for e in others if e.method == "fedcc" for name in e.settings if e.settings[name] != base.settings[name]
+    }
+    assert changed >= {"lam", "delta", "majority_threshold", "alpha_design", "trust", "refine_joint_batch"}
+    assert any(e.method == "fedmd" for e in others)
+    assert any(e.augment != base.augment for e in others)
+
+
+def test_every_file_there_is_can_be_read() -> None:
+    assert {p.stem for p in FILES.glob("*.toml")} >= {"table1", "table2", "smoke", "ablations", "oneshot"}
+    for path in FILES.glob("*.toml"):
+        assert read(path)
+
+
+# ----------------------------------------------------------------------------------------------------------- shards
+
+
+@pytest.mark.parametrize("n", [1, 2, 5, 16])
+def test_shards_are_a_partition_that_stays(n: int) -> None:
+    runs = read(FILES / "table1.toml")
+    parts = [shard(runs, f"{i}/{n}") for i in range(1, n + 1)]
+    assert sorted((run.place for part in parts for run in part), key=str) == sorted((r.place for r in runs), key=str)
+    assert max(map(len, parts)) - min(map(len, parts)) <= 1
+    assert parts == [shard(list(runs), f"{i}/{n}") for i in range(1, n + 1)]
+    for part in parts:
+        assert [runs.index(run) for run in part] == sorted(runs.index(run) for run in part)
+        assert len({run.method for run in part}) > 10  # no machine gets the long methods alone
+
+
+@pytest.mark.parametrize("text", ["0/2", "3/2", "1", "a/b", "1/0", "-1/2"])
+def test_a_wrong_shard(text: str) -> None:
+    with pytest.raises(ValueError, match="--shard is i/n with i from 1 to n"):
+        shard([], text)
+
+
+@pytest.mark.parametrize("text", ["", "m", "5x", "-3", "1m1", "0"])
+def test_a_wrong_time(text: str) -> None:
+    with pytest.raises(ValueError, match="a time is given as"):
+        duration(text)
+
+
+def test_late_is_when_another_round_would_not_fit() -> None:
+    import time
+
+    now = time.time()
+    assert not Late(None, now - 1000)()
+    assert not Late(now + 100, now - 90)()
+    assert Late(now + 100, now - 110)()
+
+
+# ----------------------------------------------------------------------------------------------------- what is done
+
+SHORT = """
+    methods = ["fedcc"]
+    rounds = 2
+"""
+
+
+def begun(root: Path, run: Run, **changes: Any) -> Path:
+    """Its folder, as if it had begun."""
+    place = root / run.place
+    RunFolder(place).begin(replace(run.experiment(), **changes), None)
+    return place
+
+
+def test_states(tmp_path: Path) -> None:
+    (run,) = plan(SHORT)
+    assert run.state(tmp_path) == ("missing", "")
+    place = begun(tmp_path, run)
+    assert run.state(tmp_path) == ("unfinished", "")
+    (place / "summary.json").write_text("{}")
+    assert run.state(tmp_path) == ("finished", "")
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"rounds": 3}, "rounds is 3 there, 2 here"),
+        ({"epochs": 1}, "epochs is 1 there, 5 here"),
+        ({"settings": {"lam": 0.9}}, "lam is 0.9 there, 0.2 here"),
+        ({"lr": 0.01}, "lr is 0.01 there, 0.001 here"),
+    ],
+)
+@pytest.mark.parametrize("finished", [False, True])
+def test_another_experiment_blocks(changes: Any, said: str, finished: bool, tmp_path: Path) -> None:
+    (run,) = plan(SHORT)
+    place = begun(tmp_path, run, **changes)
+    if finished:
+        (place / "summary.json").write_text("{}")
+    state, reason = run.state(tmp_path)
+    assert state == "blocked"
+    assert f"{place} holds another run ({said})" in reason
+
+
+def test_another_machine_is_no_other_experiment_unless_it_is_asked_for(tmp_path: Path) -> None:
+    (run,), (asked,) = plan(SHORT), plan(SHORT, threads=1, precision="fp32")
+    place = begun(tmp_path, run)
+    toml = place / "experiment.toml"
+    text = toml.read_text().replace('device = "cpu"', 'device = "cuda"').replace("threads = 1", "threads = 4")
+    toml.write_text(text.replace('"fp32"\nthreads', '"bf16"\nthreads').replace('"plain"', '"fused"'))
+    (place / "summary.json").write_text("{}")
+    assert 'device = "cuda"\nprecision = "bf16"\nthreads = 4\nengine = "fused"' in toml.read_text()
+    assert run.state(tmp_path) == ("finished", "")
+    assert "(precision is bf16 there, fp32 here)" in asked.state(tmp_path)[1]
+
+
+def test_an_older_folder_without_a_newer_setting_is_the_same(tmp_path: Path) -> None:
+    (run,) = plan(SHORT)
+    place = begun(tmp_path, run)
+    toml = place / "experiment.toml"
+    toml.write_text(toml.read_text().replace("trust = 1.0\n", ""))
+    assert run.state(tmp_path) == ("unfinished", "")
+
+
+def test_other_files_block(tmp_path: Path) -> None:
+    (run,) = plan(SHORT)
+    place = tmp_path / run.place
+    place.mkdir(parents=True)
+    (place / ".lock").touch()  # of a process that was killed
+    assert run.state(tmp_path)[0] == "missing"
+    (place / "thesis.tex").touch()
+    assert run.state(tmp_path) == ("blocked", f"{place} holds other files (thesis.tex); choose another --out")
+    (place / "thesis.tex").unlink()
+    (place / "experiment.toml").write_text("nonsense")
+    assert "is not valid TOML" in run.state(tmp_path)[1]
+
+
+def test_records_name_no_variant() -> None:
+    """A variant's name is its folder's alone: what decides numbers stands in the experiment."""
+    text = SHORT + "variant = [{ method = 'fedcc', name = 'same' }]"
+    one, two = plan(text)
+    assert one.experiment() == two.experiment()
+    assert one.place != two.place
+    assert "same" not in json.dumps(two.experiment().toml())
