@@ -210,12 +210,12 @@ def version(package: str) -> str:
 def commit() -> str | None:
     """The commit of the checkout this code runs from, ``+`` behind it if files were changed; None if there is none.
 
-    Where git can't tell (a copy without its history), the environment variable ``FEDCC_COMMIT`` does.
+    The environment variable ``FEDCC_COMMIT`` has the last word: a copy on another machine may lack its history.
     """
     here = Path(__file__).resolve().parent
     git, told = shutil.which("git"), os.environ.get("FEDCC_COMMIT")
-    if git is None:
-        return told
+    if git is None or told:
+        return told or None
 
     def ask(*words: str) -> str | None:
         done = subprocess.run([git, "-C", str(here), *words], capture_output=True, text=True, check=False)
@@ -223,7 +223,7 @@ def commit() -> str | None:
 
     head = ask("rev-parse", "HEAD")
     if head is None or ask("ls-files", "--error-unmatch", str(Path(__file__).resolve())) is None:
-        return told
+        return None
     return head + ("+" if ask("status", "--porcelain", "--untracked-files=no", "--", str(here)) else "")
 
 
