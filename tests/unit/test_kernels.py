@@ -17,7 +17,7 @@ from fedcc.core.samples import Samples, View
 from fedcc.engine.fused import Fused
 from fedcc.engine.plain import Plain
 from fedcc.engine.stack import Stacked, stacked_state
-from fedcc.losses import CrossEntropy
+from fedcc.losses import CrossEntropy, SoftCrossEntropy
 from fedcc.nets import ResNet, build
 
 pytest.importorskip("triton")
@@ -29,9 +29,10 @@ os.environ["TRITON_F32_DEFAULT"] = "tf32x3"  # products in nearly full precision
 
 @pytest.mark.parametrize(("shape", "lanes", "batch"), [((3, 8, 8), 2, 3), ((1, 10, 10), 1, 2)])
 def test_a_stacked_resnet_on_kernels_is_the_one_on_library_layers(
-    shape: tuple[int, int, int], lanes: int, batch: int
+    shape: tuple[int, int, int], lanes: int, batch: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Features, gradients and running statistics; sizes that halve evenly and that do not."""
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     arch = Arch((ResNet(8, shape[0]),), 5, shape)
     networks = [build(arch, Key(0, client=k)).to(DEVICE) for k in range(lanes)]
     x = torch.randn(lanes, batch, *shape, generator=torch.Generator().manual_seed(0)).to(DEVICE)
@@ -62,7 +63,7 @@ def test_a_stacked_resnet_on_kernels_is_the_one_on_library_layers(
 
 
 def test_a_fit_on_kernels_is_the_plain_one() -> None:
-    """A few steps of ragged clients, cropped and flipped, with the kernel's Adam."""
+    """A few steps of ragged clients on two streams, cropped and flipped, with the kernel's Adam."""
     arch, plain = Arch((ResNet(8, 1),), 5, (1, 8, 8)), Plain(DEVICE)
     fits = []
     for k in range(3):
@@ -70,8 +71,13 @@ def test_a_fit_on_kernels_is_the_plain_one() -> None:
         x = torch.randint(0, 256, (20 + k, 1, 8, 8), dtype=torch.uint8, generator=generator)
         y = torch.randint(0, 5, (20 + k,), generator=generator)
         private = Samples({"x": x, "y": y}, View(1 / 255, (0.5,), (0.2,), pad=2, flip=True)).to(DEVICE)
+        public = private.only("x").with_(target=torch.rand(len(x), 5, generator=generator).to(DEVICE))
         recipe = Recipe(steps=2 + k % 2, batch=6)
         model = plain.init(Init(arch, Key(0, 0, k)))
-        fits.append(Fit(model, CrossEntropy("private"), {"private": private}, Key(0, 1, k, "fit"), recipe))
+        loss, streams = (
+            CrossEntropy("private") + 0.2 * SoftCrossEntropy("public"),
+            {"private": private, "public": public},
+        )
+        fits.append(Fit(model, loss, streams, Key(0, 1, k, "fit"), recipe))
     for expected, found in zip(plain.serve(fits), Fused(DEVICE, "fp32", kernels=True).serve(fits), strict=True):
         assert expected.loss == pytest.approx(found.loss, rel=1e-3 if GPU else 1e-4)
