@@ -120,7 +120,7 @@ def run(
     as_json: Json = False,
 ) -> None:
     """Train one method on one federation and record it in a run folder."""
-    from fedcc.experiments import Experiment, RunFolder, prepare
+    from fedcc.experiments import Experiment, RunFolder, Unfinished, prepare
     from fedcc.experiments.experiment import parse_settings
     from fedcc.methods import METHODS
     from fedcc.tracking import checked
@@ -154,7 +154,15 @@ def run(
     experiment = Experiment.resolved(method, settings=chosen, **given)
     place = out_dir or Path("runs") / experiment.place
     every = rounds_between(checkpoint, checkpoint_every)
-    RunFolder(place).check(experiment, overwrite)
+    try:
+        RunFolder(place).check(experiment, overwrite)
+    except Unfinished:
+        if as_json or not sys.stdin.isatty():
+            raise
+        if not typer.confirm(f"{place} holds this run, unfinished; go on with it?", default=True, err=True):
+            raise
+        resume(place, data_dir, save_models, checkpoint, checkpoint_every, keep_checkpoints, track)
+        return
     names = checked(track or [], warn)
     with RunFolder(place).held():
         federation = prepare(experiment, place, data_dir=data_dir, overwrite=overwrite)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import random
 import signal
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -30,6 +32,13 @@ WORDS = (
     *EACH,
     "--out",
 )
+
+
+class Terminal(io.StringIO):
+    """Somebody who types."""
+
+    def isatty(self) -> bool:
+        return True
 
 
 def checkpoints(folder: Path) -> list[Path]:
@@ -86,7 +95,9 @@ def ended(done: Done, folder: Path, whole: Path) -> None:
 
 
 @pytest.mark.parametrize("number", ["SIGKILL", "SIGTERM"])
-def test_a_run_that_was_stopped_goes_on(number: str, whole: Path, tmp_path: Path, capsys: Capsys) -> None:
+def test_a_run_that_was_stopped_goes_on(
+    number: str, whole: Path, tmp_path: Path, capsys: Capsys, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run, folder = Running(tmp_path, (*WORDS, "r")), tmp_path / "r"
     wait_until(lambda: folder.is_dir() and checkpoints(folder))
     os.kill(run.pid, getattr(signal, number))
@@ -95,9 +106,18 @@ def test_a_run_that_was_stopped_goes_on(number: str, whole: Path, tmp_path: Path
         stopped.failed("terminated", "see r", "go on with `fedcc resume r`", code=143)
     call(capsys, *WORDS, folder).refused("holds this run already (unfinished)", f"`fedcc resume {folder}`")
     call(capsys, *WORDS, folder, "--seed", 1).refused("holds another run (unfinished)", "choose another --out")
+    monkeypatch.setattr(sys, "stdin", Terminal("no\n"))
+    declined = call(capsys, *WORDS, folder)
+    assert declined.code == 2
+    assert "holds this run already (unfinished)" in declined.err
     last = rounds_of(folder)[-1]
     before = sum(sum(r["seconds"].values()) for r in RunFolder(folder).metrics()[:last])
-    done = call(capsys, "resume", folder)
+    if number == "SIGTERM":  # at a terminal, `fedcc run` offers it
+        monkeypatch.setattr(sys, "stdin", Terminal("yes\n"))
+        done = call(capsys, *WORDS, folder)
+        assert "holds this run, unfinished; go on with it?" in done.err
+    else:
+        done = call(capsys, "resume", folder)
     assert f"going on after round {last}, from a checkpoint of" in done.out
     assert f"round {last}/3" not in done.out
     ended(done, folder, whole)

@@ -2,6 +2,6 @@
 
 from fedcc.experiments.execute import execute, prepare, unfinished
 from fedcc.experiments.experiment import Experiment
-from fedcc.experiments.store import RunFolder, RunFolderError
+from fedcc.experiments.store import RunFolder, RunFolderError, Unfinished
 
-__all__ = ["Experiment", "RunFolder", "RunFolderError", "execute", "prepare", "unfinished"]
+__all__ = ["Experiment", "RunFolder", "RunFolderError", "Unfinished", "execute", "prepare", "unfinished"]

@@ -34,6 +34,10 @@ class RunFolderError(ValueError):
     """A folder that cannot take this run."""
 
 
+class Unfinished(RunFolderError):
+    """A folder that holds this very run, half done."""
+
+
 class InUse(RunFolderError):
     """A folder in which another process runs."""
 
@@ -57,8 +61,10 @@ class RunFolder:
                 same = False
             what = "this run already" if same else "another run"
             state = "finished" if "summary.json" in held else "unfinished"
-            way = f"go on with `{self.resume}`" if same and state == "unfinished" else "choose another --out"
-            raise RunFolderError(f"{self.path} holds {what} ({state}); {way}, or --overwrite it")
+            half = same and state == "unfinished"
+            way = f"go on with `{self.resume}`" if half else "choose another --out"
+            kind = Unfinished if half else RunFolderError
+            raise kind(f"{self.path} holds {what} ({state}); {way}, or --overwrite it")
         foreign = sorted(name for name in held if name not in (*REMAINS, LOCK) and not _temporary(name))
         if "experiment.toml" not in held and foreign:
             raise RunFolderError(f"{self.path} holds other files ({foreign[0]}); choose another --out")
