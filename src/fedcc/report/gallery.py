@@ -61,7 +61,7 @@ def _undisturbed() -> None:
 def _draw(make: Callable[[], Figure], path: Path) -> list[Path]:
     figure = make()
     pdf = save(figure, path.with_name(f"{path.name}.pdf"))
-    figure.set_layout_engine("none")  # it lies where the first file has it
+    figure.set_layout_engine(None)  # it lies where the first file has it
     return [pdf, save(figure, path.with_name(f"{path.name}.png"))]
 
 
