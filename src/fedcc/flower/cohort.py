@@ -137,10 +137,7 @@ class Across:
         def read(k: int, content: Any) -> Any:
             return self.accepted(content, expected[k])
 
-        ups = self.exchange("train", t, letter, read)
-        for k in ups:
-            self.standing[self.names[k]].answered = t
-        return ups
+        return self.exchange("train", t, letter, read)
 
     def models(self, t: int) -> dict[int, Weights | None]:
         """The clients' models after round t; None for those that keep theirs."""
@@ -225,6 +222,7 @@ class Across:
                     break
             elif now - begun >= rules.deadline * (missed + 1):
                 missed += 1
+                over.clear()  # whoever failed may do better than those that are waited for
                 lacking = self.lacking(waiting, online)
                 self.say(f"round {t}: {len(got)} of {quorum} clients after {missed} deadlines; {lacking}")
                 if missed >= rules.patience:
@@ -263,6 +261,9 @@ class Across:
                 report.failed.pop(name, None), report.refused.pop(name, None)
                 what = "" if purpose == "train" else f" {purpose}"
                 self.say(f"round {t}: {name} has answered{what} ({len(got)} of {len(self.names)})")
+                if purpose == "train":
+                    standing.answered = t
+                    self.on_change()
                 return
             except Refused as error:
                 report.refused[name] = standing.problem = str(error)
