@@ -1,4 +1,4 @@
-"""The command line: ``fedcc run``, ``resume``, ``demo``, ``methods``, ``data``, ``skew``."""
+"""The command line: ``fedcc run``, ``resume``, ``analyse``, ``demo``, ``methods``, ``data``, ``skew``."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ from fedcc.core.naming import unknown
 from fedcc.data.dataset import DataError
 from fedcc.flower.commands import app as federation_app
 from fedcc.flower.processes import FlowerError
+from fedcc.report.command import report
 
 app = typer.Typer(
     name="fedcc",
@@ -39,6 +40,7 @@ app = typer.Typer(
 data_app = typer.Typer(help="List, fetch and check data sets.", no_args_is_help=True)
 app.add_typer(data_app, name="data")
 app.add_typer(federation_app, name="federation")
+app.command()(report)
 
 Method = Annotated[str, typer.Argument(help="the method's name; `fedcc methods` lists them", show_default=False)]
 DataOption = Annotated[str | None, typer.Option("--data", help="data set; digits by default")]
@@ -230,6 +232,45 @@ def train(experiment: Any, place: Path, federation: Any, as_json: bool, start: A
         f"{result.seconds:.1f} s, {place}",
         soft_wrap=True,
     )
+
+
+@app.command()
+def analyse(
+    places: Annotated[list[Path], typer.Argument(metavar="RUN...", help="folders of finished runs")],
+    samples: Annotated[int, typer.Option(help="test samples of the embeddings")] = 1000,
+    variance: Annotated[float, typer.Option(help="share of the variance that PCA whitening keeps")] = 0.9,
+    client: Annotated[int, typer.Option(help="the client whose model is the local one")] = 0,
+    public_index: Annotated[
+        int | None, typer.Option(help="the example's position in the training set; chosen by default")
+    ] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda")] = "auto",
+    data_dir: DataDir = None,
+    as_json: Json = False,
+) -> None:
+    """Compute margins, embeddings and an example from a run's models into its analysis.json."""
+    from fedcc.experiments.analyse import Options, check
+    from fedcc.experiments.analyse import analyse as analysed
+
+    options = Options(samples, variance, client, public_index)
+    for place in places:  # before anything is computed
+        check(place)
+    console = out(stderr=as_json)
+    for place in places:
+        with console.status(f"analysing {place}"), noted(f"see {place}", ""):
+            found = analysed(place, options, device=device, data_dir=data_dir)
+        if as_json:
+            typer.echo(json.dumps(found))
+            continue
+        means = [
+            f"{m['name']} {m['mean']:+.3f}" for m in found["margins"]["models"] if m["name"] in ("global", "clients")
+        ]
+        pure = [f"{p['name']} {p['purity']:.3f}" for p in found["embeddings"]["panels"]]
+        console.print(
+            f"{found['method']}: mean margin {', '.join(means)}; purity {', '.join(pure)}; {place}/analysis.json",
+            soft_wrap=True,
+        )
+        for note in found["notes"]:
+            console.print(f"  {note}", soft_wrap=True)
 
 
 @contextmanager

@@ -54,6 +54,7 @@ class Federation:
     partition: Partition | None = None
     fingerprint: str = ""  # of the data set's arrays
     hidden: Tensor | None = field(default=None, repr=False)  # the public labels, for the evaluator alone
+    names: tuple[str, ...] = ()  # of the classes, where the data set has some
 
     @staticmethod
     def named(
@@ -113,6 +114,7 @@ class Federation:
             partition=split,
             fingerprint=dataset.sha256,
             hidden=torch.from_numpy(y[split.public]),
+            names=dataset.classes,
         )
 
     @staticmethod

@@ -228,12 +228,13 @@ def run(
                     test,
                     executor,
                     counts={c.id: counts[c.id] for c in cohort.present if c.id in counts},
+                    majority={c.id: c.majority for c in cohort.present if c.majority is not None},
                     downs=done.downs,
                     hidden=federation.hidden,
                 )
             spent["evaluate"] = time.perf_counter() - now
-            logs = {c.id: c.log for c in cohort.present}
-            records.append(record_of(done, found, spent, logs))
+            logs, majorities = {c.id: c.log for c in cohort.present}, {c.id: c.majority for c in cohort.present}
+            records.append(record_of(done, found, spent, logs, majorities))
             executor.seconds = {}
             if on_round:
                 on_round(records[-1])
@@ -312,15 +313,22 @@ def fixed_threads(number: int) -> Iterator[None]:
 
 
 def record_of(
-    done: Round, found: Evaluation, spent: Mapping[str, float], logs: Mapping[int, Mapping[str, float]]
+    done: Round,
+    found: Evaluation,
+    spent: Mapping[str, float],
+    logs: Mapping[int, Mapping[str, float]],
+    majorities: Mapping[int, Tensor | None] | None = None,
 ) -> Record:
-    """A round's line of ``metrics.jsonl``; ``logs`` holds what each client of the round has noted."""
+    """A round's line of ``metrics.jsonl``; ``logs`` and ``majorities`` hold what each client of the round has noted."""
+    by_client = ("clients", "local", "valid", "valid_labels", "local_full")
     return {
         "round": done.t,
         "accuracy": found.accuracy,
-        "clients": {str(k): v for k, v in found.clients.items()},
-        "local": {str(k): v for k, v in found.local.items()},
+        **{name: {str(k): v for k, v in getattr(found, name).items()} for name in by_client},
         "targets": found.targets,
+        "majority": {
+            str(k): mask.nonzero().flatten().tolist() for k, mask in (majorities or {}).items() if mask is not None
+        },
         "log": {str(k): {n: round(float(v), 6) for n, v in log.items()} for k, log in logs.items() if log},
         "present": list(logs),
         "bytes": {"up": done.bytes_up, "down": done.bytes_down},

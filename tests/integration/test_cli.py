@@ -31,6 +31,7 @@ COMMANDS = {
         "--checkpoint --checkpoint-every --keep-checkpoints --json"
     ),
     "resume": "--data-dir --save-models --checkpoint --checkpoint-every --keep-checkpoints --json",
+    "analyse": "--samples --variance --client --public-index --device --data-dir --json",
     "demo": "--out --rounds --epochs --clients --seed --jobs --json",
     "methods": "--json",
     "bench": "--device --clients --steps --model --batch --threads --json",

@@ -89,15 +89,19 @@ def test_metrics_jsonl_has_a_line_a_round(folder: Path) -> None:
     assert [json.loads(line)["round"] for line in lines] == [1, 2]
     for record in map(json.loads, lines):
         assert record.keys() == {
-            "round", "accuracy", "clients", "local", "targets", "log", "present", "bytes", "seconds",
+            "round", "accuracy", "clients", "local", "valid", "valid_labels", "local_full", "targets", "majority",
+            "log", "present", "bytes", "seconds",
         }  # fmt: skip
         assert percentage(record["accuracy"])
         assert percentage(record["targets"])
-        for part in ("clients", "local"):
+        for part in ("clients", "local", "valid", "valid_labels", "local_full"):
             assert list(record[part]) == CLIENTS
             assert all(map(percentage, record[part].values()))
         assert list(record["log"]) == CLIENTS
-        for log in record["log"].values():
+        assert list(record["majority"]) == CLIENTS
+        for k, log in record["log"].items():
+            assert len(record["majority"][k]) == log["majority"]
+            assert set(record["majority"][k]) <= set(range(10))
             assert log.keys() >= {"majority", "w_l", "w_u", "alpha", "unknown"}
             assert 1 <= log["majority"] <= 10
             assert 0 <= log["w_l"] <= math.log(10) + 1e-6
@@ -131,6 +135,15 @@ def test_summary_json_is_complete_in_itself(folder: Path) -> None:
     assert accuracy["best_round"] == 1 + accuracies.index(max(accuracies))
     for way in ("up", "down"):
         assert summary["bytes"][way] == sum(r["bytes"][way] for r in records)
+        assert summary["bytes"]["rounds"][way] == [r["bytes"][way] for r in records]
+    parts = {"local": "local", "global": "clients", "valid": "valid", "valid_labels": "valid_labels"}
+    for part, name in (parts | {"local_full": "local_full"}).items():
+        assert accuracy["table2"][part] == records[-1][name]
+    for name in ("majority", "w_l", "w_u", "alpha", "unknown"):
+        assert summary["log"][name] == {k: [r["log"][k][name] for r in records] for k in CLIENTS}
+    split = Partition.load(folder / "partition.npz")
+    assert summary["counts"] == {str(k): row for k, row in enumerate(split.counts().tolist())}
+    assert summary["public"] == len(split.public)
     one = sum(p.numel() for p in fedcc.load(folder).trained.clients[0].floating.values()) * 4
     assert summary["bytes"]["models"] == 10 * one
     assert summary["seconds"] > 0

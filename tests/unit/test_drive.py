@@ -14,7 +14,7 @@ from fedcc.core.model import Arch, Model
 from fedcc.core.requests import Fit, Fitted, Frozen, Init, Predict, Recipe, Request, gather
 from fedcc.core.rng import Key
 from fedcc.core.samples import Samples, View
-from fedcc.engine.drive import drive, signature
+from fedcc.engine.drive import drive, kind, signature
 from fedcc.gradients import Ascent
 from fedcc.losses import CrossEntropy
 from tiny import Mlp
@@ -30,7 +30,7 @@ class Fake:
     groups: list[list[str]] = field(default_factory=list)
 
     def serve(self, requests: Sequence[Request[Any]]) -> list[Any]:
-        assert len({signature(r) for r in requests}) == 1
+        assert len({kind(r) for r in requests}) == 1
         self.groups.append([f"{r.key.client}{r.key.phase}" for r in requests])  # type: ignore[attr-defined]
         return [(r.key.client, r.key.phase) for r in requests]  # type: ignore[attr-defined]
 

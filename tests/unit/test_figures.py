@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
+import base64
 import io
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from fedcc.report.figures import curves_figure, partition_figure, save
+from fedcc.report.figures import (
+    accuracy_by_bytes,
+    bytes_figure,
+    curves_figure,
+    decoded,
+    embeddings_figure,
+    example_figure,
+    log_figure,
+    margins_figure,
+    partition_figure,
+    save,
+)
 
 CURVES = {"FedCC": [(1, 30.0), (2, 90.0)], "FedAvg": [(1, 10.0), (2, 12.0)], "nothing yet": []}
 
@@ -65,3 +78,129 @@ def test_a_failure_leaves_the_picture_that_was_there(tmp_path: Path, monkeypatch
     assert error.value.filename == str(path)
     assert path.read_bytes() == before
     assert [p.name for p in tmp_path.iterdir()] == ["c.png"]
+
+
+# ------------------------------------------------------------------------------------------- from records and analyses
+
+
+def texts(figure: Any) -> str:
+    """All that is written in a figure."""
+    from matplotlib.text import Text
+
+    return "\n".join(t.get_text() for t in figure.findobj(Text))
+
+
+def drawn(figure: Any, folder: Path) -> None:
+    for ending in ("png", "pdf"):
+        assert save(figure, folder / f"f.{ending}").stat().st_size > 2000
+
+
+def record(up: list[int], down: list[int], accuracy: list[float | None], models: int = 0) -> dict[str, Any]:
+    return {
+        "bytes": {"up": sum(up), "down": sum(down), "models": models, "rounds": {"up": up, "down": down}},
+        "accuracy": {"rounds": accuracy},
+    }
+
+
+def test_bytes_add_up_over_rounds() -> None:
+    assert accuracy_by_bytes(record([10, 10, 10], [0, 5, 5], [20.0, None, 40.0])) == [(10, 20.0), (40, 40.0)]
+    assert accuracy_by_bytes(record([0, 0], [0, 0], [20.0, 30.0])) == []  # nothing was sent: no place on a log axis
+    assert accuracy_by_bytes({"bytes": {"up": 1, "down": 1, "models": 0}, "accuracy": {"rounds": [1.0]}}) == []
+
+
+def test_bytes_figure_shows_the_models_too(tmp_path: Path) -> None:
+    runs = {"FedCC": record([10**6] * 2, [0, 10**6], [50.0, 90.0], 5 * 10**6), "FedAvg": record([7], [7], [10.0])}
+    figure = bytes_figure(runs, "digits")
+    lines = figure.axes[0].get_lines()
+    assert [line.get_xdata().tolist()[-1] if hasattr(line.get_xdata(), "tolist") else line.get_xdata()[-1]
+            for line in lines] == [3.0, 8.0, 14 / 1e6]  # fmt: skip
+    assert "models" in texts(figure)
+    assert "models" not in texts(bytes_figure({"FedAvg": runs["FedAvg"]}))
+    drawn(figure, tmp_path)
+    drawn(bytes_figure({"local": record([0], [0], [9.0])}), tmp_path)
+
+
+def test_log_figure_has_a_panel_for_what_was_noted(tmp_path: Path) -> None:
+    log = {"alpha": {"0": [0.1, None, 0.3], "1": [None, 0.2, 0.1]}, "w_l": {"0": [1.0, 1.0, 1.0]}}
+    figure = log_figure(log, "a title")
+    (axes,) = figure.axes
+    assert [np.isnan(line.get_ydata()).tolist() for line in axes.get_lines()] == [
+        [False, True, False],
+        [True, False, False],
+    ]
+    drawn(figure, tmp_path)
+    drawn(log_figure({}), tmp_path)
+    drawn(log_figure({"majority": {str(k): [float(k)] for k in range(100)}}), tmp_path)
+
+
+def histogram(mean: float, place: int) -> dict[str, Any]:
+    counts = [0] * 40
+    counts[place] = 100
+    edges = [round(-1 + i / 20, 2) for i in range(41)]
+    return {"edges": edges, "models": [{"name": "clients", "mean": mean, "counts": counts}]}
+
+
+def test_margins_figure_prints_the_means(tmp_path: Path) -> None:
+    panels = {"classes:1": {"FedCC": histogram(0.33, 30), "FedAvg": histogram(-0.5, 5)}, "classes:2": {}}
+    figure = margins_figure(panels)
+    assert len(figure.axes) == 2
+    assert all(axes.get_yscale() == "log" for axes in figure.axes)
+    assert "FedCC, mean +0.33" in texts(figure)
+    assert "FedAvg, mean −0.50" in texts(figure)
+    assert "mean" not in texts(margins_figure(panels, model="global"))  # nobody has one
+    drawn(figure, tmp_path)
+    drawn(margins_figure({}), tmp_path)
+
+
+@pytest.mark.parametrize("classes", [2, 10, 20, 100])
+def test_embeddings_figure(classes: int, tmp_path: Path) -> None:
+    labels = [i % classes for i in range(200)]
+    points = np.random.default_rng(0).normal(size=(200, 2)).tolist()
+    both = [{"name": n, "points": points, "purity": p} for n, p in (("local", 0.5), ("global", 0.97))]
+    panels = {
+        "FedAvg": {"labels": labels, "panels": both},
+        "FedCC": {"labels": labels, "panels": both},
+        "Centralized": {"labels": labels, "panels": both[1:]},
+    }
+    figure = embeddings_figure(panels)
+    written = texts(figure)
+    assert len(figure.axes) == 5
+    for text in ("(a) FedAvg local", "(d) FedCC global", "(e) Centralized global", "purity 0.97"):
+        assert text in written
+    assert len(figure.legends) == (classes <= 20)
+    drawn(figure, tmp_path)
+    drawn(embeddings_figure({}), tmp_path)
+
+
+def address(pixels: np.ndarray) -> str:
+    buffer = io.BytesIO()
+    Image.fromarray(pixels).save(buffer, "PNG")
+    return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
+
+
+@pytest.mark.parametrize(
+    ("clients", "names", "label", "pixels"),
+    [
+        (10, [*"0123456789"], 3, np.zeros((8, 8), np.uint8)),
+        (3, ["airplane", "ship"], None, np.zeros((32, 32, 3), np.uint8)),
+        (60, [f"class {c}" for c in range(100)], 7, np.zeros((32, 32, 3), np.uint8)),
+    ],
+)
+def test_example_figure(clients: int, names: list[str], label: int | None, pixels: np.ndarray, tmp_path: Path) -> None:
+    plain = [1 / len(names)] * len(names)
+    ours = [0.0] * len(names)
+    ours[label or 0] = 1.0
+    example = {
+        "public": 17, "image": address(pixels), "label": label, "classes": names,
+        "clients": [{"client": k, "unknown": [*plain, 0.0], "plain": plain, "weight": 0.1} for k in range(clients)],
+        "aggregates": {"unknown": ours, "plain": plain},
+        "accuracy": None if label is None else {"unknown": 95.0, "plain": 50.0},
+    }  # fmt: skip
+    figure = example_figure(example)
+    written = texts(figure)
+    assert f"FedCC's aggregate: {names[label or 0]} (1.00)" in written
+    assert ("hidden label" in written) == (label is not None)
+    assert ("20 of 100 classes" in written) == (len(names) == 100)
+    assert ("95.0 %" in written) == (label is not None)
+    drawn(figure, tmp_path)
+    np.testing.assert_array_equal(decoded(example["image"]), pixels)

@@ -24,6 +24,7 @@ pytest.importorskip("triton")
 GPU = torch.cuda.is_available()
 pytestmark = pytest.mark.skipif(not GPU and os.environ.get("TRITON_INTERPRET") != "1", reason="no GPU, no interpreter")
 DEVICE = "cuda" if GPU else "cpu"
+os.environ["TRITON_F32_DEFAULT"] = "tf32x3"  # products in nearly full precision, or a GPU would take TF32
 
 
 @pytest.mark.parametrize(("shape", "lanes", "batch"), [((3, 8, 8), 2, 3), ((1, 10, 10), 1, 2)])
@@ -53,7 +54,7 @@ def test_a_stacked_resnet_on_kernels_is_the_one_on_library_layers(
         grads = torch.autograd.grad((features * weights).sum(), [tensors[n] for n in trained])
         found.append((features.detach(), grads, [v for n, v in tensors.items() if "running" in n]))
     (a, grads_a, buffers_a), (b, grads_b, buffers_b) = found
-    close = {"rtol": 2e-2, "atol": 2e-3} if GPU else {"rtol": 1e-4, "atol": 1e-5}  # a GPU multiplies in TF32
+    close = {"rtol": 1e-3, "atol": 1e-4} if GPU else {"rtol": 1e-4, "atol": 1e-5}
     torch.testing.assert_close(a, b, **close)
     for expected, got in zip([*grads_a, *buffers_a], [*grads_b, *buffers_b], strict=True):
         scale = float(expected.abs().max())
@@ -73,4 +74,4 @@ def test_a_fit_on_kernels_is_the_plain_one() -> None:
         model = plain.init(Init(arch, Key(0, 0, k)))
         fits.append(Fit(model, CrossEntropy("private"), {"private": private}, Key(0, 1, k, "fit"), recipe))
     for expected, found in zip(plain.serve(fits), Fused(DEVICE, "fp32", kernels=True).serve(fits), strict=True):
-        assert expected.loss == pytest.approx(found.loss, rel=2e-2 if GPU else 1e-4)
+        assert expected.loss == pytest.approx(found.loss, rel=1e-3 if GPU else 1e-4)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, fields
 from types import UnionType
 from typing import Any, ClassVar, Generic, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
+import torch
 from torch import Tensor
 
 from fedcc.core.model import Model
@@ -47,6 +48,7 @@ class Method(ABC, Generic[Up, Down]):
     source: ClassVar[str]  # the paper it comes from
     note: ClassVar[str] = ""  # what must stand beside its numbers wherever they appear ("reconstruction")
     trains_clients: ClassVar[bool] = True  # clients have models of their own worth looking at
+    scores: ClassVar[Literal["logits", "shares"]] = "logits"  # what ``predict`` gives; shares are none below 0
     uploads_models: ClassVar[bool] = False  # clients hand their models over once, at the end, for prediction
 
     def __post_init__(self) -> None:
@@ -92,8 +94,18 @@ class Method(ABC, Generic[Up, Down]):
     async def predict(self, t: Trained, samples: Samples) -> Tensor:
         """Scores [N, classes] by the method's own rule; [clients, N, classes] where each client predicts alone."""
 
+    def probabilities(self, scores: Tensor) -> Tensor:
+        """What ``predict`` gives, as probabilities."""
+        return shares(scores) if self.scores == "shares" else scores.softmax(-1)
+
 
 AnyMethod = Method[Any, Any]
+
+
+def shares(scores: Tensor) -> Tensor:
+    """Scores that are none below 0 (votes, sums of probabilities), made to add up to 1; equal where all are 0."""
+    total = scores.sum(-1, keepdim=True)
+    return torch.where(total > 0, scores / total.where(total > 0, 1), 1 / scores.shape[-1])
 
 
 def check_value(name: str, value: Any, hint: Any, low: float | None = None, high: float | None = None) -> None:

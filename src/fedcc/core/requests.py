@@ -152,7 +152,7 @@ def gather(*requests: Request[Any]) -> Request[Any]:
 
 
 class Executor(Protocol):
-    """Serves requests of one kind that may be served together; an engine."""
+    """Serves requests of one kind, which differ in their networks at most; an engine."""
 
     def serve(self, requests: Sequence[Request[Any]]) -> list[Any]:
         """The answers, in the order of the requests."""

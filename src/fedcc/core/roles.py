@@ -80,6 +80,7 @@ class Client(Role):
     id: int
     arch: Arch
     private: Samples
+    majority: Tensor | None = None  # the classes it claims to know in this round, a mask [classes]; never sent
     _model: Model | None = None
     _optimizer: Mapping[str, Tensor] = field(default_factory=dict)
 
@@ -95,6 +96,7 @@ class Client(Role):
 
     def begin(self, round: int) -> None:
         super().begin(round)
+        self.majority = None
         self._optimizer = {}
 
     def counts(self) -> Tensor:

@@ -49,6 +49,11 @@ class View:
         mean, std = _constant(self.mean, dtype, x.device), _constant(self.std, dtype, x.device)
         return (x - mean.view(shape)) / std.view(shape)
 
+    def numbers(self, channels: int, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Mean and standard deviation of each channel, in fp32."""
+        mean, std = self.mean or (0.0,) * channels, self.std or (1.0,) * channels
+        return _constant(mean, torch.float32, device), _constant(std, torch.float32, device)
+
     def clean(self, x: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
         """What the network sees when it predicts; never augmented. Integer inputs of an identity view stay integers."""
         if self.scale == 1.0 and not self.mean:

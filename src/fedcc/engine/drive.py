@@ -1,4 +1,4 @@
-"""The driver: it advances coroutines, groups equal requests, and has an engine serve a group at a time."""
+"""The driver: it advances coroutines, groups like requests, and has an engine serve a group at a time."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def drive(coroutines: Sequence[Coroutine[Any, Any, T]], executor: Executor) -> l
             for i, (_, parts, answers) in pending.items():
                 for j, part in enumerate(parts):
                     if j not in answers:
-                        groups.setdefault(signature(part), []).append((i, j))
+                        groups.setdefault(kind(part), []).append((i, j))
             group = max(groups.values(), key=len)
             served = executor.serve([pending[i][1][j] for i, j in group])
             for (i, j), answer in zip(group, served, strict=True):
@@ -60,18 +60,22 @@ def drive(coroutines: Sequence[Coroutine[Any, Any, T]], executor: Executor) -> l
 
 
 def signature(request: Request[Any]) -> Hashable:
-    """Equal for requests that may be served together.
+    """Equal for requests that may be served as one: the same kind on the same network."""
+    return (kind(request), request.model.arch if isinstance(request, Predict | Fit) else None)
+
+
+def kind(request: Request[Any]) -> Hashable:
+    """Equal for requests that may be served side by side: one step of a method, whatever the network.
 
     Never by epochs, learning rate or sizes, which would split ragged clients.
     """
     if isinstance(request, Init):
         return (Init, request.arch)
     if isinstance(request, Predict):
-        return (Predict, request.model.arch, request.samples.view, request.samples.shape)
+        return (Predict, request.samples.view, request.samples.shape)
     if isinstance(request, Fit):
         return (
             Fit,
-            request.model.arch,
             request.loss,
             request.gradient,
             request.only,

@@ -7,12 +7,14 @@ padding, and a thousand clients run in the memory of a few.
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Any
 
 import torch
@@ -30,6 +32,8 @@ from fedcc.engine.stack import Stacked, stackable, stacked_state
 
 WINDOW = 512  # steps whose batches lie on the device at a time
 MOST_LANES = 64  # more gain nothing: the device is full long before
+STRETCH = 16  # steps between two pauses of a group
+DONE = object()
 PREDICT_ROWS = 8192  # inputs of all clients together in one forward pass
 
 
@@ -54,24 +58,35 @@ class Fused:
         self.most = lanes
         self.graphs = self.device.type == "cuda" if graphs is None else graphs
         self.kernels = usable(self.device, precision) if kernels is None else kernels
-        self.memory_pool: Any = None
+        self.memory_pools: dict[Arch, Any] = {}  # graphs of one network never run side by side
+        self.streams: dict[Arch, Any] = {}
         self.kits: dict[Hashable, Kit] = {}
         self.stacks: dict[Arch, Stacked] = {}
 
     def serve(self, requests: Sequence[Request[Any]]) -> list[Any]:
         self.plain.seconds = self.seconds
-        first = requests[0]
-        if isinstance(first, Fit):
-            archs = [first.model.arch, *(f.model.arch for f in first.frozen.values())]
-            if not any(map(stackable, archs)):
-                return self._timed(first.key.phase, lambda: self.fit(list(requests)))  # type: ignore[arg-type]
-        if isinstance(first, Predict) and not stackable(first.model.arch):
-            return self._timed("predict", lambda: self.predict(list(requests)))  # type: ignore[arg-type]
-        return self.plain.serve(requests)
+        groups: dict[Hashable, list[int]] = {}
+        for i, request in enumerate(requests):
+            groups.setdefault(signature(request), []).append(i)
+        answers: dict[int, Any] = {}
+        training: list[list[int]] = []
+        for places in groups.values():
+            group, first = [requests[i] for i in places], requests[places[0]]
+            if isinstance(first, Fit) and _stacks(first.model, *(f.model for f in first.frozen.values())):
+                training.append(places)
+            elif isinstance(first, Predict) and _stacks(first.model):
+                answers |= zip(places, self._timed("predict", self.predict, group), strict=True)
+            else:
+                answers |= zip(places, self.plain.serve(group), strict=True)
+        if training:
+            fits: list[list[Any]] = [[requests[i] for i in places] for places in training]
+            for places, fitted in zip(training, self._timed(fits[0][0].key.phase, self.fit, fits), strict=True):
+                answers |= zip(places, fitted, strict=True)
+        return [answers[i] for i in range(len(requests))]
 
-    def _timed(self, phase: str, work: Callable[[], list[Any]]) -> list[Any]:
+    def _timed(self, phase: str, work: Callable[[list[Any]], list[Any]], given: list[Any]) -> list[Any]:
         begun = time.perf_counter()
-        answers = work()
+        answers = work(given)
         self.seconds[phase] = self.seconds.get(phase, 0.0) + time.perf_counter() - begun
         return answers
 
@@ -107,24 +122,25 @@ class Fused:
 
     # -- training
 
-    def fit(self, fits: list[Fit]) -> list[Fitted]:
-        """Train a group; the fits' keys, lengths, learning rates and sizes may differ."""
-        jobs = [Job(i, fit, fit.steps) for i, fit in enumerate(fits)]
-        answers: dict[int, Fitted] = {j.index: self.plain.fit(j.fit) for j in jobs if not j.steps}
-        todo = sorted((j for j in jobs if j.steps), key=lambda j: -j.steps)
-        while todo:
+    def fit(self, groups: list[list[Fit]]) -> list[list[Fitted]]:
+        """Train groups, one per network, side by side; the fits' keys, lengths, learning rates and sizes may differ."""
+        numbers = count()
+        jobs = [[Job(next(numbers), fit, fit.steps) for fit in group] for group in groups]
+        every = [job for group in jobs for job in group]
+        longest = [sorted(group, key=lambda j: -j.steps) for group in jobs]
+        answers: dict[int, Fitted] = {j.index: self.plain.fit(j.fit) for j in every if not j.steps}
+        while todo := list(filter(None, ([j for j in group if j.index not in answers] for group in longest))):
             try:
-                self._train(todo, answers)
+                self._side_by_side({group[0].fit.model.arch: self._train(group, answers) for group in todo})
             except torch.cuda.OutOfMemoryError:
-                self.most = (self.most or min(MOST_LANES, len(todo))) // 2
+                self.most = (self.most or min(MOST_LANES, max(map(len, todo)))) // 2
                 self.kits.clear()
                 torch.cuda.empty_cache()
                 if not self.most:
                     raise
-            todo = [j for j in todo if j.index not in answers]
-            for job in todo:  # those that were under way begin again
-                job.done = job.window = 0
-        sums = {j: j.loss for j in jobs if j.loss is not None}
+                for job in every:  # those that were under way begin again
+                    job.done = job.window = 0
+        sums = {j: j.loss for j in every if j.loss is not None}
         for job, total in zip(sums, torch.stack(list(sums.values())).tolist() if sums else [], strict=True):
             if not math.isfinite(total):
                 error = FloatingPointError(
@@ -134,9 +150,43 @@ class Fused:
                 raise error
             made = answers[job.index]
             answers[job.index] = Fitted(made.model, made.steps, total / job.steps, made.optimizer, made.trained)
-        return [answers[i] for i in range(len(fits))]
+        return [[answers[j.index] for j in group] for group in jobs]
 
-    def _train(self, jobs: list[Job], answers: dict[int, Fitted]) -> None:
+    def _side_by_side(self, groups: dict[Arch, Iterator[None]]) -> None:
+        """Advance the groups, on a GPU each on a stream of its own, so that one fills the gaps of another.
+
+        Each is given a little work in advance, and more when it has done some of it.
+        """
+        if self.device.type != "cuda" or len(groups) == 1:
+            for group in groups.values():
+                deque(group, maxlen=0)
+            return
+        here = torch.cuda.current_stream(self.device)
+        for arch in groups:
+            if arch not in self.streams:
+                self.streams[arch] = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
+            self.streams[arch].wait_stream(here)
+        ahead: dict[Arch, deque[Any]] = {arch: deque() for arch in groups}
+        try:
+            while ahead:
+                for arch, marks in list(ahead.items()):
+                    while marks and marks[0].query():
+                        marks.popleft()
+                    if len(marks) > 1:
+                        continue
+                    with torch.cuda.stream(self.streams[arch]):
+                        if next(groups[arch], DONE) is DONE:
+                            del ahead[arch]
+                        else:
+                            marks.append(self.streams[arch].record_event())
+                if ahead and all(len(marks) > 1 for marks in ahead.values()):
+                    time.sleep(2e-4)
+        finally:
+            for arch in groups:
+                here.wait_stream(self.streams[arch])
+
+    def _train(self, jobs: list[Job], answers: dict[int, Fitted]) -> Iterator[None]:
+        """Train a group; a pause after every few steps."""
         kit = self._kit(jobs)
         waiting, width = deque(jobs), allowed(min(len(jobs), self._lanes(kit, len(jobs))))
         lanes = kit.lanes(width, self)
@@ -152,7 +202,9 @@ class Fused:
             steps = min(min(j.steps - j.done, j.window) for j in active)
             if self.monitor:
                 self.monitor.fitting(active[0].fit)
-            lanes.run(steps, self)
+            for begin in range(0, steps, STRETCH):
+                lanes.run(min(STRETCH, steps - begin), self)
+                yield
             for seat, job in enumerate(seats):
                 if job is None:
                     continue
@@ -258,6 +310,18 @@ class Kit:
         return self.widths[width]
 
 
+@dataclass(frozen=True)
+class Drawn:
+    """The batches of a step: inputs [width, images, ...] of all streams side by side, and columns by stream."""
+
+    x: Tensor
+    batches: Mapping[str, int]
+    columns: dict[str, dict[str, Tensor]]
+
+    def inputs(self) -> dict[str, Tensor]:
+        return dict(zip(self.batches, torch.split(self.x, list(self.batches.values()), 1), strict=True))
+
+
 class Lanes:
     """Slots for ``width`` clients: every tensor of a network once per slot, trained together by one step."""
 
@@ -311,6 +375,8 @@ class Lanes:
         self.offsets = {p: torch.zeros(width, 1, dtype=torch.long, device=device) for p in kit.pools}
         self.rows = torch.arange(width, device=device)
         self.names = _read(fit)
+        pools = [pool for (_, column), pool in kit.pools.items() if column == "x"]
+        self.images = engine.kernels and all(p.ndim == 4 and p.dtype == torch.uint8 for p in pools)
         self.graph: Any = None
         if engine.graphs:
             self.capture(engine)
@@ -319,17 +385,26 @@ class Lanes:
 
     def load(self, seat: int, job: Job) -> None:
         fit, saved = job.fit, job.fit.optimizer
-        for name, block in self._blocks(self.params).items():
-            block[seat].copy_(fit.model.state[name])
-        for kind, flat in (("mean", self.means), ("square", self.squares)):
-            for name, block in self._blocks(flat).items():
-                block[seat].copy_(saved[f"{kind}/{name}"]) if saved else block[seat].zero_()
+        slots = [block[seat] for block in self._blocks(self.params).values()]
+        given = [fit.model.state[name] for name in self.trained]
         for name, value in self.fixed.items():
-            value[seat].copy_(fit.model.state[name])
+            slots.append(value[seat])
+            given.append(fit.model.state[name])
         for name, tensors in self.taught.items():
-            for n, value in tensors.items():
-                value[seat].copy_(fit.frozen[name].model.state[n])
-        _each(lambda slot, value: slot[seat].copy_(value), self.constants, fit.constants)
+            slots += [value[seat] for value in tensors.values()]
+            given += [fit.frozen[name].model.state[n] for n in tensors]
+        pairs: list[tuple[Tensor, Tensor]] = []
+        _each(lambda slot, value: pairs.append((slot[seat], value)), self.constants, fit.constants)
+        slots += [slot for slot, _ in pairs]
+        given += [value for _, value in pairs]
+        for kind, flat in (("mean", self.means), ("square", self.squares)):
+            moments = [block[seat] for block in self._blocks(flat).values()]
+            if saved:
+                slots += moments
+                given += [saved[f"{kind}/{name}"] for name in self.trained]
+            else:
+                torch._foreach_zero_(moments)
+        torch._foreach_copy_(slots, given)
         age = float(saved[f"step/{self.trained[0]}"]) if saved else 0.0
         values = {"at": 0, "age": age, "lr": fit.recipe.lr, "length": job.steps, "loss": 0.0, "place": 0}
         values["cosine"] = fit.recipe.schedule == "cosine"
@@ -349,24 +424,26 @@ class Lanes:
         self.numbers["place"][seat] = 0
 
     def unload(self, seat: int, job: Job) -> Fitted:
-        blocks = self._blocks(self.params)
+        rounds = 1 if self.fit.joint else len(self.names)
+        held = {name: block[seat] for name, block in self._blocks(self.params).items()}
+        held |= {name: value[seat] for name, value in self.fixed.items()}
+        taken = [held[name] for name in job.fit.model.state if name in held]
+        again = job.fit.recipe.reset == "round"
+        if again:
+            taken += [b[seat] for flat in (self.means, self.squares) for b in self._blocks(flat).values()]
+        copies = [torch.empty_like(t) for t in taken]
+        torch._foreach_copy_(copies, taken)
+        rest = iter(copies)
         state: dict[str, Tensor] = {}
-        forwards = 1 if self.fit.joint else len(self.names)
         for name, value in job.fit.model.state.items():
-            if name in blocks:
-                state[name] = blocks[name][seat].clone()
-            elif name in self.fixed:
-                state[name] = self.fixed[name][seat].clone()
-            else:
-                counted = name.endswith("num_batches_tracked") and (
-                    self.fit.only is None or name.startswith(f"{self.fit.only}.")
-                )
-                state[name] = value + job.steps * forwards if counted else value
+            counted = name.endswith("num_batches_tracked") and (
+                self.fit.only is None or name.startswith(f"{self.fit.only}.")
+            )
+            state[name] = next(rest) if name in held else value + job.steps * rounds if counted else value
         job.loss = self.numbers["loss"][seat].clone()
         optimizer: dict[str, Tensor] = {}
-        if job.fit.recipe.reset == "round":
-            optimizer = {f"mean/{n}": b[seat].clone() for n, b in self._blocks(self.means).items()}
-            optimizer |= {f"square/{n}": b[seat].clone() for n, b in self._blocks(self.squares).items()}
+        if again:
+            optimizer = {f"{kind}/{n}": next(rest) for kind in ("mean", "square") for n in self.trained}
             optimizer |= {f"step/{n}": self.numbers["age"][seat].float() for n in self.trained}
         return Fitted(Model(job.fit.model.arch, state), job.steps, 0.0, optimizer, tuple(self.trained))
 
@@ -407,37 +484,48 @@ class Lanes:
 
     def step(self, engine: Fused) -> None:
         """A step of every lane: batches, forward, losses, gradients, Adam."""
-        inputs, columns = self.batch(engine.dtype)
-        grads, losses = self.gradients(engine, self.params, inputs, columns)
+        drawn = self.batch(engine)
+        grads, losses = self.gradients(engine, self.params, drawn)
         if self.fit.gradient is not None:
-            grads = self.adjusted(engine, grads, inputs, columns)
-        self.numbers["loss"].add_(losses)
-        self.adam(grads)
-        self.numbers["at"].add_(1)
-        self.numbers["place"].add_(1)
+            grads = self.adjusted(engine, grads, drawn)
+        self.adam(grads, losses)
 
-    def batch(self, dtype: torch.dtype) -> tuple[dict[str, Tensor], dict[str, dict[str, Tensor]]]:
-        """Inputs [width, batch, ...] and columns of this step, by stream; gathered, augmented, normalised."""
-        inputs, columns = {}, {}
+    def batch(self, engine: Fused) -> Drawn:
+        """This step's batches: gathered, augmented, normalised."""
+        columns, indices = {}, {}
         for stream, samples in self.fit.streams.items():
-            indices = self.plan[stream][self.rows, self.numbers["place"]].long()  # [width, batch]
+            indices[stream] = self.plan[stream][self.rows, self.numbers["place"]].long()  # [width, batch]
+            columns[stream] = {c: self._rows(stream, c, indices[stream]) for c in samples.columns if c != "x"}
+        if self.images:
+            return Drawn(self._images(engine.low), self.batches, columns)
+        inputs = []
+        for stream, samples in self.fit.streams.items():
+            x = self._rows(stream, "x", indices[stream])
+            draws = self.draws[stream][self.rows, self.numbers["place"]].flatten(0, 1)
+            shown = samples.view.augmented(x.flatten(0, 1), draws.long(), engine.dtype)
+            inputs.append(shown.reshape(*x.shape[:2], *shown.shape[1:]))
+        return Drawn(torch.cat(inputs, 1) if len(inputs) > 1 else inputs[0], self.batches, columns)
 
-            def rows(column: str, stream: str = stream, indices: Tensor = indices) -> Tensor:
-                return self.kit.pools[stream, column][indices + self.offsets[stream, column]]
+    def _rows(self, stream: str, column: str, indices: Tensor) -> Tensor:
+        return self.kit.pools[stream, column][indices + self.offsets[stream, column]]
 
-            x = rows("x")
-            flat, draws = x.flatten(0, 1), self.draws[stream][self.rows, self.numbers["place"]].flatten(0, 1)
-            shown = samples.view.augmented(flat, draws.long(), dtype)
-            inputs[stream] = shown.reshape(*x.shape[:2], *shown.shape[1:])
-            columns[stream] = {column: rows(column) for column in samples.columns if column != "x"}
-        return inputs, columns
+    def _images(self, dtype: torch.dtype) -> Tensor:
+        """The inputs of all streams side by side, by a kernel."""
+        from fedcc.engine.kernels import images
 
-    def gradients(
-        self, engine: Fused, flat: Tensor, inputs: Mapping[str, Tensor], columns: Mapping[str, Mapping[str, Tensor]]
-    ) -> tuple[Tensor, Tensor]:
+        channels, height, width = next(iter(self.fit.streams.values())).shape
+        shape = (self.width, sum(self.batches.values()), height, width, channels)
+        out, first = torch.empty(shape, dtype=dtype, device=self.rows.device), 0
+        for stream, samples in self.fit.streams.items():
+            given = self.plan[stream], self.draws[stream], self.numbers["place"], self.offsets[stream, "x"]
+            images(self.kit.pools[stream, "x"], *given, samples.view, out, first)
+            first += self.batches[stream]
+        return out.permute(0, 1, 4, 2, 3)
+
+    def gradients(self, engine: Fused, flat: Tensor, drawn: Drawn) -> tuple[Tensor, Tensor]:
         """Gradients of all lanes' losses at ``flat``, and the losses [width]."""
         leaf = flat.detach().requires_grad_()
-        params = self._blocks(leaf)
+        params, inputs = self._blocks(leaf), drawn.inputs()
         if engine.low == engine.dtype or self.stack.fast:
             self.stack.hold({**self.fixed, **params})
         else:  # convolutions and linear layers in low precision, cast all at once; BatchNorm's own stay
@@ -445,8 +533,7 @@ class Lanes:
             self.stack.hold({**self.fixed, **{n: low[n] if low[n].ndim > 2 else params[n] for n in params}})
         outputs: dict[str, Outputs] = {}
         if self.fit.joint:
-            joined = torch.cat(list(inputs.values()), 1) if len(inputs) > 1 else next(iter(inputs.values()))
-            both = engine._outputs(self.stack, joined)
+            both = engine._outputs(self.stack, drawn.x)
             cuts = [torch.split(part, list(self.batches.values()), 1) for part in both]
             outputs = {name: Outputs(*pair) for name, *pair in zip(inputs, *cuts, strict=True)}
         else:
@@ -462,14 +549,12 @@ class Lanes:
             streams = {n: Batch(Outputs(*outputs[n]), columns[n]) for n in outputs}
             return self.fit.loss(Step(streams, params, constants, {n: Outputs(*s) for n, s in seen.items()}))
 
-        given = {n: tuple(o) for n, o in outputs.items()}, {n: dict(columns[n]) for n in outputs}
+        given = {n: tuple(o) for n, o in outputs.items()}, {n: drawn.columns[n] for n in outputs}
         losses = torch.vmap(one)(*given, params, dict(self.constants), {n: tuple(s) for n, s in seen.items()})
         (grads,) = torch.autograd.grad(losses.sum(), leaf)
         return grads, losses.detach()
 
-    def adjusted(
-        self, engine: Fused, grads: Tensor, inputs: Mapping[str, Tensor], columns: Mapping[str, Mapping[str, Tensor]]
-    ) -> Tensor:
+    def adjusted(self, engine: Fused, grads: Tensor, drawn: Drawn) -> Tensor:
         """The gradients as the fit's gradient rule wants them: perhaps taken again elsewhere, perhaps transformed."""
         rule = self.fit.gradient
         assert rule is not None
@@ -478,28 +563,31 @@ class Lanes:
             offsets = torch.vmap(rule.ascent)(self._blocks(grads))
             moved = self.params + torch.cat([offsets[n].reshape(-1) for n in self.trained])  # type: ignore[index]
             self.stack.stay(True)
-            grads, _ = self.gradients(engine, moved, inputs, columns)
+            grads, _ = self.gradients(engine, moved, drawn)
             self.stack.stay(False)
         changed = torch.vmap(rule.transform)(self._blocks(grads))
         return torch.cat([changed[n].reshape(-1) for n in self.trained])
 
-    def adam(self, grads: Tensor) -> None:
-        """Adam with a step count and a learning rate per lane; bias corrections in float64."""
+    def adam(self, grads: Tensor, losses: Tensor) -> None:
+        """Adam with a step count and a learning rate per lane, bias corrections in float64; the step is done."""
         n = self.numbers
+        if self.fused_adam:
+            from fedcc.engine.kernels import adam, tick
+
+            size, root = tick(losses, n, BETAS)
+            adam(self.params, self.means, self.squares, grads, self.lane, size, root, BETAS, EPS)
+            return
+        n["loss"].add_(losses)
         n["age"].add_(1)
         slower = 0.5 * (1 - torch.cos(math.pi * n["at"] / n["length"].clamp(min=1)))
         lr = n["lr"] * (1 - n["cosine"] * slower)
-        size = (lr / (1 - BETAS[0] ** n["age"])).to(grads.dtype)
-        root = (1 - BETAS[1] ** n["age"]).rsqrt().to(grads.dtype)
-        if self.fused_adam:
-            from fedcc.engine.kernels import adam
-
-            adam(self.params, self.means, self.squares, grads, self.lane, size, root, BETAS, EPS)
-            return
-        size, root = size[self.lane], root[self.lane]
+        size = (lr / (1 - BETAS[0] ** n["age"])).to(grads.dtype)[self.lane]
+        root = (1 - BETAS[1] ** n["age"]).rsqrt().to(grads.dtype)[self.lane]
         self.means.lerp_(grads, 1 - BETAS[0])
         self.squares.mul_(BETAS[1]).addcmul_(grads, grads, value=1 - BETAS[1])
         self.params.addcmul_(self.means / self.squares.sqrt().mul_(root).add_(EPS), size, value=-1)
+        n["at"].add_(1)
+        n["place"].add_(1)
 
     def capture(self, engine: Fused) -> None:
         """Record a step as a graph; what the trial steps do to the slots is overwritten when clients are loaded."""
@@ -511,10 +599,20 @@ class Lanes:
                 self.numbers["place"].zero_()
         torch.cuda.current_stream(engine.device).wait_stream(side)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=engine.memory_pool):
-            self.step(engine)
-        engine.memory_pool = graph.pool()
+        arch, collects = self.fit.model.arch, gc.isenabled()
+        gc.disable()  # to free an old graph in the middle would spoil the new one
+        try:
+            with torch.cuda.graph(graph, pool=engine.memory_pools.get(arch)):
+                self.step(engine)
+        finally:
+            if collects:
+                gc.enable()
+        engine.memory_pools[arch] = graph.pool()
         self.graph = graph
+
+
+def _stacks(*models: Model) -> bool:
+    return not any(stackable(model.arch) for model in models)
 
 
 def usable(device: torch.device, precision: Precision) -> bool:

@@ -1,14 +1,17 @@
-"""Triton kernels for residual blocks of 16 to 64 channels, all lanes at once; images are ``[lanes, batch, H, W, C]``.
+"""Triton kernels for residual trunks of 16 to 64 channels, all lanes at once; images are ``[lanes, batch, H, W, C]``.
 
 What libraries do in separate passes happens here where the data is at hand: BatchNorm's sums are taken as a
-convolution's results leave it, normalise and ReLU are applied as the next one reads them, and the masks, sums and
-shortcuts of the backward pass ride along with the gradients' convolutions. Sums go through partial results in a fixed
-order, so the same step gives the same bits.
+convolution's results leave it, and the masks, sums and shortcuts of the backward pass ride along with the gradients'
+convolutions. Whatever a convolution reads has a frame of zeros one pixel wide, ``[lanes, batch, H + 2, W + 2, C]``, so
+that its loads need no masks: narrow convolutions are bound by such arithmetic, not by memory. Sums over pixels are
+taken tile by tile; the program that comes last adds them up in a fixed order, so the same step gives the same bits.
 """
 
 from __future__ import annotations
 
 import inspect
+import math
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,56 +19,128 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from fedcc.core.samples import View
+
 # mypy: disable-error-code="untyped-decorator,no-untyped-def,no-untyped-call,index,arg-type"
 # ruff: noqa: ARG004
+
+SIZES = {"ROWS", "H", "W", "HO", "WO", "HX", "WX", "TILES", "LANES", "N", "WINDOW", "BATCH", "ALL", "FIRST", "PAD"}
 
 
 def jit(kernel: Any) -> Any:
     """Compiled once for all sizes: whole numbers are not specialised on (a multiple of 16, one)."""
-    sizes = {"ROWS", "H", "W", "HO", "WO", "HX", "WX", "TILES", "LANES", "COUNT", "N"}
     names = inspect.signature(kernel).parameters
     fixed = {name for name, about in names.items() if about.annotation not in (inspect.Parameter.empty,)}
-    return triton.jit(kernel, do_not_specialize=[name for name in names if name in sizes - fixed])
+    return triton.jit(kernel, do_not_specialize=[name for name in names if name in SIZES and name not in fixed])
+
+
+@triton.jit
+def _last(counter, lane, TILES):
+    """Whether this program is the last of its lane to arrive here; the count starts anew."""
+    tl.debug_barrier()
+    last = tl.atomic_add(counter + lane, 1, sem="acq_rel") == TILES - 1
+    if last:
+        tl.store(counter + lane, 0)
+    return last
+
+
+@triton.jit
+def _total(part, TILES, C: tl.constexpr):
+    """The tiles' two sums per channel, added up."""
+    BT: tl.constexpr = 4096 // C
+    c, t = tl.arange(0, C), tl.arange(0, BT)
+    first = tl.zeros((C,), dtype=tl.float32)
+    second = tl.zeros((C,), dtype=tl.float32)
+    start = TILES * 0
+    while start < TILES:
+        rows = (start + t)[:, None]
+        at = part + rows * 2 * C + c[None, :]
+        first += tl.sum(tl.load(at, mask=rows < TILES, other=0.0, cache_modifier=".cg"), 0)
+        second += tl.sum(tl.load(at + C, mask=rows < TILES, other=0.0, cache_modifier=".cg"), 0)
+        start += BT
+    return first, second
+
+
+@triton.jit
+def _statistics(part, norm, out, lane, COUNT, TILES, LANES, momentum, eps, C: tl.constexpr, TRACK: tl.constexpr):
+    """Mean, 1/std, scale and shift of each channel from the tiles' sums; running statistics move on."""
+    gamma, beta, running_mean, running_var = norm
+    first, second = _total(part + lane * TILES * 2 * C, TILES, C)
+    mean = first / COUNT
+    var = tl.maximum(second / COUNT - mean * mean, 0.0)
+    rstd = 1.0 / tl.sqrt(var + eps)
+    at = lane * C + tl.arange(0, C)
+    scale = tl.load(gamma + at) * rstd
+    tl.store(out + at, mean)
+    tl.store(out + LANES * C + at, rstd)
+    tl.store(out + 2 * LANES * C + at, scale)
+    tl.store(out + 3 * LANES * C + at, tl.load(beta + at) - mean * scale)
+    if TRACK:
+        old_mean, old_var = tl.load(running_mean + at), tl.load(running_var + at)
+        tl.store(running_mean + at, old_mean + momentum * (mean - old_mean))
+        tl.store(running_var + at, old_var + momentum * (var * (COUNT / (COUNT - 1)) - old_var))
+
+
+@triton.jit
+def _coefficients(part, gamma, stats, grads, lane, COUNT, TILES, LANES, C: tl.constexpr):
+    """Gradients of scale and shift, and the numbers that BatchNorm's backward pass needs, from the tiles' sums."""
+    first, second = _total(part + lane * TILES * 2 * C, TILES, C)
+    at = lane * C + tl.arange(0, C)
+    tl.store(grads + at, second)  # of gamma
+    tl.store(grads + LANES * C + at, first)  # of beta
+    tl.store(grads + 2 * LANES * C + at, tl.load(gamma + at) * tl.load(stats + LANES * C + at))
+    tl.store(grads + 3 * LANES * C + at, first / COUNT)
+    tl.store(grads + 4 * LANES * C + at, second / COUNT)
+
+
+@triton.jit
+def _summed(part, lane, tile, TILES, first, second, C: tl.constexpr):
+    """A tile's two sums per channel go where the last program finds them."""
+    c = tl.arange(0, C)
+    part += (lane * TILES + tile) * 2 * C
+    tl.store(part + c, tl.sum(first, 0))
+    tl.store(part + C + c, tl.sum(second, 0))
 
 
 @jit
 def _conv(
-    x, w, y, part, pre_scale, pre_shift,
-    ROWS, H, W, HO, WO, TILES,
-    CIN: tl.constexpr, COUT: tl.constexpr, STRIDE: tl.constexpr, PRE: tl.constexpr, BM: tl.constexpr,
+    x, w, y, part, counter, gamma, beta, running_mean, running_var, stats,
+    ROWS, HX, WX, HO, WO, TILES, LANES, momentum, eps,
+    CIN: tl.constexpr, COUT: tl.constexpr, STRIDE: tl.constexpr, TRACK: tl.constexpr, BM: tl.constexpr,
+    SPAN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """Y = conv3x3(x), or of relu(scale x + shift) with PRE, and per-tile sums of y and y^2 per channel."""
+    """Y = conv3x3(x), and its statistics.
+
+    With SPAN 3 the three taps of a row, which lie side by side in memory, make one product.
+    """
     tile, lane = tl.program_id(0), tl.program_id(1)
     m = tile * BM + tl.arange(0, BM)
-    n, k = tl.arange(0, COUT), tl.arange(0, CIN)
-    wo, ho, b = m % WO, (m // WO) % HO, m // (WO * HO)
-    rows_in = (ROWS // (HO * WO)) * H * W
-    x += lane.to(tl.int64) * rows_in * CIN
-    w += lane * 9 * CIN * COUT
-    if PRE:
-        scale = tl.load(pre_scale + lane * CIN + k)[None, :]
-        shift = tl.load(pre_shift + lane * CIN + k)[None, :]
+    n, k = tl.arange(0, COUT), tl.arange(0, BK)
+    row = tl.minimum(m, ROWS - 1)
+    wo, ho, b = row % WO, (row // WO) % HO, row // (WO * HO)
+    x += lane.to(tl.int64) * (ROWS // (HO * WO)) * HX * WX * CIN
+    w += lane * 9 * CIN * COUT + k[:, None] * COUT + n[None, :]
+    corner = x + (((b * HX + ho * STRIDE) * WX + wo * STRIDE) * CIN)[:, None] + k[None, :]
     acc = tl.zeros((BM, COUT), dtype=tl.float32)
-    for tap in tl.static_range(9):
-        hi, wi = ho * STRIDE + tap // 3 - 1, wo * STRIDE + tap % 3 - 1
-        inside = (m < ROWS) & (hi >= 0) & (hi < H) & (wi >= 0) & (wi < W)
-        at = ((b * H + hi) * W + wi) * CIN
-        a = tl.load(x + at[:, None] + k[None, :], mask=inside[:, None], other=0.0)
-        if PRE:
-            a = tl.where(inside[:, None], tl.maximum(a.to(tl.float32) * scale + shift, 0.0), 0.0).to(x.dtype.element_ty)
-        acc += tl.dot(a, tl.load(w + tap * CIN * COUT + k[:, None] * COUT + n[None, :]))
+    for tap in tl.static_range(0, 9, SPAN):
+        a = tl.load(corner + ((tap // 3) * WX + tap % 3) * CIN)
+        acc += tl.dot(a, tl.load(w + tap * CIN * COUT, mask=(k < SPAN * CIN)[:, None], other=0.0))
     kept = acc.to(y.dtype.element_ty)
     y += lane.to(tl.int64) * ROWS * COUT
     tl.store(y + m[:, None] * COUT + n[None, :], kept, mask=(m < ROWS)[:, None])
     value = tl.where((m < ROWS)[:, None], kept.to(tl.float32), 0.0)
-    part += (lane * TILES + tile) * 2 * COUT
-    tl.store(part + n, tl.sum(value, 0))
-    tl.store(part + COUT + n, tl.sum(value * value, 0))
+    _summed(part, lane, tile, TILES, value, value * value, COUT)
+    if _last(counter, lane, TILES):
+        norm = (gamma, beta, running_mean, running_var)
+        _statistics(part, norm, stats, lane, ROWS, TILES, LANES, momentum, eps, COUT, TRACK)
 
 
 @jit
-def _stem(x, w, y, part, ROWS, H, W, TILES, CIN: tl.constexpr, COUT: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr):
-    """The first convolution: 9 x CIN inputs in one product."""
+def _stem(
+    x, w, y, part, counter, gamma, beta, running_mean, running_var, stats, ROWS, H, W, TILES, LANES, momentum, eps,
+    CIN: tl.constexpr, COUT: tl.constexpr, TRACK: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr,
+):  # fmt: skip
+    """The first convolution, of images without a frame: 9 x CIN inputs in one product; and its statistics."""
     tile, lane = tl.program_id(0), tl.program_id(1)
     m, n, k = tile * BM + tl.arange(0, BM), tl.arange(0, COUT), tl.arange(0, BK)
     wo, ho, b = m % W, (m // W) % H, m // (W * H)
@@ -79,39 +154,10 @@ def _stem(x, w, y, part, ROWS, H, W, TILES, CIN: tl.constexpr, COUT: tl.constexp
     y += lane.to(tl.int64) * ROWS * COUT
     tl.store(y + m[:, None] * COUT + n[None, :], kept, mask=(m < ROWS)[:, None])
     value = tl.where((m < ROWS)[:, None], kept.to(tl.float32), 0.0)
-    part += (lane * TILES + tile) * 2 * COUT
-    tl.store(part + n, tl.sum(value, 0))
-    tl.store(part + COUT + n, tl.sum(value * value, 0))
-
-
-@jit
-def _statistics(
-    part, gamma, beta, running_mean, running_var, out, COUNT, momentum, eps, LANES,
-    TILES: tl.constexpr, C: tl.constexpr, TRACK: tl.constexpr, BT: tl.constexpr,
-):  # fmt: skip
-    """Mean, 1/std, scale and shift of each channel from the tiles' sums; running statistics move on."""
-    lane = tl.program_id(0)
-    c, t = tl.arange(0, C), tl.arange(0, BT)
-    first = tl.zeros((C,), dtype=tl.float32)
-    second = tl.zeros((C,), dtype=tl.float32)
-    part += lane * TILES * 2 * C
-    for start in range(0, TILES, BT):
-        rows = (start + t)[:, None]
-        first += tl.sum(tl.load(part + rows * 2 * C + c[None, :], mask=rows < TILES, other=0.0), 0)
-        second += tl.sum(tl.load(part + rows * 2 * C + C + c[None, :], mask=rows < TILES, other=0.0), 0)
-    mean = first / COUNT
-    var = tl.maximum(second / COUNT - mean * mean, 0.0)
-    rstd = 1.0 / tl.sqrt(var + eps)
-    at = lane * C + c
-    scale = tl.load(gamma + at) * rstd
-    tl.store(out + at, mean)
-    tl.store(out + LANES * C + at, rstd)
-    tl.store(out + 2 * LANES * C + at, scale)
-    tl.store(out + 3 * LANES * C + at, tl.load(beta + at) - mean * scale)
-    if TRACK:
-        old_mean, old_var = tl.load(running_mean + at), tl.load(running_var + at)
-        tl.store(running_mean + at, old_mean + momentum * (mean - old_mean))
-        tl.store(running_var + at, old_var + momentum * (var * (COUNT / (COUNT - 1)) - old_var))
+    _summed(part, lane, tile, TILES, value, value * value, COUT)
+    if _last(counter, lane, TILES):
+        norm = (gamma, beta, running_mean, running_var)
+        _statistics(part, norm, stats, lane, ROWS, TILES, LANES, momentum, eps, COUT, TRACK)
 
 
 @jit
@@ -122,175 +168,165 @@ def _finish(
     """Out = relu(scale y + shift + shortcut(x)); the shortcut takes every STRIDE-th pixel and pads channels with 0."""
     tile, lane = tl.program_id(0), tl.program_id(1)
     m, c = tile * BM + tl.arange(0, BM), tl.arange(0, C)
-    there = (m < ROWS)[:, None]
-    base = lane.to(tl.int64) * ROWS * C
-    at = m[:, None] * C + c[None, :]
+    w, h, b = m % (W + 2) - 1, (m // (W + 2)) % (H + 2) - 1, m // ((W + 2) * (H + 2))  # m counts pixels of out
+    inside = ((m < ROWS) & (h >= 0) & (h < H) & (w >= 0) & (w < W))[:, None]
+    images = ROWS // ((W + 2) * (H + 2))
+    y += lane.to(tl.int64) * images * H * W * C
     scale = tl.load(stats + 2 * LANES * C + lane * C + c)[None, :]
     shift = tl.load(stats + 3 * LANES * C + lane * C + c)[None, :]
-    value = tl.load(y + base + at, mask=there, other=0.0).to(tl.float32) * scale + shift
+    value = tl.load(y + (((b * H + h) * W + w) * C)[:, None] + c[None, :], mask=inside, other=0.0)
+    value = value.to(tl.float32) * scale + shift
     if SHORTCUT:
-        w, h, b = m % W, (m // W) % H, m // (W * H)
         extra = (C - CX) // 2
-        source = ((b * HX + h * STRIDE) * WX + w * STRIDE)[:, None] * CX + (c - extra)[None, :]
-        own = there & ((c >= extra) & (c < extra + CX))[None, :]
-        x += lane.to(tl.int64) * (ROWS // (H * W)) * HX * WX * CX
+        source = ((b * HX + h * STRIDE + 1) * WX + w * STRIDE + 1)[:, None] * CX + (c - extra)[None, :]
+        own = inside & ((c >= extra) & (c < extra + CX))[None, :]
+        x += lane.to(tl.int64) * images * HX * WX * CX
         value += tl.load(x + source, mask=own, other=0.0).to(tl.float32)
-    tl.store(out + base + at, tl.maximum(value, 0.0).to(out.dtype.element_ty), mask=there)
+    value = tl.where(inside, tl.maximum(value, 0.0), 0.0)
+    out += lane.to(tl.int64) * ROWS * C
+    tl.store(out + m[:, None] * C + c[None, :], value.to(out.dtype.element_ty), mask=(m <= ROWS)[:, None])
 
 
 @jit
-def _sums(dout, out, y, stats, part, ROWS, TILES, LANES, C: tl.constexpr, BM: tl.constexpr):
-    """Per-tile sums of g and g xhat, g the gradient behind the last ReLU."""
+def _pooled(
+    df, out, y, gamma, stats, g, part, counter, grads, ROWS, H, W, TILES, LANES, C: tl.constexpr, BM: tl.constexpr
+):  # fmt: skip
+    """G = the gradient behind the last ReLU, from that of the features (means over pixels); and its coefficients."""
     tile, lane = tl.program_id(0), tl.program_id(1)
     m, c = tile * BM + tl.arange(0, BM), tl.arange(0, C)
+    w, h, b = m % W, (m // W) % H, m // (W * H)
     there = (m < ROWS)[:, None]
+    images = ROWS // (H * W)
+    framed = lane.to(tl.int64) * images * (H + 2) * (W + 2) * C
+    framed += (((b * (H + 2) + h + 1) * (W + 2) + w + 1) * C)[:, None] + c[None, :]
+    value = tl.load(df + ((lane * images + b) * C)[:, None] + c[None, :], mask=there, other=0.0) / (H * W)
+    value = tl.where(tl.load(out + framed, mask=there, other=0.0).to(tl.float32) > 0, value, 0.0)
     at = lane.to(tl.int64) * ROWS * C + m[:, None] * C + c[None, :]
-    g = tl.load(dout + at, mask=there, other=0.0).to(tl.float32)
-    g = tl.where(tl.load(out + at, mask=there, other=0.0).to(tl.float32) > 0, g, 0.0)
+    kept = value.to(g.dtype.element_ty)
+    tl.store(g + at, kept, mask=there)
+    value = kept.to(tl.float32)
     mean = tl.load(stats + lane * C + c)[None, :]
     rstd = tl.load(stats + LANES * C + lane * C + c)[None, :]
     xhat = (tl.load(y + at, mask=there, other=0.0).to(tl.float32) - mean) * rstd
-    part += (lane * TILES + tile) * 2 * C
-    tl.store(part + c, tl.sum(g, 0))
-    tl.store(part + C + c, tl.sum(g * xhat, 0))
+    _summed(part, lane, tile, TILES, value, value * xhat, C)
+    if _last(counter, lane, TILES):
+        _coefficients(part, gamma, stats, grads, lane, ROWS, TILES, LANES, C)
 
 
 @jit
-def _coefficients(
-    part, gamma, stats, grads, COUNT, LANES, TILES: tl.constexpr, C: tl.constexpr, BT: tl.constexpr
-):  # fmt: skip
-    """Gradients of shift and scale, and the numbers that BatchNorm's backward pass needs, from the tiles' sums."""
-    lane = tl.program_id(0)
-    c, t = tl.arange(0, C), tl.arange(0, BT)
-    first = tl.zeros((C,), dtype=tl.float32)
-    second = tl.zeros((C,), dtype=tl.float32)
-    part += lane * TILES * 2 * C
-    for start in range(0, TILES, BT):
-        rows = (start + t)[:, None]
-        first += tl.sum(tl.load(part + rows * 2 * C + c[None, :], mask=rows < TILES, other=0.0), 0)
-        second += tl.sum(tl.load(part + rows * 2 * C + C + c[None, :], mask=rows < TILES, other=0.0), 0)
-    at = lane * C + c
-    tl.store(grads + at, second)  # of gamma
-    tl.store(grads + LANES * C + at, first)  # of beta
-    tl.store(grads + 2 * LANES * C + at, tl.load(gamma + at) * tl.load(stats + LANES * C + at))
-    tl.store(grads + 3 * LANES * C + at, first / COUNT)
-    tl.store(grads + 4 * LANES * C + at, second / COUNT)
-
-
-@jit
-def _through(
-    g, out, y, stats, grads, dy, ROWS, LANES, C: tl.constexpr, MASKED: tl.constexpr, BM: tl.constexpr
-):  # fmt: skip
-    """BatchNorm's backward pass: dy = c (g - mean g - xhat mean(g xhat)); MASKED: g still lies behind a ReLU."""
+def _through(g, y, stats, grads, dy, ROWS, H, W, LANES, C: tl.constexpr, BM: tl.constexpr):
+    """BatchNorm's backward pass: dy = c (g - mean g - xhat mean(g xhat)), in a frame."""
     tile, lane = tl.program_id(0), tl.program_id(1)
     m, c = tile * BM + tl.arange(0, BM), tl.arange(0, C)
-    there = (m < ROWS)[:, None]
-    at = lane.to(tl.int64) * ROWS * C + m[:, None] * C + c[None, :]
-    value = tl.load(g + at, mask=there, other=0.0).to(tl.float32)
-    if MASKED:
-        value = tl.where(tl.load(out + at, mask=there, other=0.0).to(tl.float32) > 0, value, 0.0)
+    w, h, b = m % (W + 2) - 1, (m // (W + 2)) % (H + 2) - 1, m // ((W + 2) * (H + 2))  # m counts pixels of dy
+    inside = ((m < ROWS) & (h >= 0) & (h < H) & (w >= 0) & (w < W))[:, None]
+    at = lane.to(tl.int64) * (ROWS // ((W + 2) * (H + 2))) * H * W * C
+    at += (((b * H + h) * W + w) * C)[:, None] + c[None, :]
+    value = tl.load(g + at, mask=inside, other=0.0).to(tl.float32)
     own = lane * C + c
     mean, rstd = tl.load(stats + own)[None, :], tl.load(stats + LANES * C + own)[None, :]
     factor = tl.load(grads + 2 * LANES * C + own)[None, :]
     k1, k2 = tl.load(grads + 3 * LANES * C + own)[None, :], tl.load(grads + 4 * LANES * C + own)[None, :]
-    xhat = (tl.load(y + at, mask=there, other=0.0).to(tl.float32) - mean) * rstd
-    tl.store(dy + at, (factor * (value - k1 - xhat * k2)).to(dy.dtype.element_ty), mask=there)
+    xhat = (tl.load(y + at, mask=inside, other=0.0).to(tl.float32) - mean) * rstd
+    value = tl.where(inside, factor * (value - k1 - xhat * k2), 0.0)
+    dy += lane.to(tl.int64) * ROWS * C
+    tl.store(dy + m[:, None] * C + c[None, :], value.to(dy.dtype.element_ty), mask=(m <= ROWS)[:, None])
 
 
 @jit
 def _conv_back(
-    dy, w, dx, y, stats, part, dout, out,
+    dy, w, y, gamma, stats, x, shortcut, g, part, counter, grads,
     ROWS, H, W, HO, WO, TILES, LANES,
-    CIN: tl.constexpr, COUT: tl.constexpr, STRIDE: tl.constexpr, MODE: tl.constexpr, BM: tl.constexpr,
+    CIN: tl.constexpr, COUT: tl.constexpr, STRIDE: tl.constexpr, INNER: tl.constexpr, BM: tl.constexpr,
+    SPAN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """The gradient of a convolution's input.
+    """G = the gradient of a convolution's input, behind the ReLU before it, and its coefficients; SPAN as in _conv.
 
-    MODE 0: the input was relu(scale y + shift); the gradient is masked and its sums with xhat are taken. MODE 1: the
-    input went into the block's shortcut too, whose gradient (dout behind the last ReLU) is added.
+    y and stats are of the BatchNorm before. INNER: the input was relu(scale y + shift). Else it was x, with a frame,
+    and went into the block's shortcut too, whose gradient is added.
     """
     tile, lane = tl.program_id(0), tl.program_id(1)
     m = tile * BM + tl.arange(0, BM)
-    n, k = tl.arange(0, CIN), tl.arange(0, COUT)
-    wi, hi, b = m % W, (m // W) % H, m // (W * H)
-    rows_out = (ROWS // (H * W)) * HO * WO
-    dy += lane.to(tl.int64) * rows_out * COUT
-    w += lane * 9 * CIN * COUT
+    n, k = tl.arange(0, CIN), tl.arange(0, BK)
+    row = tl.minimum(m, ROWS - 1)
+    wi, hi, b = row % W, (row // W) % H, row // (W * H)
+    images = ROWS // (H * W)
+    dy += lane.to(tl.int64) * images * (HO + 2) * (WO + 2) * COUT + k[None, :]
+    w += lane * 9 * CIN * COUT + n[None, :] * COUT
     acc = tl.zeros((BM, CIN), dtype=tl.float32)
-    for tap in tl.static_range(9):
-        h, v = hi + 1 - tap // 3, wi + 1 - tap % 3
-        inside = (m < ROWS) & (h >= 0) & (v >= 0) & (h % STRIDE == 0) & (v % STRIDE == 0)
-        h, v = h // STRIDE, v // STRIDE
-        inside = inside & (h < HO) & (v < WO)
-        at = ((b * HO + h) * WO + v) * COUT
-        a = tl.load(dy + at[:, None] + k[None, :], mask=inside[:, None], other=0.0)
-        acc += tl.dot(a, tl.load(w + tap * CIN * COUT + n[None, :] * COUT + k[:, None]))
+    if STRIDE == 1:
+        corner = dy + (((b * (HO + 2) + hi) * (WO + 2) + wi) * COUT)[:, None]
+        # from left to right in dy is from right to left in the taps
+        taps = w + ((8 - k // COUT) * CIN * COUT + k % COUT)[:, None]
+        for tap in tl.static_range(0, 9, SPAN):
+            a = tl.load(corner + ((tap // 3) * (WO + 2) + tap % 3) * COUT)
+            acc += tl.dot(a, tl.load(taps - tap * CIN * COUT, mask=(k < SPAN * COUT)[:, None], other=0.0))
+    else:
+        for tap in tl.static_range(9):
+            h, v = hi + 1 - tap // 3, wi + 1 - tap % 3
+            met = ((h % STRIDE == 0) & (v % STRIDE == 0) & (h >= 0) & (v >= 0))[:, None]
+            source = ((b * (HO + 2) + h // STRIDE + 1) * (WO + 2) + v // STRIDE + 1) * COUT
+            a = tl.load(dy + source[:, None], mask=met, other=0.0)
+            acc += tl.dot(a, tl.load(w + tap * CIN * COUT + k[:, None]))
     there = (m < ROWS)[:, None]
+    own = lane * CIN + n
     at = lane.to(tl.int64) * ROWS * CIN + m[:, None] * CIN + n[None, :]
-    if MODE == 0:
-        own = lane * CIN + n
-        value = tl.load(y + at, mask=there, other=0.0).to(tl.float32)
+    value = tl.load(y + at, mask=there, other=0.0).to(tl.float32)
+    if INNER:
         scale = tl.load(stats + 2 * LANES * CIN + own)[None, :]
         shift = tl.load(stats + 3 * LANES * CIN + own)[None, :]
-        g = tl.where((value * scale + shift > 0) & there, acc, 0.0).to(dx.dtype.element_ty)
-        tl.store(dx + at, g, mask=there)
-        g = g.to(tl.float32)
-        xhat = (value - tl.load(stats + own)[None, :]) * tl.load(stats + LANES * CIN + own)[None, :]
-        part += (lane * TILES + tile) * 2 * CIN
-        tl.store(part + n, tl.sum(g, 0))
-        tl.store(part + CIN + n, tl.sum(g * xhat, 0))
+        alive = value * scale + shift > 0
     else:
         extra = (COUT - CIN) // 2
+        met = there & ((hi % STRIDE == 0) & (wi % STRIDE == 0))[:, None]
         source = ((b * HO + hi // STRIDE) * WO + wi // STRIDE)[:, None] * COUT + (n + extra)[None, :]
-        own = there & ((hi % STRIDE == 0) & (wi % STRIDE == 0))[:, None]
-        where = lane.to(tl.int64) * rows_out * COUT + source
-        g = tl.load(dout + where, mask=own, other=0.0).to(tl.float32)
-        acc += tl.where(tl.load(out + where, mask=own, other=0.0).to(tl.float32) > 0, g, 0.0)
-        tl.store(dx + at, acc.to(dx.dtype.element_ty), mask=there)
+        shortcut += lane.to(tl.int64) * images * HO * WO * COUT
+        acc += tl.load(shortcut + source, mask=met, other=0.0).to(tl.float32)
+        x += lane.to(tl.int64) * images * (H + 2) * (W + 2) * CIN
+        framed = (((b * (H + 2) + hi + 1) * (W + 2) + wi + 1) * CIN)[:, None] + n[None, :]
+        alive = tl.load(x + framed).to(tl.float32) > 0
+    kept = tl.where(alive & there, acc, 0.0).to(g.dtype.element_ty)
+    tl.store(g + at, kept, mask=there)
+    kept = kept.to(tl.float32)
+    xhat = (value - tl.load(stats + own)[None, :]) * tl.load(stats + LANES * CIN + own)[None, :]
+    _summed(part, lane, tile, TILES, kept, kept * xhat, CIN)
+    if _last(counter, lane, TILES):
+        _coefficients(part, gamma, stats, grads, lane, ROWS, TILES, LANES, CIN)
 
 
 @jit
 def _weights(
-    x, dy, part, pre_scale, pre_shift, ROWS, H, W, HO, WO,
-    PER: tl.constexpr, CIN: tl.constexpr, COUT: tl.constexpr, STRIDE: tl.constexpr, PRE: tl.constexpr, BM: tl.constexpr,
+    x, dy, part, ROWS, HX, WX, HO, WO,
+    PER: tl.constexpr, CIN: tl.constexpr, COUT: tl.constexpr, STRIDE: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr,
+    EACH: tl.constexpr,
 ):  # fmt: skip
-    """The gradient of a convolution's weights: three taps of a row and one share of the pixels per program."""
-    split, row, lane = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    """The gradient of a convolution's weights: EACH rows of three taps and one share of the pixels per program."""
+    split, first, lane = tl.program_id(0), tl.program_id(1) * EACH, tl.program_id(2)
     LANES = tl.num_programs(2)
-    n, k = tl.arange(0, COUT), tl.arange(0, CIN)
-    rows_in = (ROWS // (HO * WO)) * H * W
-    x += lane.to(tl.int64) * rows_in * CIN
-    dy += lane.to(tl.int64) * ROWS * COUT
-    if PRE:
-        scale = tl.load(pre_scale + lane * CIN + k)[None, :]
-        shift = tl.load(pre_shift + lane * CIN + k)[None, :]
-    left = tl.zeros((CIN, COUT), dtype=tl.float32)
-    middle = tl.zeros((CIN, COUT), dtype=tl.float32)
-    right = tl.zeros((CIN, COUT), dtype=tl.float32)
+    n, k = tl.arange(0, COUT), tl.arange(0, BK)
+    images = ROWS // (HO * WO)
+    x += lane.to(tl.int64) * images * HX * WX * CIN + first * WX * CIN
+    dy += lane.to(tl.int64) * images * (HO + 2) * (WO + 2) * COUT
+    above = tl.zeros((BK, COUT), dtype=tl.float32)
+    middle = tl.zeros((BK, COUT), dtype=tl.float32)
+    below = tl.zeros((BK, COUT), dtype=tl.float32)
     for step in range(0, PER):
         m = (split * PER + step) * BM + tl.arange(0, BM)
-        wo, ho, b = m % WO, (m // WO) % HO, m // (WO * HO)
-        d = tl.load(dy + m[:, None] * COUT + n[None, :], mask=(m < ROWS)[:, None], other=0.0)
-        hi = ho * STRIDE + row - 1
-        for tap in tl.static_range(3):
-            wi = wo * STRIDE + tap - 1
-            inside = (m < ROWS) & (hi >= 0) & (hi < H) & (wi >= 0) & (wi < W)
-            at = ((b * H + hi) * W + wi) * CIN
-            a = tl.load(x + at[:, None] + k[None, :], mask=inside[:, None], other=0.0)
-            if PRE:
-                a = tl.maximum(a.to(tl.float32) * scale + shift, 0.0)
-                a = tl.where(inside[:, None], a, 0.0).to(x.dtype.element_ty)
-            product = tl.dot(tl.trans(a), d)
-            if tap == 0:
-                left += product
-            elif tap == 1:
-                middle += product
-            else:
-                right += product
-    part += ((split * LANES + lane) * 9 + row * 3) * CIN * COUT
-    at_w = k[:, None] * COUT + n[None, :]
-    tl.store(part + at_w, left)
-    tl.store(part + CIN * COUT + at_w, middle)
-    tl.store(part + 2 * CIN * COUT + at_w, right)
+        row = tl.minimum(m, ROWS - 1)
+        wo, ho, b = row % WO, (row // WO) % HO, row // (WO * HO)
+        at = ((b * (HO + 2) + ho + 1) * (WO + 2) + wo + 1) * COUT
+        d = tl.load(dy + at[:, None] + n[None, :], mask=(m < ROWS)[:, None], other=0.0)
+        corner = x + (((b * HX + ho * STRIDE) * WX + wo * STRIDE) * CIN)[:, None] + k[None, :]
+        above += tl.dot(tl.trans(tl.load(corner)), d)
+        if EACH == 3:
+            middle += tl.dot(tl.trans(tl.load(corner + WX * CIN)), d)
+            below += tl.dot(tl.trans(tl.load(corner + 2 * WX * CIN)), d)
+    part += ((split * LANES + lane) * 9 + first * 3) * CIN * COUT + k[:, None] * COUT + n[None, :]
+    own = (k < 3 * CIN)[:, None]
+    tl.store(part, above, mask=own)
+    if EACH == 3:
+        tl.store(part + 3 * CIN * COUT, middle, mask=own)
+        tl.store(part + 6 * CIN * COUT, below, mask=own)
 
 
 @jit
@@ -298,13 +334,13 @@ def _stem_weights(
     x, dy, part, ROWS, H, W,
     PER: tl.constexpr, CIN: tl.constexpr, COUT: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """The gradient of the first convolution's weights."""
+    """The gradient of the first convolution's weights; dy has a frame, x has none."""
     split, lane = tl.program_id(0), tl.program_id(1)
     LANES = tl.num_programs(1)
     n, k = tl.arange(0, COUT), tl.arange(0, BK)
     tap, c = k // CIN, k % CIN
     x += lane.to(tl.int64) * ROWS * CIN
-    dy += lane.to(tl.int64) * ROWS * COUT
+    dy += lane.to(tl.int64) * (ROWS // (H * W)) * (H + 2) * (W + 2) * COUT
     acc = tl.zeros((BK, COUT), dtype=tl.float32)
     for step in range(0, PER):
         m = (split * PER + step) * BM + tl.arange(0, BM)
@@ -312,10 +348,55 @@ def _stem_weights(
         hi, wi = ho[:, None] + (tap // 3)[None, :] - 1, wo[:, None] + (tap % 3)[None, :] - 1
         inside = (m < ROWS)[:, None] & (k < 9 * CIN)[None, :] & (hi >= 0) & (hi < H) & (wi >= 0) & (wi < W)
         a = tl.load(x + ((b[:, None] * H + hi) * W + wi) * CIN + c[None, :], mask=inside, other=0.0)
-        d = tl.load(dy + m[:, None] * COUT + n[None, :], mask=(m < ROWS)[:, None], other=0.0)
+        at = ((b * (H + 2) + ho + 1) * (W + 2) + wo + 1) * COUT
+        d = tl.load(dy + at[:, None] + n[None, :], mask=(m < ROWS)[:, None], other=0.0)
         acc += tl.dot(tl.trans(a), d)
     part += (split * LANES + lane) * 9 * CIN * COUT
     tl.store(part + k[:, None] * COUT + n[None, :], acc, mask=(k < 9 * CIN)[:, None])
+
+
+@jit
+def _images(
+    pool, plan, draws, place, offset, mean, std, out, scale, WINDOW, BATCH, ALL, FIRST, PAD, H, W,
+    C: tl.constexpr, AUGMENTS: tl.constexpr, BP: tl.constexpr,
+):  # fmt: skip
+    """A batch of one stream from the pool of uint8 images: gathered, cropped, flipped, normalised, channels last."""
+    b, lane = tl.program_id(0), tl.program_id(1)
+    step = lane * WINDOW + tl.load(place + lane)
+    row = tl.load(plan + step * BATCH + b) + tl.load(offset + lane)
+    p = tl.program_id(2) * BP + tl.arange(0, BP)
+    h, w = p // W, p % W
+    if AUGMENTS:
+        draws += (step * BATCH + b) * 3
+        w = tl.where(tl.load(draws + 2) > 0, W - 1 - w, w) + tl.load(draws + 1).to(tl.int32) - PAD
+        h += tl.load(draws).to(tl.int32) - PAD
+    inside = (p < H * W) & (h >= 0) & (h < H) & (w >= 0) & (w < W)
+    pool += row.to(tl.int64) * C * H * W
+    out += (lane * ALL + FIRST + b).to(tl.int64) * H * W * C
+    for c in tl.static_range(C):
+        value = tl.load(pool + c * H * W + h * W + w, mask=inside, other=0).to(tl.float32) * scale
+        value = (value - tl.load(mean + c)) / tl.load(std + c)
+        tl.store(out + p * C + c, value.to(out.dtype.element_ty), mask=p < H * W)
+
+
+@jit
+def _tick(
+    loss, total, age, at, place, lr, length, cosine, size, root, LANES,
+    LOG1: tl.constexpr, LOG2: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """A step more for every lane: its loss is added up, and Adam's step size and bias correction found, in float64."""
+    i = tl.arange(0, BLOCK)
+    there = i < LANES
+    tl.store(total + i, tl.load(total + i, mask=there) + tl.load(loss + i, mask=there), mask=there)
+    steps, done = tl.load(age + i, mask=there, other=0.0) + 1, tl.load(at + i, mask=there, other=0)
+    tl.store(age + i, steps, mask=there)
+    whole = tl.maximum(tl.load(length + i, mask=there, other=1.0), 1.0)
+    slower = 0.5 * (1 - tl.cos(3.141592653589793 * done.to(tl.float64) / whole))
+    rate = tl.load(lr + i, mask=there, other=0.0) * (1 - tl.load(cosine + i, mask=there, other=0.0) * slower)
+    tl.store(size + i, (rate / (1 - tl.exp(steps * LOG1))).to(tl.float32), mask=there)
+    tl.store(root + i, (1 / tl.sqrt(1 - tl.exp(steps * LOG2))).to(tl.float32), mask=there)
+    tl.store(at + i, done + 1, mask=there)
+    tl.store(place + i, tl.load(place + i, mask=there) + 1, mask=there)
 
 
 @jit
@@ -338,12 +419,12 @@ def _adam(p, m, v, g, lane, size, root, N, beta1, beta2, eps, BLOCK: tl.constexp
 # ------------------------------------------------------------------------------------------- launching
 
 
-# By the wider channel count: pixels per program of convolutions and of passes without a product; for weights'
-# gradients, pixels per step and the number of shares.
-TILE = {16: 128, 32: 64, 64: 64}
-FLAT = {16: 128, 32: 64, 64: 32}
-SHARES = {16: (128, 16), 32: (64, 16), 64: (64, 16)}
-SHARE_WARPS = {16: 2, 32: 2, 64: 4}
+# By the wider channel count, as measured. Convolutions, and gradients of their inputs: pixels per program, taps per
+# product, warps. Gradients of weights: pixels per step, shares, rows of taps per program, warps. Other passes: pixels.
+CONV = {16: (128, 1, 2), 32: (128, 1, 4), 64: (128, 1, 4)}
+BACK = {16: (128, 1, 2), 32: (128, 1, 4), 64: (128, 1, 8)}
+SHARES = {16: (64, 16, 3, 4), 32: (32, 16, 3, 4), 64: (32, 8, 1, 4)}
+FLAT = {16: 128, 32: 64, 64: 64}
 WARPS = 4
 
 
@@ -351,135 +432,146 @@ def _tiles(rows: int, size: int) -> int:
     return -(-rows // size)
 
 
-class Sizes:
-    """Shapes of one convolution: images [lanes, batch, H, W, cin] to [lanes, batch, H / stride, W / stride, cout]."""
-
-    def __init__(self, x: Tensor, cout: int, stride: int):
-        self.lanes, self.batch, self.h, self.w, self.cin = x.shape
-        self.cout, self.stride = cout, stride
-        self.ho, self.wo = -(-self.h // stride), -(-self.w // stride)
-        self.rows_in, self.rows = self.batch * self.h * self.w, self.batch * self.ho * self.wo
-        self.tile = TILE[max(self.cin, cout)]
+def framed(lanes: int, batch: int, h: int, w: int, c: int, like: Tensor) -> Tensor:
+    """Room for images with a frame, and for one pixel more, which a product of three taps reads (times zero)."""
+    shape = (lanes, batch, h + 2, w + 2, c)
+    room = torch.empty(math.prod(shape) + c, dtype=like.dtype, device=like.device)
+    return room[:-c].view(shape)
 
 
-def conv(x: Tensor, w: Tensor, cout: int, stride: int, pre: Tensor | None) -> tuple[Tensor, Tensor]:
-    """The convolution of x, or of relu(scale x + shift) with ``pre`` (statistics of x), and its tiles' sums."""
-    s = Sizes(x, cout, stride)
-    tiles = _tiles(s.rows, s.tile)
-    y = torch.empty(s.lanes, s.batch, s.ho, s.wo, cout, dtype=x.dtype, device=x.device)
-    part = torch.empty(s.lanes, tiles, 2, cout, dtype=torch.float32, device=x.device)
-    scale, shift = (pre[2], pre[3]) if pre is not None else (part, part)
-    _conv[(tiles, s.lanes)](
-        x, w, y, part, scale, shift, s.rows, s.h, s.w, s.ho, s.wo, tiles,
-        CIN=s.cin, COUT=cout, STRIDE=stride, PRE=pre is not None, BM=s.tile, num_warps=WARPS,
+@dataclass(frozen=True)
+class Layer:
+    """A convolution and the BatchNorm behind it: weights as :func:`packed` gives them, tensors [lanes, C] each."""
+
+    weight: Tensor
+    gamma: Tensor
+    beta: Tensor
+    mean: Tensor
+    var: Tensor
+    momentum: float
+    eps: float
+
+    @property
+    def norm(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        return self.gamma, self.beta, self.mean, self.var
+
+
+def _room(y: Tensor, rows: int, tile: int, numbers: int) -> tuple[int, Tensor, Tensor]:
+    """The number of tiles, and room for their sums and for what comes out of these."""
+    lanes, c, tiles = len(y), y.shape[-1], _tiles(rows, tile)
+    part = torch.empty(lanes, tiles, 2, c, dtype=torch.float32, device=y.device)
+    return tiles, part, torch.empty(numbers, lanes, c, dtype=torch.float32, device=y.device)
+
+
+def conv(x: Tensor, layer: Layer, stride: int, track: bool, counter: Tensor) -> tuple[Tensor, Tensor]:
+    """The convolution of framed images, without a frame, and its statistics: mean, 1/std, scale, shift."""
+    lanes, batch, hx, wx, cin = x.shape
+    cout, ho, wo = layer.weight.shape[-1], -(-(hx - 2) // stride), -(-(wx - 2) // stride)
+    tile, span, warps = CONV[max(cin, cout)]
+    rows = batch * ho * wo
+    y = torch.empty(lanes, batch, ho, wo, cout, dtype=x.dtype, device=x.device)
+    tiles, part, stats = _room(y, rows, tile, 4)
+    _conv[(tiles, lanes)](
+        x, layer.weight, y, part, counter, *layer.norm, stats,
+        rows, hx, wx, ho, wo, tiles, lanes, layer.momentum, layer.eps,
+        CIN=cin, COUT=cout, STRIDE=stride, TRACK=track, BM=tile,
+        SPAN=span, BK=triton.next_power_of_2(span * cin), num_warps=warps,
     )  # fmt: skip
-    return y, part
+    return y, stats
 
 
-def stem(x: Tensor, w: Tensor, cout: int) -> tuple[Tensor, Tensor]:
+def stem(x: Tensor, layer: Layer, track: bool, counter: Tensor) -> tuple[Tensor, Tensor]:
+    """The same for the first layer, whose images have no frame."""
     lanes, batch, h, width, cin = x.shape
-    rows, tile = batch * h * width, 128
-    tiles = _tiles(rows, tile)
+    cout, rows, tile = layer.weight.shape[-1], batch * h * width, 128
     y = torch.empty(lanes, batch, h, width, cout, dtype=x.dtype, device=x.device)
-    part = torch.empty(lanes, tiles, 2, cout, dtype=torch.float32, device=x.device)
-    block = 32 if cin == 3 else 16
-    _stem[(tiles, lanes)](x, w, y, part, rows, h, width, tiles, CIN=cin, COUT=cout, BM=tile, BK=block, num_warps=WARPS)
-    return y, part
-
-
-def statistics(part: Tensor, count: int, norm: Norms, track: bool) -> Tensor:
-    """[4, lanes, C]: mean, 1/std, scale, shift."""
-    lanes, tiles, _, c = part.shape
-    out = torch.empty(4, lanes, c, dtype=torch.float32, device=part.device)
-    _statistics[(lanes,)](
-        part, norm.gamma, norm.beta, norm.mean, norm.var, out, count, norm.momentum, norm.eps, lanes,
-        TILES=tiles, C=c, TRACK=track, BT=64, num_warps=WARPS,
+    tiles, part, stats = _room(y, rows, tile, 4)
+    _stem[(tiles, lanes)](
+        x, layer.weight, y, part, counter, *layer.norm, stats,
+        rows, h, width, tiles, lanes, layer.momentum, layer.eps,
+        CIN=cin, COUT=cout, TRACK=track, BM=tile, BK=32 if cin == 3 else 16, num_warps=WARPS,
     )  # fmt: skip
-    return out
-
-
-class Norms:
-    """A BatchNorm's tensors, [lanes, C] each."""
-
-    def __init__(self, gamma: Tensor, beta: Tensor, mean: Tensor, var: Tensor, momentum: float, eps: float):
-        self.gamma, self.beta, self.mean, self.var = gamma, beta, mean, var
-        self.momentum, self.eps = momentum, eps
+    return y, stats
 
 
 def finish(y: Tensor, stats: Tensor, x: Tensor | None, stride: int) -> Tensor:
+    """relu(bn(y)), or relu(bn(y) + shortcut(x)), framed."""
     lanes, batch, h, w, c = y.shape
-    rows, out, tile = batch * h * w, torch.empty_like(y), FLAT[c]
-    source = x if x is not None else y
-    _finish[(_tiles(rows, tile), lanes)](
+    out, rows, tile = framed(lanes, batch, h, w, c, y), batch * (h + 2) * (w + 2), FLAT[c]
+    source = x if x is not None else out
+    _finish[(_tiles(rows + 1, tile), lanes)](
         y, stats, source, out, rows, h, w, source.shape[2], source.shape[3], lanes,
         C=c, CX=source.shape[-1], STRIDE=stride, SHORTCUT=x is not None, BM=tile, num_warps=WARPS,
     )  # fmt: skip
     return out
 
 
-def sums(dout: Tensor, out: Tensor, y: Tensor, stats: Tensor) -> Tensor:
+def pooled(
+    df: Tensor, out: Tensor, y: Tensor, gamma: Tensor, stats: Tensor, counter: Tensor
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """The gradient behind the last ReLU from that of the features, and its coefficients (see :func:`conv_back`)."""
     lanes, batch, h, w, c = y.shape
-    rows, tile = batch * h * w, FLAT[c]
-    tiles = _tiles(rows, tile)
-    part = torch.empty(lanes, tiles, 2, c, dtype=torch.float32, device=y.device)
-    _sums[(tiles, lanes)](dout, out, y, stats, part, rows, tiles, lanes, C=c, BM=tile, num_warps=WARPS)
-    return part
+    g, rows, tile = torch.empty_like(y), batch * h * w, FLAT[c]
+    tiles, part, grads = _room(y, rows, tile, 5)
+    _pooled[(tiles, lanes)](
+        df, out, y, gamma, stats, g, part, counter, grads, rows, h, w, tiles, lanes, C=c, BM=tile, num_warps=WARPS
+    )  # fmt: skip
+    return g, grads
 
 
-def coefficients(part: Tensor, gamma: Tensor, stats: Tensor, count: int) -> Tensor:
-    """[5, lanes, C]: the gradients of gamma and beta, and three numbers for :func:`through`."""
-    lanes, tiles, _, c = part.shape
-    grads = torch.empty(5, lanes, c, dtype=torch.float32, device=part.device)
-    _coefficients[(lanes,)](part, gamma, stats, grads, count, lanes, TILES=tiles, C=c, BT=64, num_warps=WARPS)
-    return grads
-
-
-def through(g: Tensor, out: Tensor | None, y: Tensor, stats: Tensor, grads: Tensor) -> Tensor:
+def through(g: Tensor, y: Tensor, stats: Tensor, grads: Tensor) -> Tensor:
+    """The gradient of y, framed."""
     lanes, batch, h, w, c = y.shape
-    rows, dy, tile = batch * h * w, torch.empty_like(y), FLAT[c]
-    _through[(_tiles(rows, tile), lanes)](
-        g, out if out is not None else g, y, stats, grads, dy, rows, lanes,
-        C=c, MASKED=out is not None, BM=tile, num_warps=WARPS,
+    dy, rows, tile = framed(lanes, batch, h, w, c, y), batch * (h + 2) * (w + 2), FLAT[c]
+    _through[(_tiles(rows + 1, tile), lanes)](
+        g, y, stats, grads, dy, rows, h, w, lanes, C=c, BM=tile, num_warps=WARPS
     )  # fmt: skip
     return dy
 
 
 def conv_back(
     dy: Tensor,
-    w: Tensor,
-    like: Tensor,
+    weight: Tensor,
     stride: int,
-    inner: tuple[Tensor, Tensor] | None,
+    before: tuple[Tensor, Tensor, Tensor],
     outer: tuple[Tensor, Tensor] | None,
+    counter: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """The gradient of a convolution's input: ``inner`` (y, stats) before it, or ``outer`` (dout, out) around it."""
-    lanes, batch, h, width, cin = like.shape
+    """The gradient of a convolution's input, behind the ReLU before it, from dy, framed.
+
+    ``before``: y, gamma and stats of the BatchNorm before; ``outer``: the framed input and the gradient of the
+    shortcut that it went into too. Behind it [5, lanes, C]: the gradients of gamma and beta, and three numbers for
+    :func:`through`.
+    """
+    y, gamma, stats = before
+    lanes, batch, h, width, cin = y.shape
     _, _, ho, wo, cout = dy.shape
-    rows, tile = batch * h * width, TILE[max(cin, cout)]
-    tiles = _tiles(rows, tile)
-    dx = torch.empty_like(like)
-    part = torch.empty(lanes, tiles, 2, cin, dtype=torch.float32, device=dy.device)
-    y, stats = inner or (dy, part)
-    dout, out = outer or (dy, dy)
+    tile, span, warps = BACK[max(cin, cout)]
+    span = span if stride == 1 else 1
+    rows, g = batch * h * width, torch.empty_like(y)
+    tiles, part, grads = _room(y, rows, tile, 5)
+    x, shortcut = outer or (y, y)
     _conv_back[(tiles, lanes)](
-        dy, w, dx, y, stats, part, dout, out, rows, h, width, ho, wo, tiles, lanes,
-        CIN=cin, COUT=cout, STRIDE=stride, MODE=0 if inner else 1, BM=tile, num_warps=WARPS,
+        dy, weight, y, gamma, stats, x, shortcut, g, part, counter, grads,
+        rows, h, width, ho - 2, wo - 2, tiles, lanes,
+        CIN=cin, COUT=cout, STRIDE=stride, INNER=outer is None, BM=tile,
+        SPAN=span, BK=triton.next_power_of_2(span * cout), num_warps=warps,
     )  # fmt: skip
-    return dx, part
+    return g, grads
 
 
-def weights(x: Tensor, dy: Tensor, stride: int, pre: Tensor | None) -> Tensor:
-    """The gradient of a convolution's weights, [lanes, 9, cin, cout], in fp32."""
-    s = Sizes(x, dy.shape[-1], stride)
-    tile, shares = SHARES[max(s.cin, s.cout)]
-    per = max(1, _tiles(s.rows, tile) // shares)
-    splits = _tiles(s.rows, tile * per)
-    part = torch.empty(splits, s.lanes, 9, s.cin, s.cout, dtype=torch.float32, device=x.device)
-    scale, shift = (pre[2], pre[3]) if pre is not None else (part, part)
-    _weights[(splits, 3, s.lanes)](
-        x, dy, part, scale, shift, s.rows, s.h, s.w, s.ho, s.wo,
-        PER=per, CIN=s.cin, COUT=s.cout, STRIDE=stride, PRE=pre is not None, BM=tile,
-        num_warps=SHARE_WARPS[max(s.cin, s.cout)],
+def weights(x: Tensor, dy: Tensor, stride: int) -> Tensor:
+    """The gradient of a convolution's weights, [lanes, 9, cin, cout], in fp32; both are framed."""
+    lanes, batch, hx, wx, cin = x.shape
+    _, _, ho, wo, cout = dy.shape
+    tile, shares, each, warps = SHARES[max(cin, cout)]
+    rows = batch * (ho - 2) * (wo - 2)
+    per = max(1, _tiles(rows, tile) // shares)
+    splits = _tiles(rows, tile * per)
+    part = torch.empty(splits, lanes, 9, cin, cout, dtype=torch.float32, device=x.device)
+    _weights[(splits, 3 // each, lanes)](
+        x, dy, part, rows, hx, wx, ho - 2, wo - 2, PER=per, CIN=cin, COUT=cout, STRIDE=stride, BM=tile,
+        BK=triton.next_power_of_2(3 * cin), EACH=each, num_warps=warps,
     )  # fmt: skip
     return part.sum(0)
 
@@ -497,6 +589,30 @@ def stem_weights(x: Tensor, dy: Tensor) -> Tensor:
     return part.sum(0)
 
 
+def images(
+    pool: Tensor, plan: Tensor, draws: Tensor, place: Tensor, offset: Tensor, view: View, out: Tensor, first: int
+) -> None:  # fmt: skip
+    """Write this step's batch of a stream into ``out`` [lanes, images, H, W, channels], from image ``first`` on."""
+    lanes, window, batch = plan.shape
+    _, channels, height, width = pool.shape
+    block = 512
+    _images[(batch, lanes, _tiles(height * width, block))](
+        pool, plan, draws, place, offset, *view.numbers(channels, out.device), out, view.scale,
+        window, batch, out.shape[1], first, view.pad, height, width,
+        C=channels, AUGMENTS=view.augments, BP=block, num_warps=WARPS,
+    )  # fmt: skip
+
+
+def tick(losses: Tensor, numbers: dict[str, Tensor], betas: tuple[float, float]) -> tuple[Tensor, Tensor]:
+    """A step more for every lane, in ``numbers``; Adam's step sizes and bias corrections, [lanes] each."""
+    lanes = len(losses)
+    size, root = torch.empty(2, lanes, dtype=torch.float32, device=losses.device)
+    state = [numbers[name] for name in ("loss", "age", "at", "place", "lr", "length", "cosine")]
+    block = triton.next_power_of_2(lanes)
+    _tick[(1,)](losses.double(), *state, size, root, lanes, *map(math.log, betas), BLOCK=block, num_warps=1)
+    return size, root
+
+
 def adam(
     p: Tensor, m: Tensor, v: Tensor, g: Tensor, lane: Tensor, size: Tensor, root: Tensor, betas: Any, eps: float
 ) -> None:
@@ -508,10 +624,9 @@ def adam(
 # ------------------------------------------------------------------------------------------- functions with gradients
 
 
-def packed(w: Tensor, dtype: torch.dtype) -> Tensor:
-    """Weights [lanes, out, in, 3, 3] as the kernels read them: [lanes, 9, in, out]."""
-    view = w.flatten(3).permute(0, 3, 2, 1)
-    return torch.empty(view.shape, dtype=dtype, device=w.device).copy_(view)
+def packed(w: Tensor) -> Tensor:
+    """Weights [lanes, out, in, 3, 3] in the order in which the kernels read them: [lanes, 9, in, out]; a view."""
+    return w.detach().flatten(3).permute(0, 3, 2, 1)
 
 
 def unpacked(dw: Tensor) -> Tensor:
@@ -519,54 +634,80 @@ def unpacked(dw: Tensor) -> Tensor:
     return dw.view(dw.shape[0], 3, 3, *dw.shape[2:]).permute(0, 4, 3, 1, 2)
 
 
-class Stem(torch.autograd.Function):
-    """relu(bn(conv(x))) for images [lanes, batch, H, W, channels]; x needs no gradient."""
+class Beside:
+    """What a trunk keeps from step to step: a second stream, for the gradients of weights, and counts for kernels.
 
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, w: Tensor, gamma: Tensor, beta: Tensor, norm: Norms, track: bool) -> Tensor:
-        y, part = stem(x, packed(w, x.dtype), w.shape[1])
-        stats = statistics(part, y[0, ..., 0].numel(), norm, track)
-        out = finish(y, stats, None, 1)
-        ctx.save_for_backward(x, y, out, stats, gamma)
-        return out
+    Nothing but Adam waits for the gradients of weights, so they are found beside the way back through the layers.
+    """
 
-    @staticmethod
-    def backward(ctx: Any, dout: Tensor) -> tuple[Any, ...]:
-        x, y, out, stats, gamma = ctx.saved_tensors
-        dout = dout.contiguous()
-        grads = coefficients(sums(dout, out, y, stats), gamma, stats, y[0, ..., 0].numel())
-        dy = through(dout, out, y, stats, grads)
-        return None, unpacked(stem_weights(x, dy)), grads[0], grads[1], None, None
+    def __init__(self, device: torch.device):
+        self.stream: Any = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self.held: list[Any] = []  # in use over there: freed here, their memory would be taken at once
+        self.counters = torch.zeros(0, dtype=torch.int32, device=device)
+
+    def counter(self, lanes: int) -> Tensor:
+        """A count for each lane, zero between two kernels."""
+        if len(self.counters) < lanes:
+            self.counters = torch.zeros(lanes, dtype=torch.int32, device=self.counters.device)
+        return self.counters
+
+    def weights(self, *given: Any) -> Tensor:
+        if self.stream is None:
+            return unpacked(weights(*given))
+        self.stream.wait_stream(torch.cuda.current_stream(self.stream.device))
+        with torch.cuda.stream(self.stream):
+            made = unpacked(weights(*given))
+        self.held += [*given, made]
+        return made
+
+    def join(self) -> None:
+        """What comes next waits for all that was begun beside."""
+        if self.stream is not None:
+            torch.cuda.current_stream(self.stream.device).wait_stream(self.stream)
+        self.held.clear()
 
 
-class Residual(torch.autograd.Function):
-    """A residual block: relu(bn2(conv2(relu(bn1(conv1(x))))) + shortcut(x))."""
+class Trunk(torch.autograd.Function):
+    """Features [lanes, batch, C] of images [lanes, batch, H, W, channels] by a stem and residual blocks.
+
+    ``trained``: the weights, scales and shifts of ``layers`` as autograd knows them, for their gradients alone.
+    """
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, w1: Tensor, gamma1: Tensor, beta1: Tensor, w2: Tensor, gamma2: Tensor, beta2: Tensor,
-        norm1: Norms, norm2: Norms, stride: int, track: bool,
+        ctx: Any, images: Tensor, layers: list[Layer], strides: list[int], track: bool, beside: Beside, *trained: Tensor
     ) -> Tensor:  # fmt: skip
-        cout, w1, w2 = w1.shape[1], packed(w1, x.dtype), packed(w2, x.dtype)
-        y1, part1 = conv(x, w1, cout, stride, None)
-        count = y1[0, ..., 0].numel()
-        stats1 = statistics(part1, count, norm1, track)
-        y2, part2 = conv(y1, w2, cout, 1, stats1)
-        stats2 = statistics(part2, count, norm2, track)
-        out = finish(y2, stats2, x, stride)
-        ctx.save_for_backward(x, y1, y2, out, stats1, stats2, w1, w2, gamma1, gamma2)
-        ctx.stride = stride
-        return out
+        counter = beside.counter(len(images))
+        y, stats = stem(images, layers[0], track, counter)
+        x = finish(y, stats, None, 1)
+        tape: list[Any] = [(y, layers[0].gamma, stats)]
+        for stride, first, second in zip(strides, layers[1::2], layers[2::2], strict=True):
+            y1, stats1 = conv(x, first, stride, track, counter)
+            a1 = finish(y1, stats1, None, 1)
+            y2, stats2 = conv(a1, second, 1, track, counter)
+            tape.append((x, (y1, first.gamma, stats1), a1, stride, first.weight, second.weight))
+            tape.append((y2, second.gamma, stats2))
+            x = finish(y2, stats2, x, stride)
+        ctx.images, ctx.tape, ctx.last, ctx.beside = images, tape, x, beside
+        return x[:, :, 1:-1, 1:-1].float().mean((2, 3))
 
     @staticmethod
-    def backward(ctx: Any, dout: Tensor) -> tuple[Any, ...]:
-        x, y1, y2, out, stats1, stats2, w1, w2, gamma1, gamma2 = ctx.saved_tensors
-        count, dout = y1[0, ..., 0].numel(), dout.contiguous()
-        grads2 = coefficients(sums(dout, out, y2, stats2), gamma2, stats2, count)
-        dy2 = through(dout, out, y2, stats2, grads2)
-        g1, part1 = conv_back(dy2, w2, y1, 1, (y1, stats1), None)
-        grads1 = coefficients(part1, gamma1, stats1, count)
-        dy1 = through(g1, None, y1, stats1, grads1)
-        dx, _ = conv_back(dy1, w1, x, ctx.stride, None, (dout, out))
-        dw1, dw2 = unpacked(weights(x, dy1, ctx.stride, None)), unpacked(weights(y1, dy2, 1, stats1))
-        return dx, dw1, grads1[0], grads1[1], dw2, grads2[0], grads2[1], None, None, None, None
+    def backward(ctx: Any, df: Tensor) -> tuple[Any, ...]:
+        tape, beside = ctx.tape, ctx.beside
+        counter = beside.counter(len(df))
+        made: list[Tensor] = []
+        y, gamma, stats = tape.pop()
+        g, grads = pooled(df.contiguous(), ctx.last, y, gamma, stats, counter)
+        while tape:
+            x, (y1, gamma1, stats1), a1, stride, w1, w2 = tape.pop()
+            dy2 = through(g, y, stats, grads)
+            dw2 = beside.weights(a1, dy2, 1)
+            g1, grads1 = conv_back(dy2, w2, 1, (y1, gamma1, stats1), None, counter)
+            dy1 = through(g1, y1, stats1, grads1)
+            dw1 = beside.weights(x, dy1, stride)
+            made = [dw1, grads1[0], grads1[1], dw2, grads[0], grads[1], *made]
+            y, gamma, stats = tape.pop()
+            g, grads = conv_back(dy1, w1, stride, (y, gamma, stats), (x, g), counter)
+        dw = unpacked(stem_weights(ctx.images, through(g, y, stats, grads)))
+        beside.join()
+        return *([None] * 5), dw, grads[0], grads[1], *made

@@ -1,4 +1,4 @@
-"""Accuracies of one round, in percent. The only place that sees the public labels."""
+"""Accuracies of one round, in percent. Of all code, this package alone sees the public labels."""
 
 from __future__ import annotations
 
@@ -22,13 +22,19 @@ class Evaluation:
 
     ``clients`` holds each client's own model on the global test set over the known classes, ``local`` the same on
     test data distributed like the client's private labels, ``targets`` the accuracy of what the server sent for the
-    public samples. ``Evaluation()`` is that of a round that is not evaluated.
+    public samples. Networks that may answer "unknown" have three more, for which that answer is allowed: ``valid``
+    (on the global test set, right for labels outside the client's majority classes), ``valid_labels`` (outside the
+    classes that it holds) and ``local_full`` (as ``local``, never right). ``Evaluation()`` is that of a round that is
+    not evaluated.
     """
 
     accuracy: float | None = None
     clients: dict[int, float] = field(default_factory=dict)
     local: dict[int, float] = field(default_factory=dict)
     targets: float | None = None
+    valid: dict[int, float] = field(default_factory=dict)
+    valid_labels: dict[int, float] = field(default_factory=dict)
+    local_full: dict[int, float] = field(default_factory=dict)
 
 
 class Remembering:
@@ -57,29 +63,41 @@ def evaluate(
     executor: Executor,
     *,
     counts: Mapping[int, Tensor] | None = None,
+    majority: Mapping[int, Tensor] | None = None,
     downs: Mapping[int, Any] | None = None,
     hidden: Tensor | None = None,
 ) -> Evaluation:
     """Evaluate what training has left so far.
 
-    ``counts`` (private samples per class, by client) asks for the clients' own accuracies; ``downs`` and ``hidden``
-    (the public labels) for that of the public targets.
+    ``counts`` (private samples per class, by client) asks for the clients' own accuracies, ``majority`` (the classes
+    that a client claims to know, as masks) for the valid ones; ``downs`` and ``hidden`` (the public labels) for that
+    of the public targets.
     """
     engine, inputs, labels = Remembering(executor), test.only("x"), test["y"]
     scores = drive([method.predict(trained, inputs)], engine)[0]
-    accuracy = percent(scores.argmax(-1) == labels)
-    own: dict[int, float] = {}
-    local: dict[int, float] = {}
-    for k in counts or {}:
+    found = Evaluation(percent(scores.argmax(-1) == labels), targets=targets_accuracy(downs or {}, hidden))
+    for k, held in (counts or {}).items():
         logits = engine.serve([Predict(trained.clients[k], inputs)])[0].logits
         right = logits[:, : trained.classes].argmax(-1) == labels
-        own[k], local[k] = percent(right), local_accuracy(right, labels, counts[k])  # type: ignore[index]
-    return Evaluation(accuracy, own, local, targets_accuracy(downs or {}, hidden))
+        found.clients[k], found.local[k] = percent(right), local_accuracy(right, labels, held)
+        if logits.shape[-1] == trained.classes + 1:
+            answers = logits.argmax(-1)
+            found.local_full[k] = local_accuracy(answers == labels, labels, held)
+            found.valid_labels[k] = percent(valid(answers, labels, held > 0))
+            if majority and k in majority:
+                found.valid[k] = percent(valid(answers, labels, majority[k]))
+    return found
 
 
 def percent(right: Tensor) -> float:
     """The share of true entries, in percent."""
     return round(100 * float(right.double().mean()), 4)
+
+
+def valid(answers: Tensor, labels: Tensor, majority: Tensor) -> Tensor:
+    """Table II's rule, [N]: right is the label itself, or "unknown" (answer C) where the label is no majority class."""
+    majority = majority.to(labels.device)
+    return (answers == labels) | ((answers == len(majority)) & ~majority[labels])
 
 
 def local_accuracy(right: Tensor, labels: Tensor, counts: Tensor) -> float:

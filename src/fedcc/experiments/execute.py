@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -110,6 +110,8 @@ def execute(
         result.save(out)
     partition = federation.partition
     facts: dict[str, Any] = {
+        "counts": {str(k): row for k, row in enumerate(federation.counts().tolist())},
+        "public": len(federation.public),
         "data_sha256": federation.fingerprint,
         "partition_sha256": partition.sha256 if partition else None,
     }
@@ -145,11 +147,14 @@ def summary(experiment: Experiment, result: Result, seconds: float) -> dict[str,
             "targets": [r.get("targets") for r in result.rounds],
             "clients": result.rounds[-1]["clients"],
             "local": result.rounds[-1]["local"],
+            **table2(result.rounds[-1]),
         },
+        "log": logs(result.rounds),
         "bytes": {
             "up": sum(r["bytes"]["up"] for r in result.rounds),
             "down": sum(r["bytes"]["down"] for r in result.rounds),
             "models": result.model_bytes,
+            "rounds": {way: [r["bytes"][way] for r in result.rounds] for way in ("up", "down")},
         },
         "seconds": round(seconds, 3),
         "engine": experiment.engine,
@@ -161,3 +166,24 @@ def summary(experiment: Experiment, result: Result, seconds: float) -> dict[str,
         "command": experiment.command(),
         "experiment": asdict(experiment),
     }
+
+
+def table2(last: Record) -> dict[str, dict[str, dict[str, float]]]:
+    """The clients' own accuracies as the paper's Table II has them, from the last round; nothing where there are none.
+
+    A round of an earlier version, from a checkpoint, lacks what needs the answer "unknown".
+    """
+    found = {"local": last["local"], "global": last["clients"]}
+    found |= {name: last.get(name, {}) for name in ("valid", "valid_labels", "local_full")}
+    return {"table2": {name: values for name, values in found.items() if values}} if last["clients"] else {}
+
+
+def logs(rounds: Sequence[Record]) -> dict[str, dict[str, list[float | None]]]:
+    """What clients noted, over the rounds: by name and client, null where a client noted nothing."""
+    noted = [
+        (t, k, name, value) for t, r in enumerate(rounds) for k, own in r["log"].items() for name, value in own.items()
+    ]
+    found: dict[str, dict[str, list[float | None]]] = {}
+    for t, k, name, value in noted:
+        found.setdefault(name, {}).setdefault(k, [None] * len(rounds))[t] = value
+    return found

@@ -23,7 +23,7 @@ from fedcc.experiments.experiment import Experiment
 from fedcc.run import Record
 
 REMAINS = ("metrics.jsonl", "environment.json", "partition.npz")  # what a begin that was killed may leave
-FILES = ("summary.json", "models.json", "models.safetensors", *REMAINS, "experiment.toml")
+FILES = ("analysis.json", "summary.json", "models.json", "models.safetensors", *REMAINS, "experiment.toml")
 CHECKPOINT = r"checkpoint-\d+-[0-9a-f]+\.safetensors"
 
 
@@ -166,11 +166,14 @@ def version(package: str) -> str:
 
 
 def commit() -> str | None:
-    """The commit of the checkout this code runs from, ``+`` behind it if files were changed; None if there is none."""
+    """The commit of the checkout this code runs from, ``+`` behind it if files were changed; None if there is none.
+
+    Where git can't tell (a copy without its history), the environment variable ``FEDCC_COMMIT`` does.
+    """
     here = Path(__file__).resolve().parent
-    git = shutil.which("git")
+    git, told = shutil.which("git"), os.environ.get("FEDCC_COMMIT")
     if git is None:
-        return None
+        return told
 
     def ask(*words: str) -> str | None:
         done = subprocess.run([git, "-C", str(here), *words], capture_output=True, text=True, check=False)
@@ -178,7 +181,7 @@ def commit() -> str | None:
 
     head = ask("rev-parse", "HEAD")
     if head is None or ask("ls-files", "--error-unmatch", str(Path(__file__).resolve())) is None:
-        return None
+        return told
     return head + ("+" if ask("status", "--porcelain", "--untracked-files=no", "--", str(here)) else "")
 
 

@@ -34,6 +34,7 @@ class FedCC(Method[Predictions, Predictions]):
 
     family: ClassVar[Family] = "distillation"
     source: ClassVar[str] = "Ye et al., FedCC"
+    scores = "shares"
     uploads_models: ClassVar[bool] = True
 
     lam: float = option(0.2, "weight of the public loss in Eq. (4)", "Sec. V-A", low=0)
@@ -96,7 +97,7 @@ class FedCC(Method[Predictions, Predictions]):
         """Soft pseudo labels of the public samples by the model after the fit phase (theta_0), Eqs. (8)-(10)."""
         space = c.classes if self.entropy_space == "known" else c.classes + 1
         p = bias[:, :space].softmax(-1).mean(0)
-        majority = self.majority(c, p[: c.classes])
+        majority = c.majority = self.majority(c, p[: c.classes])
         w_l, w_u = float(eq.entropy(eq.smoothed(p, self.delta))), eq.unknown_weight(c.classes, int(majority.sum()))
         a = eq.alpha(w_l, w_u, eq.entropy(logits[:, :space].softmax(-1)))
         if not majority.any():  # majority_empty="alpha_zero": the client abstains from everything
@@ -107,8 +108,7 @@ class FedCC(Method[Predictions, Predictions]):
     def majority(self, c: Client, p: Tensor) -> Tensor:
         """C_J as a mask [C]: p_c above the threshold (strictly), Sec. V-A."""
         if not self.majority_recompute and "majority" in c.memory:
-            kept: Tensor = c.memory["majority"]
-            return kept
+            return torch.as_tensor(c.memory["majority"])
         share = p if self.majority_source == "probe" else c.counts() / len(c.private)
         mask = eq.majority_classes(share, self.majority_threshold)
         if not mask.any() and self.majority_empty == "argmax":

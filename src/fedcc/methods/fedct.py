@@ -33,6 +33,7 @@ class FedCT(Method[Labels, Labels]):
 
     family: ClassVar[Family] = "distillation"
     source: ClassVar[str] = "Abourayya et al., AAAI 2025"
+    scores = "shares"
     uploads_models: ClassVar[bool] = True
 
     public_batch: int | None = option(

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from fedcc.core.messages import Predictions
-from fedcc.core.method import Family, Method, Trained, option
+from fedcc.core.method import Family, Method, Trained, option, shares
 from fedcc.core.requests import Predict, gather
 from fedcc.core.roles import Client, Server
 from fedcc.core.samples import Samples
@@ -56,6 +56,9 @@ class FedMD(Method[Predictions, Predictions]):
     async def predict(self, t: Trained, samples: Samples) -> Tensor:
         outputs = await gather(*(Predict(model, samples) for model in t.clients.values()))
         return torch.stack([self.shared(o.logits) for o in outputs]).mean(0)
+
+    def probabilities(self, scores: Tensor) -> Tensor:
+        return shares(scores) if self.average == "probs" else super().probabilities(scores)
 
     @property
     def digest(self) -> Loss:

@@ -35,6 +35,7 @@ class LSR(Method[Predictions, Predictions]):
 
     family: ClassVar[Family] = "distillation"
     source: ClassVar[str] = "Yuan et al., CVPR 2020"
+    scores = "shares"
     uploads_models: ClassVar[bool] = True
 
     a: float = option(0.1, "weight of the smoothing", "official code", low=0, high=1)

@@ -1,0 +1,165 @@
+"""What the models of a finished run show: decision margins, embeddings, one public sample (the paper's figures)."""
+
+from __future__ import annotations
+
+import base64
+import io
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedcc.core.method import check_value
+from fedcc.core.model import Outputs
+from fedcc.core.requests import Executor, Predict
+from fedcc.core.rng import Key
+from fedcc.core.samples import Samples
+from fedcc.engine import Plain, drive
+from fedcc.evaluate.accuracy import Remembering
+from fedcc.evaluate.embeddings import FEWEST, panel
+from fedcc.evaluate.example import example
+from fedcc.evaluate.margins import histograms
+from fedcc.experiments.experiment import Experiment
+from fedcc.experiments.store import RunFolder, RunFolderError, commit
+from fedcc.federation import Federation
+from fedcc.methods import FedCC
+from fedcc.run import Result, chosen_device, fixed_threads
+
+ANALYSIS_FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Options:
+    """What can be chosen: the test samples of the embeddings, the share of variance that whitening keeps, whose model
+    is the local one, and the public sample, by its position in the training set."""
+
+    samples: int = 1000
+    variance: float = 0.9
+    client: int = 0
+    public_index: int | None = None
+
+    def __post_init__(self) -> None:
+        check_value("samples", self.samples, int, FEWEST)
+        check_value("variance", self.variance, float, 0, 1)
+        check_value("client", self.client, int, 0)
+        check_value("public_index", self.public_index, int | None, 0)
+
+    def command(self, place: Path) -> str:
+        words = ["fedcc", "analyse", str(place), "--samples", str(self.samples), "--variance", str(self.variance)]
+        words += ["--client", str(self.client)]
+        return shlex.join(words + ([] if self.public_index is None else ["--public-index", str(self.public_index)]))
+
+
+def check(place: Path) -> dict[str, Any]:
+    """The summary of a finished run that has its models, or what is wrong with the folder."""
+    folder = RunFolder(place)
+    if not (place / "experiment.toml").is_file():
+        raise RunFolderError(f"{place} holds no run")
+    summary = folder.summary()
+    if summary is None:
+        raise RunFolderError(f"{place} holds an unfinished run; go on with `{folder.resume}`")
+    if not (place / "models.safetensors").is_file():
+        raise RunFolderError(f"{place} holds no models (--no-save-models); run it again with them to analyse it")
+    return summary
+
+
+def analyse(
+    place: Path, options: Options | None = None, *, device: str = "auto", data_dir: Path | None = None
+) -> dict[str, Any]:
+    """Analyse a run folder: its ``analysis.json``, which is written there too."""
+    options, summary = options or Options(), check(place)
+    experiment = Experiment(**summary["experiment"])  # not the TOML, whose device may not be here
+    result, federation = Result.load(place), experiment.federation(data_dir)
+    split = federation.partition
+    assert split is not None
+    for name, found in (("data_sha256", federation.fingerprint), ("partition_sha256", split.sha256)):
+        if summary[name] != found:
+            raise RunFolderError(f"{place} was run on other data: its {name} is {summary[name]}, here {found}")
+    with fixed_threads(experiment.threads):
+        parts = inspected(result, federation, options, experiment.seed, device)
+    analysis = {
+        "format": ANALYSIS_FORMAT,
+        **{name: summary[name] for name in ("method", "data", "skew", "seed", "data_sha256", "partition_sha256")},
+        "commit": commit(),
+        "command": options.command(place),
+        **parts,
+    }
+    RunFolder(place).write("analysis.json", analysis)
+    return analysis
+
+
+def inspected(
+    result: Result, federation: Federation, options: Options, seed: int = 0, device: str = "cpu"
+) -> dict[str, Any]:
+    """Margins, embeddings and the example of trained models; a note for what a method does not have."""
+    method, trained = result.method, result.trained
+    engine = Remembering(Plain(chosen_device(device)))
+    test, labels = federation.test.only("x"), federation.test["y"]
+    scores = drive([method.predict(trained, test)], engine)[0]
+    used = torch.cat([out.features for out in engine.known.values()], 1).cpu()  # by the method's own prediction
+    whole = method.probabilities(scores).cpu() if scores.ndim == 2 else None
+    clients = asked(result, test, engine) if method.trains_clients else {}
+    if clients and options.client not in clients:
+        raise ValueError(f"client must be one of the run's, 0 to {max(clients)}, got {options.client}")
+
+    rows = Key(seed, phase="embeddings").generator().permutation(len(test))[: options.samples]
+    rows.sort()
+    shown, panels = labels[rows].numpy(), []
+    if clients:
+        own = clients[options.client].features[rows].numpy()
+        panels.append({"name": "local", "client": options.client, **panel(own, shown, options.variance)})
+    if whole is not None:
+        panels.append({"name": "global", **panel(used[rows].numpy(), shown, options.variance)})
+    absent = {
+        "has no global model, each client predicts alone": whole is None,
+        "trains no models of clients": not clients,
+        'has no answer "unknown", so there is no example': not isinstance(method, FedCC),
+    }
+    return {
+        "margins": histograms(whole, {k: out.logits.softmax(-1) for k, out in clients.items()}, labels),
+        "embeddings": {"samples": len(rows), "labels": shown.tolist(), "panels": panels},
+        "example": shown_example(result, federation, options, engine) if isinstance(method, FedCC) else None,
+        "notes": [f"{method.name} {what}" for what, so in absent.items() if so],
+    }
+
+
+def asked(result: Result, samples: Samples, engine: Executor) -> dict[int, Outputs]:
+    """Every client's own outputs over the known classes."""
+    found = {k: engine.serve([Predict(m, samples)])[0] for k, m in result.trained.clients.items()}
+    return {k: Outputs(o.logits[:, : result.trained.classes].cpu(), o.features.cpu()) for k, o in found.items()}
+
+
+def shown_example(result: Result, federation: Federation, options: Options, engine: Executor) -> dict[str, Any]:
+    """One public sample with its picture, and what each client says of it."""
+    split, clients, public = federation.partition, result.trained.clients, federation.public
+    assert split is not None
+    row = None
+    if options.public_index is not None:
+        places = (split.public == options.public_index).nonzero()[0]
+        if not len(places):
+            raise ValueError(f"public_index must be the position of a public sample, got {options.public_index}")
+        row = int(places[0])
+    outputs = [engine.serve([Predict(m, public)])[0] for m in clients.values()]
+    found = example(torch.stack([o.logits for o in outputs]).cpu(), federation.hidden, row)
+    row = int(found.pop("row"))
+    return {
+        "public": int(split.public[row]),
+        "image": data_address(public.x[row], public.view.scale),
+        "classes": list(federation.names),
+        **found,
+        "clients": [{"client": k, **said} for k, said in zip(clients, found["clients"], strict=True)],
+    }
+
+
+def data_address(image: Tensor, scale: float) -> str:
+    """A stored image [channels, H, W] as a PNG that a page holds in itself."""
+    from PIL import Image
+
+    pixels = (image.double() * scale * 255).round().clamp(0, 255).to(torch.uint8)
+    shown = pixels[0] if len(pixels) == 1 else pixels.permute(1, 2, 0)
+    buffer = io.BytesIO()
+    Image.fromarray(shown.numpy()).save(buffer, "PNG")
+    return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()

@@ -1,0 +1,253 @@
+"""Tables as Markdown: one table, a page of all, the block of a README. The same records give the same bytes."""
+
+from __future__ import annotations
+
+import os
+import re
+import textwrap
+from collections.abc import Sequence
+from pathlib import Path
+from urllib.parse import quote
+
+from fedcc.report import paper
+from fedcc.report.records import Found, Run
+from fedcc.report.tables import (
+    TESTS,
+    VIEWS,
+    Cell,
+    ClientCell,
+    ClientTable,
+    Row,
+    Table,
+    View,
+    client_table,
+    filled,
+    scenario_title,
+    standing,
+    title_of,
+)
+
+BEGIN, END = "<!-- fedcc report: begin -->", "<!-- fedcc report: end -->"
+MISSING = "–"
+
+
+def plain(text: str) -> str:
+    """Text as it is, whatever it holds."""
+    return re.sub(r"([\\`*_\[\]<>|#~&])", r"\\\1", " ".join(text.split()))
+
+
+def code(text: str) -> str:
+    """Text as code, fit for a cell."""
+    text = " ".join(text.split()).replace("|", "\\|")
+    return f"`{text}`" if "`" not in text else f"`` {text.replace('``', '` `')} ``"
+
+
+def link(text: str, run: Run, beside: Path) -> str:
+    """A link to a run's record from a page that lies in the folder ``beside``."""
+    return f"[{text}]({quote(Path(os.path.relpath(run.file, beside)).as_posix())})"
+
+
+def grid(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    return "\n".join(lines + ["| " + " | ".join(row) + " |" for row in rows]) + "\n"
+
+
+def marked(text: str, mark: int) -> str:
+    """Bold for the best, underlined for the second best."""
+    return {1: f"**{text}**", 2: f"<ins>{text}</ins>"}.get(mark, text)
+
+
+def number(cell: Cell, view: View, beside: Path) -> str:
+    """A cell's number with links to the records behind it, by seed where there are several."""
+    value = cell.value(view)
+    if value is None:
+        return MISSING
+    if len(cell.runs) == 1:
+        run = cell.runs[0]
+        behind = f" ({run.best_round})" if view == "best" else ""
+        return marked(link(f"{value}", run, beside), cell.marks.get(view, 0)) + behind
+    seeds = " ".join(link(str(r.seed), r, beside) for r in cell.runs)
+    return marked(f"{value}", cell.marks.get(view, 0)) + (f" <sup>{seeds}</sup>" if view == "final" else "")
+
+
+def printed(number: paper.Printed | None) -> str:
+    return f"{number.mean:.1f} ±{number.spread:.1f}" if number else MISSING
+
+
+def comparison(table: Table, data: str, beside: Path) -> str:
+    """One data set of a table: final and best round, and the paper's number where it may stand beside ours."""
+    scenarios = table.of(data)
+    head = ["method"]
+    for _, skew in scenarios:
+        head += [f"{code(skew)} final", "best (round)", *(["paper"] if table.with_paper else [])]
+    rows = []
+    for row in table.rows:
+        line = [plain(row.title)]
+        for s in scenarios:
+            line += [number(row.cells[s], view, beside) for view in VIEWS]
+            line += [printed(row.cells[s].printed)] if table.with_paper else []
+        rows.append(line)
+    return grid(head, rows)
+
+
+def clients(table: ClientTable, data: str) -> str:
+    """One data set of Table II."""
+    scenarios = [s for s in table.scenarios if s[0] == data]
+    head = ["method", *(f"{code(skew)} {title}" for _, skew in scenarios for title in TESTS.values())]
+    rows = [
+        [plain(row.title), *(client_number(cells[s, test]) for s in scenarios for test in TESTS)]
+        for row, cells in table.rows
+        if any(cells[s, test].value for s in scenarios for test in TESTS)
+    ]
+    return grid(head, rows)
+
+
+def client_number(cell: ClientCell) -> str:
+    if cell.value is None:
+        text = MISSING
+    else:
+        v = cell.value
+        spreads = ([f"±{v.over_clients:.1f} clients"] if v.over_clients is not None else []) + (
+            [f"±{v.over_seeds:.1f} seeds"] if v.over_seeds is not None else []
+        )
+        text = f"{v.mean:.1f}" + (f" <sub>{', '.join(spreads)}</sub>" if spreads else "")
+    return text + (f"; paper {printed(cell.printed)}" if cell.printed else "")
+
+
+def whole(table: Table, beside: Path) -> str:
+    """A table with its title, a part for each data set that has runs."""
+    parts = [f"## {plain(table.title)}\n", f"{sentence(table)}\n"]
+    for data in table.data:
+        if len(table.data) > 1:
+            parts.append(f"### {plain(title_of(data))}\n")
+        parts.append(comparison(table, data, beside) if table.ran(data) else "No runs yet.\n")
+    return "\n".join(parts)
+
+
+def sentence(table: Table) -> str:
+    made = sorted({f"{r.precision} on {r.device}" for r in table.runs if r.device})
+    where = f" Made in {plain(', '.join(made))}." if made else ""
+    return f"{plain(table.protocol)}; seeds per cell: {table.seeds}.{where}"
+
+
+HOW = """\
+Accuracy on the global test set in percent, after the final round and in the best one. Over several seeds: mean and
+sample standard deviation; the small numbers are the seeds and lead to their records. **Bold** is the best method of a
+column, <ins>underlined</ins> the second best; bounds and SSL do not compete. `–` is missing: not run yet, or not
+printed by the paper. Runs share a cell if they differ in their seed alone, a table if they follow one protocol.
+"""
+
+HOW_CLIENTS = """\
+The clients' own models after their local training in the last round, mean over clients, then seeds, with both spreads.
+"local": test data distributed like the client's private labels. "global": all test data, known classes alone. "unknown
+valid": all test data, where an answer "unknown" counts as right for a class outside the client's majority set. The
+paper's global column follows that rule, which a method without "unknown" cannot profit from: the two columns measure
+different things.
+"""
+
+
+def page(found: Found, made: Sequence[Table], beside: Path) -> str:
+    """Everything on one page: tables, what is open, and each run with its record and its command."""
+    parts = [
+        "# Results\n",
+        "Written by `fedcc report` from the records of finished runs; edits made here are lost.\n",
+        HOW,
+    ]
+    for table in made:
+        parts.append(whole(table, beside))
+        if table.of_paper:
+            parts.append(open_ends(table))
+    shown = [c for t in made if not t.variants and (c := client_table(t))]
+    if shown:
+        parts += ["## Clients' own models (the paper's Table II)\n", HOW_CLIENTS]
+    for table2 in shown:
+        for data in table2.data:
+            parts += [f"### {plain(table2.of.title)}: {plain(title_of(data))}\n", clients(table2, data)]
+    parts.append("## Records\n")
+    for table in made:
+        own = [row for row in table.rows if not table.variants or row.extra]
+        parts += [f"### {plain(table.title)}\n", records(own, beside)]
+    if found.problems:
+        parts.append("## Left out\n")
+        parts.append("\n".join(f"- {code(name)}: {plain(reason)}" for name, reason in found.problems) + "\n")
+    return "\n".join(parts)
+
+
+def open_ends(table: Table) -> str:
+    """What the paper's table lacks, by scenario."""
+    lines = ["### What is open\n"]
+    for s in standing(table):
+        title, everything = plain(scenario_title(s.scenario)), len(s.missing) == len(paper.METHODS)
+        said = []
+        if s.missing:
+            said.append("no run yet" if everything else f"missing: {plain(', '.join(s.missing))}")
+        if s.fewer:
+            few = ", ".join(f"{label} ({n})" for label, n in s.fewer)
+            said.append(f"fewer than {paper.SEEDS} seeds: {plain(few)}")
+        if s.below:
+            less = ", ".join(f"{label} ({by:.1f})" for label, by in s.below)
+            said.append(f"below the paper: {plain(less)}")
+        lines.append(f"- {title}: {'; '.join(said) if said else 'complete'}")
+    return "\n".join(lines) + "\n"
+
+
+def records(rows: Sequence[Row], beside: Path) -> str:
+    head = ["method", "data", "skew", "seed", "final", "best (round)", "seconds", "record", "command"]
+    lines = [
+        [
+            plain(row.title),
+            plain(title_of(r.data)),
+            code(r.skew),
+            str(r.seed),
+            f"{r.final:.2f}",
+            f"{r.best:.2f} ({r.best_round})",
+            f"{r.seconds:.0f}" if r.seconds is not None else MISSING,
+            link(plain(r.name.rpartition("/")[2] if not r.in_folder else r.name), r, beside),
+            code(r.command),
+        ]
+        for row in rows
+        for cell in row.cells.values()
+        for r in cell.runs
+    ]
+    return grid(head, lines)
+
+
+# ------------------------------------------------------------------------------------------------------------- README
+
+
+def block(made: Sequence[Table], beside: Path) -> str:
+    """The paper's table as far as it was run: our final accuracy, the paper's in brackets."""
+    table = next((t for t in made if t.of_paper), None)
+    if table is None:
+        return "Nothing was run by the paper's protocol yet.\n"
+    columns = [s for s in table.scenarios if any(r.cells[s].runs for r in table.rows)]
+    rows = []
+    for row in table.rows:
+        if any(row.cells[s].runs for s in columns):
+            rows.append([plain(row.title), *(_brief(row.cells[s], beside) for s in columns)])
+    text = (
+        "Accuracy on the global test set after the last round, in percent; in brackets the paper's number. "
+        f"{sentence(table)} {filled(table)} of the {len(paper.TABLE1)} cells of the paper's Table I have been run."
+    )
+    head = ["method", *(f"{plain(title_of(d))} {code(s)}" for d, s in columns)]
+    return wrapped(text) + "\n" + grid(head, rows)
+
+
+def _brief(cell: Cell, beside: Path) -> str:
+    if cell.final is None:
+        return MISSING
+    text = f"{cell.final}" if len(cell.runs) > 1 else link(f"{cell.final}", cell.runs[0], beside)
+    return marked(text, cell.marks.get("final", 0)) + (f" ({cell.printed.mean:.1f})" if cell.printed else "")
+
+
+def wrapped(text: str) -> str:
+    return "\n".join(textwrap.wrap(text, 119, break_long_words=False, break_on_hyphens=False)) + "\n"
+
+
+def replaced(text: str, block: str, name: str) -> str:
+    """A page with the block between its two markers replaced."""
+    if text.count(BEGIN) != 1 or text.count(END) != 1 or text.index(BEGIN) > text.index(END):
+        raise ValueError(
+            f"{name} must have one line '{BEGIN}' and below it one '{END}'; the table is written between them"
+        )
+    return text[: text.index(BEGIN) + len(BEGIN)] + "\n" + block + text[text.index(END) :]

@@ -1,0 +1,83 @@
+"""Tables as CSV, a line a number: what a program or a spreadsheet reads."""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from fedcc.report.records import Run
+from fedcc.report.tables import TESTS, ClientTable, Table
+
+
+def comparison(table: Table) -> str:
+    head = ["method", "variant", "data", "skew", "seeds", "final", "final_spread", "best", "best_spread"]
+    head += ["paper", "paper_spread", "records"]
+    lines = []
+    for row in table.rows:
+        for (data, skew), cell in row.cells.items():
+            final, best, printed = cell.final, cell.best, cell.printed
+            lines.append(
+                [
+                    row.label, row.extra, data, skew, len(cell.runs),
+                    *(_number(x) for v in (final, best) for x in ((v.mean, v.spread) if v else (None, None))),
+                    *((printed.mean, printed.spread) if printed else ("", "")),
+                    " ".join(r.name for r in cell.runs),
+                ]
+            )  # fmt: skip
+    return _csv(head, lines)
+
+
+def clients(table: ClientTable) -> str:
+    head = ["method", "variant", "data", "skew", "test", "seeds", "mean", "over_clients", "over_seeds"]
+    head += ["paper", "paper_spread", "records"]
+    lines = []
+    for row, cells in table.rows:
+        for s in table.scenarios:
+            for test in TESTS:
+                v, printed = cells[s, test].value, cells[s, test].printed
+                lines.append(
+                    [
+                        row.label, row.extra, *s, test, v.n if v else 0,
+                        *(_number(x) for x in ((v.mean, v.over_clients, v.over_seeds) if v else (None, None, None))),
+                        *((printed.mean, printed.spread) if printed else ("", "")),
+                        " ".join(r.name for r in cells[s, test].runs),
+                    ]
+                )  # fmt: skip
+    return _csv(head, lines)
+
+
+def runs(found: Sequence[Run], beside: Path) -> str:
+    """Every run with its provenance."""
+    head = ["name", "method", "settings", "protocol", "data", "skew", "seed", "final", "best", "best_round", "bytes"]
+    head += ["seconds", "engine", "device", "precision", "commit", "versions", "record", "command"]
+    lines = [
+        [
+            r.name, r.label, _pairs(r.changed), _pairs(r.protocol), r.data, r.skew, r.seed, r.final, r.best,
+            r.best_round, r.sent, r.seconds, r.engine, r.device, r.precision, r.commit, _pairs(r.versions.items()),
+            Path(os.path.relpath(r.file, beside)).as_posix(), r.command,
+        ]
+        for r in found
+    ]  # fmt: skip
+    return _csv(head, lines)
+
+
+def _pairs(pairs: Iterable[tuple[str, str]]) -> str:
+    return " ".join(f"{n}={v}" for n, v in pairs)
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.4f}"
+
+
+def _csv(head: Sequence[str], lines: Iterable[Sequence[Any]]) -> str:
+    """Text that a spreadsheet would take for a formula gets an apostrophe in front."""
+    file = io.StringIO()
+    writer = csv.writer(file, lineterminator="\n")
+    writer.writerow(head)
+    for line in lines:
+        writer.writerow([f"'{v}" if isinstance(v, str) and v[:1] in ("=", "+", "-", "@", "\t") else v for v in line])
+    return file.getvalue()

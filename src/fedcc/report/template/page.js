@@ -1,0 +1,386 @@
+"use strict";
+(() => {
+  const content = JSON.parse(document.getElementById("content").textContent);
+  const $ = (id) => document.getElementById(id);
+  const all = (selector, from = document) => [...from.querySelectorAll(selector)];
+  const state = { view: "final", data: "", hidden: new Set(), subject: "curves" };
+
+  // ---------------------------------------------------------------- tables
+
+  function sort(table) {
+    const body = table.tBodies[0];
+    const head = table.querySelector("th[aria-sort]");
+    const rows = [...body.rows];
+    rows.forEach((row, i) => (row.dataset.place ??= i));
+    const place = (row) => Number(row.dataset.place);
+    if (!head) return body.append(...rows.sort((a, b) => place(a) - place(b)));
+    const column = head.cellIndex;
+    const sign = head.getAttribute("aria-sort") === "descending" ? -1 : 1;
+    const value = (row) => {
+      const cell = row.cells[column];
+      if (column === 0) return cell.textContent.trim().toLowerCase();
+      return state.view in cell.dataset ? Number(cell.dataset[state.view]) : null;
+    };
+    body.append(...rows.sort((a, b) => {
+      const [x, y] = [value(a), value(b)];
+      if (x === null || y === null) return (x === null) - (y === null) || place(a) - place(b);
+      return (x < y ? -sign : x > y ? sign : 0) || place(a) - place(b);
+    }));
+  }
+
+  for (const table of all("table.sortable")) {
+    for (const button of all("thead tr:last-child button", table)) {
+      button.addEventListener("click", () => {
+        const head = button.closest("th");
+        const first = head.cellIndex === 0 ? "ascending" : "descending";
+        const second = first === "ascending" ? "descending" : "ascending";
+        const next = { [first]: second, [second]: null }[head.getAttribute("aria-sort")];
+        all("th[aria-sort]", table).forEach((h) => h.removeAttribute("aria-sort"));
+        if (next !== null) head.setAttribute("aria-sort", next ?? first);
+        sort(table);
+      });
+    }
+  }
+
+  function apply() {
+    document.body.dataset.view = state.view;
+    for (const item of all("[data-data]")) item.hidden = state.data !== "" && item.dataset.data !== state.data;
+    for (const section of all("section.table")) {
+      section.hidden = state.data !== "" && !section.dataset.sets.split(" ").includes(state.data);
+    }
+    for (const row of all("tr[data-method]")) row.hidden = state.hidden.has(row.dataset.method);
+    search();
+    all("table.sortable").forEach(sort);
+    listScenes();
+  }
+
+  function search() {
+    const words = $("search").value.toLowerCase().split(/\s+/).filter(Boolean);
+    for (const group of all(".groups details")) {
+      group.hidden =
+        (state.data !== "" && group.dataset.data !== state.data) ||
+        state.hidden.has(group.dataset.method) ||
+        !words.every((word) => group.dataset.text.includes(word));
+    }
+  }
+
+  const radios = (name, change) =>
+    all(`input[name="${name}"]`).forEach((i) => i.addEventListener("change", () => change(i.value)));
+  radios("view", (value) => { state.view = value; apply(); });
+  radios("data", (value) => { state.data = value; apply(); });
+  radios("subject", (value) => { state.subject = value; redraw(); });
+  $("search").addEventListener("input", search);
+  $("paper")?.addEventListener("change", (e) => (document.body.dataset.paper = e.target.checked ? "yes" : ""));
+  $("methods").addEventListener("change", (e) => {
+    if (e.target.checked) state.hidden.delete(e.target.value);
+    else state.hidden.add(e.target.value);
+    apply();
+  });
+  for (const button of all("#methods button")) {
+    button.addEventListener("click", () => {
+      for (const box of all("#methods input")) {
+        box.checked = button.dataset.all !== "";
+        if (box.checked) state.hidden.delete(box.value);
+        else state.hidden.add(box.value);
+      }
+      apply();
+    });
+  }
+  document.addEventListener("click", (e) => { if (!$("methods").contains(e.target)) $("methods").open = false; });
+
+  function reveal() {
+    const target = location.hash.length > 1 && $(decodeURIComponent(location.hash.slice(1)));
+    if (target && target.tagName === "DETAILS") {
+      target.open = true;
+      target.hidden = false;
+      target.scrollIntoView({ block: "center" });
+    }
+  }
+  addEventListener("hashchange", reveal);
+
+  // ---------------------------------------------------------------- figures
+
+  const config = { responsive: true, displayModeBar: false };
+  const dark = () => (document.documentElement.dataset.theme ?? (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light")) === "dark";
+  const ink = () => getComputedStyle(document.body).color;
+  const colour = (look) => (look.colour === "ink" ? ink() : look.colour);
+  const hues = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C6BB1", "#888888", "#7A5230", "#B8C400"];
+  const narrow = () => innerWidth < 740;
+
+  function layout(more = {}) {
+    const grid = dark() ? "rgba(255,255,255,0.10)" : "rgba(0,0,0,0.08)";
+    const axis = { gridcolor: grid, zeroline: false, linecolor: grid, automargin: true, ...more.axis };
+    const axes = {};
+    for (const name of Object.keys(more).filter((k) => /^[xy]axis/.test(k))) axes[name] = { ...axis, ...more[name] };
+    const { axis: _, lines: __, ...rest } = more;
+    return {
+      paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
+      font: { family: "system-ui, sans-serif", size: 12, color: ink() },
+      margin: { l: 48, r: 12, t: 16, b: narrow() && more.legend ? 60 + 11 * Math.ceil((more.lines ?? 2)) : 44 },
+      hoverlabel: { font: { family: "system-ui, sans-serif" }, namelength: -1 },
+      ...rest, xaxis: { ...axis, ...more.xaxis }, yaxis: { ...axis, ...more.yaxis }, ...axes,
+    };
+  }
+
+  const whole = (rounds) => (rounds > 8 ? { tickformat: "d" } : { tickformat: "d", dtick: 1 }); // ticks at rounds alone
+  const legend = () => narrow()
+    ? { orientation: "h", y: 0, yref: "container", yanchor: "bottom", x: 0, font: { size: 11 } }
+    : { x: 1.01, y: 1, font: { size: 12 }, tracegroupgap: 2 };
+
+  function average(lines) {
+    const length = Math.max(...lines.map((l) => l.length));
+    const rows = { mean: [], low: [], high: [] };
+    for (let i = 0; i < length; i++) {
+      const values = lines.map((l) => l[i]).filter((v) => v !== null && v !== undefined);
+      rows.mean.push(values.length ? values.reduce((a, b) => a + b, 0) / values.length : null);
+      rows.low.push(values.length ? Math.min(...values) : null);
+      rows.high.push(values.length ? Math.max(...values) : null);
+    }
+    return rows;
+  }
+
+  const bytes = (n) => {
+    const units = ["B", "kB", "MB", "GB", "TB"];
+    const i = n > 0 ? Math.min(4, Math.floor(Math.log10(n) / 3)) : 0;
+    return `${(n / 1000 ** i).toPrecision(3)} ${units[i]}`;
+  };
+
+  const byId = new Map(content.scenes.map((s) => [s.id, s]));
+  const scene = () => byId.get($("scene").value);
+  const shown = (s) => s.rows.filter((r) => !state.hidden.has(r.method));
+  const note = (text) => `<span style="color:gray">${text}</span>`;
+
+  function lookOf(s, row) { // variants of one method differ by hue, as methods do elsewhere
+    const look = content.looks[row.method];
+    const variants = s.rows.filter((r) => r.variant);
+    return row.variant && variants.length > 1 ? { colour: hues[variants.indexOf(row) % hues.length], dash: "solid", width: 1.8 } : look;
+  }
+
+  const figures = {
+    curves(s) {
+      const rows = shown(s).filter((r) => r[state.subject].length);
+      $("curves-note").textContent = state.subject === "curves"
+        ? "Accuracy of the method's prediction on the global test set (%); mean over seeds, shaded from least to most."
+        : "How often the targets that the server sends for public samples name the hidden label (%); a diagnostic.";
+      if (!rows.length) return null;
+      const traces = [];
+      const order = [...rows].sort((a, b) => (content.looks[a.method].width) - (content.looks[b.method].width));
+      for (const row of order) {
+        const { mean, low, high } = average(row[state.subject]);
+        const look = lookOf(s, row);
+        const x = mean.map((_, i) => i + 1).filter((_, i) => mean[i] !== null);
+        const pick = (v) => v.filter((_, i) => mean[i] !== null);
+        const c = colour(look);
+        if (row[state.subject].length > 1 && (look.width > 2 || rows.length <= 6)) {
+          traces.push({ x: [...x, ...[...x].reverse()], y: [...pick(high), ...pick(low).reverse()], fill: "toself", fillcolor: c, opacity: look.width > 2 ? 0.18 : 0.08, line: { width: 0 }, mode: "lines", hoverinfo: "skip", showlegend: false, legendgroup: row.label });
+        }
+        traces.push({ x, y: pick(mean), name: row.label, legendgroup: row.label, legendrank: rows.indexOf(row), mode: x.length < 40 ? "lines+markers" : "lines", line: { color: c, dash: look.dash, width: look.width }, marker: { size: look.width > 2 ? 6 : 4, color: c }, hovertemplate: "%{y:.1f}<extra>" + escape(row.label) + "</extra>" });
+      }
+      return [traces, { hovermode: "x unified", legend: legend(), lines: rows.length, xaxis: { title: { text: "round" }, ...whole(Math.max(...rows.flatMap((r) => r.curves.map((c) => c.length)))) }, yaxis: { rangemode: "tozero", ticksuffix: " %" } }];
+    },
+    sent(s) {
+      const traces = [];
+      for (const row of shown(s)) {
+        const sent = row.sent[0];
+        if (!sent.length || sent[sent.length - 1] === 0) continue;
+        const { mean } = average(row.curves);
+        const whole = sent.length === mean.length;
+        const kept = mean.map((_, i) => i).filter((i) => mean[i] !== null);
+        const look = lookOf(s, row);
+        const c = colour(look);
+        traces.push({ x: whole ? kept.map((i) => sent[i]) : [sent[sent.length - 1]], y: whole ? kept.map((i) => mean[i]) : [mean[mean.length - 1]], text: (whole ? kept.map((i) => sent[i]) : [sent[0]]).map(bytes), name: row.label, showlegend: false, mode: whole ? "lines+markers" : "markers", line: { color: c, dash: look.dash, width: look.width }, marker: { color: c, size: whole ? 4 : 9 }, hovertemplate: "%{y:.1f} % after %{text}<extra>" + escape(row.label) + "</extra>" });
+      }
+      return traces.length ? [traces, { xaxis: { type: "log", title: { text: "bytes sent" }, exponentformat: "SI", dtick: 1 }, yaxis: { rangemode: "tozero", ticksuffix: " %" } }] : null;
+    },
+    partition(s) {
+      fill($("seed"), s.partitions.map((p, i) => [i, `seed ${p.seed}`]));
+      const part = s.partitions[Number($("seed").value) || 0];
+      if (!part) return null;
+      const z = part.counts.map((row) => row.map((n) => (n === 0 ? null : n)));
+      return [[{ type: "heatmap", z, colorscale: "Viridis", reversescale: !dark(), xgap: z[0].length > 40 ? 0 : 1, ygap: z.length > 40 ? 0 : 1, colorbar: { thickness: 10, outlinewidth: 0 }, hovertemplate: "client %{y}, class %{x}: %{z}<extra></extra>" }],
+        { xaxis: { title: { text: "class" }, showgrid: false, tickformat: "d", dtick: z[0].length > 20 ? undefined : 1 }, yaxis: { title: { text: "client" }, autorange: "reversed", showgrid: false, tickformat: "d", dtick: z.length > 20 ? undefined : 1 } }];
+    },
+    log(s) {
+      const logs = s.logs;
+      fill($("logged"), logs.map((l, i) => [i, `${l.label}, seed ${l.seed}`]));
+      const log = logs[Number($("logged").value) || 0];
+      if (!log) return null;
+      const names = Object.keys(log.series);
+      const traces = [];
+      const more = { grid: { rows: narrow() ? names.length : 1, columns: narrow() ? 1 : names.length, pattern: "independent", xgap: 0.12, ygap: 0.3 }, annotations: [], showlegend: false };
+      names.forEach((name, i) => {
+        const end = i ? i + 1 : "";
+        Object.entries(log.series[name]).forEach(([client, values], k) => traces.push({ x: values.map((_, t) => t + 1), y: values, xaxis: "x" + end, yaxis: "y" + end, mode: values.length === 1 ? "markers" : "lines", line: { color: hues[k % hues.length], width: 1.4 }, marker: { color: hues[k % hues.length] }, hovertemplate: `client ${escape(client)}, round %{x}: %{y}<extra></extra>` }));
+        more["xaxis" + end] = { ...whole(Object.values(log.series[name])[0]?.length ?? 0), title: { text: "round", font: { size: 11 } } };
+        more["yaxis" + end] = { rangemode: "tozero" };
+        more.annotations.push({ text: escape(content.logged[name]), xref: `x${end} domain`, yref: `y${end} domain`, x: 0, y: 1.02, xanchor: "left", yanchor: "bottom", showarrow: false });
+      });
+      more.margin = { l: 44, r: 12, t: 36, b: 44 };
+      return [traces, more, narrow() ? 220 * names.length : 280];
+    },
+    margins(s) {
+      let highest = 1;
+      const traces = [];
+      const lines = [];
+      for (const a of compared(s).filter((a) => a.margins)) {
+        const pick = a.margins.models.find((m) => m.name === "clients") ?? a.margins.models.find((m) => m.name === "global") ?? a.margins.models[0];
+        if (!pick) continue;
+        const c = colour(lookOf(s, s.rows.find((r) => r.label === a.label) ?? a));
+        const e = a.margins.edges;
+        const heights = [...pick.counts, pick.counts[pick.counts.length - 1]]; // an empty bin lies below the axis
+        highest = Math.max(highest, ...heights);
+        traces.push({ type: "scatter", mode: "lines", line: { shape: "hv", color: c, width: 1.6 }, fill: "tozeroy", fillcolor: c.startsWith("#") ? c + "22" : undefined, x: e, y: heights.map((n) => Math.max(n, 0.1)), text: heights, name: `${a.label}: mean ${pick.mean.toFixed(3)}`, hovertemplate: "%{text} at %{x:.2f}<extra>" + escape(a.label) + "</extra>" });
+        lines.push({ type: "line", x0: pick.mean, x1: pick.mean, yref: "paper", y0: 0, y1: 1, line: { color: c, width: 1.4, dash: "dash" } });
+      }
+      return traces.length ? [traces, { shapes: lines, legend: legend(), showlegend: true, xaxis: { title: { text: "margin" }, range: [-1, 1] }, yaxis: { type: "log", range: [Math.log10(0.7), Math.log10(1.5 * highest)], title: { text: "samples" }, exponentformat: "power", dtick: 1 } }] : null;
+    },
+    embeddings(s) {
+      const panels = compared(s).filter((a) => a.embeddings).flatMap((a) => a.embeddings.panels.map((p) => ({ ...p, label: a.label, labels: a.embeddings.labels })));
+      if (!panels.length) return null;
+      const columns = narrow() ? Math.min(2, panels.length) : Math.min(4, panels.length);
+      const rows = Math.ceil(panels.length / columns);
+      const more = { grid: { rows, columns, pattern: "independent", xgap: 0.05, ygap: narrow() ? 0.3 : 0.16 }, annotations: [], showlegend: false, margin: { l: 8, r: 8, t: narrow() ? 48 : 30, b: 8 } };
+      const traces = panels.map((p, i) => {
+        const end = i ? i + 1 : "";
+        const most = Math.max(...p.labels) + 1;
+        const shade = (l) => (most <= hues.length ? hues[l] : `hsl(${Math.round((360 * l) / most)} 65% 50%)`);
+        more["xaxis" + end] = { visible: false };
+        more["yaxis" + end] = { visible: false, scaleanchor: "x" + end };
+        const who = p.client === null || p.client === undefined ? p.name : `${p.name} (client ${p.client})`;
+        more.annotations.push({ text: `${escape(p.label)} ${escape(who)}` + (narrow() ? "<br>" : "") + note(` purity ${p.purity.toFixed(2)}`), xref: `x${end} domain`, yref: `y${end} domain`, x: 0.5, y: 1.02, xanchor: "center", yanchor: "bottom", showarrow: false, font: { size: narrow() ? 10.5 : 12 } });
+        return { x: p.x, y: p.y, xaxis: "x" + end, yaxis: "y" + end, mode: "markers", type: "scatter", text: p.labels.map((l) => `class ${l}`), hovertemplate: "%{text}<extra></extra>", marker: { size: 4, opacity: 0.85, color: p.labels.map(shade) } };
+      });
+      return [traces, more, 30 + rows * (narrow() ? 210 : 270)];
+    },
+  };
+
+  function compared(s) { // two runs at a time: FedAvg and FedCC as in the paper, unless others are chosen
+    const there = s.analyses;
+    const choices = there.map((a, i) => [i, a.label]);
+    const index = (method, otherwise) => Math.max(otherwise, there.findIndex((a) => a.method === method));
+    const fresh = $("compared").dataset.scene !== s.id;
+    [["one", index("fedavg", 0)], ["other", index("fedcc", Math.min(1, there.length - 1))]].forEach(([id, usual]) => {
+      fill($(id), choices);
+      if (fresh && there.length) $(id).value = usual;
+    });
+    $("compared").dataset.scene = s.id;
+    $("compared").hidden = there.length < 3;
+    return [...new Set([$("one").value, $("other").value])].map((i) => there[Number(i)]).filter(Boolean);
+  }
+
+  function example(s) {
+    const box = $("example");
+    const runs = s.analyses.filter((a) => a.example);
+    fill($("example-of"), runs.map((a, i) => [i, `${a.label}, seed ${a.seed}`]));
+    const run = runs[Number($("example-of").value) || 0];
+    box.closest("figure").hidden = !run;
+    if (!run) return;
+    const e = run.example;
+    box.replaceChildren();
+    const left = document.createElement("div");
+    const image = new Image();
+    image.src = e.image;
+    image.alt = `public image ${e.public}`;
+    const said = document.createElement("p");
+    said.textContent = `Public image ${e.public}` + (e.label === null ? "" : `; hidden label: ${e.classes[e.label]}`) + "." +
+      (e.accuracy ? ` Over all public images the aggregate with “unknown” is right in ${e.accuracy.unknown.toFixed(1)} %, the plain mean in ${e.accuracy.plain.toFixed(1)} %.` : "");
+    left.append(image, said);
+    const plot = document.createElement("div");
+    plot.className = "plot";
+    box.append(left, plot);
+    const weights = e.clients.reduce((sum, c) => sum + c.weight, 0) || 1;
+    const share = (c) => Math.round((100 * c.weight) / weights);
+    const names = [...e.clients.map((c) => narrow() ? `${c.client} (${share(c)} %)` : `client ${c.client}, trust ${share(c)} %`), "aggregate"];
+    // of many classes those that somebody believes in
+    const beliefs = [...e.clients.map((c) => c.plain), e.aggregates.unknown, e.aggregates.plain];
+    const weight = e.classes.map((_, c) => Math.max(...beliefs.map((p) => p[c])) + (c === e.label ? 2 : 0));
+    const kept = [...weight.keys()].sort((a, b) => weight[b] - weight[a]).slice(0, 16).sort((a, b) => a - b);
+    const columns = [...kept.map((c) => e.classes[c]), "unknown"];
+    const of = (p) => [...kept.map((c) => p[c]), p.length > e.classes.length ? p[e.classes.length] : null];
+    const panel = (z, axis, hide) => ({ type: "heatmap", z, x: columns, y: names, xaxis: "x" + axis, yaxis: "y" + axis, zmin: 0, zmax: 1, showscale: hide && !narrow(), colorscale: dark() ? [[0, "#1d2024"], [0.5, "#9a4a0a"], [1, "#ffb37a"]] : [[0, "#ffffff"], [0.5, "#f0a868"], [1, "#b34700"]], xgap: 1, ygap: 1, colorbar: { thickness: 8, outlinewidth: 0, tickformat: ".0%" }, hovertemplate: "%{y}: %{x} %{z:.1%}<extra></extra>" });
+    const z1 = [...e.clients.map((c) => of(c.unknown)), of(e.aggregates.unknown)];
+    const z2 = [...e.clients.map((c) => of(c.plain)), of(e.aggregates.plain)];
+    const titles = ["with “unknown”, weighted by trust", "without it, plain mean"];
+    const more = { grid: { rows: narrow() ? 2 : 1, columns: narrow() ? 1 : 2, pattern: "independent", xgap: 0.06, ygap: 0.28 }, margin: { l: narrow() ? 70 : 110, r: 8, t: 30, b: 70 }, annotations: titles.map((text, i) => ({ text, xref: `x${i ? 2 : ""} domain`, yref: `y${i ? 2 : ""} domain`, x: 0, y: 1.02, xanchor: "left", yanchor: "bottom", showarrow: false })) };
+    for (const end of ["", 2]) { // beside each other the two share the clients' names
+      more["xaxis" + end] = { type: "category", showgrid: false, tickangle: -45, dtick: 1 };
+      more["yaxis" + end] = { type: "category", autorange: "reversed", showgrid: false, showticklabels: end === "" || narrow(), dtick: names.length > 25 ? undefined : 1 };
+    }
+    const tall = Math.min(520, 110 + 20 * names.length);
+    plot.style.height = `${narrow() ? 2 * tall : tall}px`;
+    Plotly.newPlot(plot, [panel(z1, "", true), panel(z2, "2", false)], layout(more), config);
+  }
+
+  const escape = (text) => String(text).replace(/[&<>"]/g, (c) => ({ "&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;" })[c]).replace(/%\{/g, "% {");
+
+  function fill(select, options) {
+    const before = select.value;
+    const same = options.length === select.options.length && options.every(([, text], i) => select.options[i].text === text);
+    if (!same) {
+      select.replaceChildren(...options.map(([value, text]) => new Option(text, value)));
+      if (options.some(([value]) => String(value) === before)) select.value = before;
+    }
+    select.hidden = options.length < 2;
+  }
+
+  function draw(name) {
+    const s = scene();
+    const box = $(name);
+    if (!s) return;
+    if (name === "example") return example(s);
+    const made = figures[name](s);
+    box.closest("figure").hidden = !made;
+    if (!made) return;
+    const [traces, more, height] = made;
+    box.style.height = height ? `${height}px` : "";
+    Plotly.react(box, traces, layout(more), config);
+  }
+
+  const names = ["curves", "sent", "partition", "log", "example", "margins", "embeddings"];
+  let drawn = false;
+  function redraw() {
+    if (!drawn) return;
+    names.forEach(draw);
+    const s = scene();
+    const absent = s ? [[s.partitions.length, "who holds what"], [s.logs.length, "what clients noted"], [s.analyses.length, "margins, features and an example (`fedcc analyse`)"]].filter(([n]) => !n).map(([, what]) => what) : [];
+    $("absent").textContent = absent.length ? `Not in these records: ${absent.join("; ")}.` : "";
+  }
+
+  function listScenes() {
+    const before = $("scene").value;
+    const there = content.scenes.filter((s) => state.data === "" || s.data === state.data);
+    const tables = new Map();
+    for (const s of there) {
+      if (!tables.has(s.table)) tables.set(s.table, Object.assign(document.createElement("optgroup"), { label: s.table }));
+      tables.get(s.table).append(new Option(s.title, s.id));
+    }
+    $("scene").replaceChildren(...tables.values());
+    const wanted = there.some((s) => s.id === before) ? before : there.some((s) => s.id === content.first) ? content.first : there[0]?.id;
+    if (wanted) $("scene").value = wanted;
+    $("scenario").hidden = !there.length;
+    redraw();
+  }
+
+  $("scene").addEventListener("change", redraw);
+  $("seed").addEventListener("change", () => draw("partition"));
+  $("logged").addEventListener("change", () => draw("log"));
+  for (const id of ["one", "other"]) $(id).addEventListener("change", () => ["margins", "embeddings"].forEach(draw));
+  $("example-of").addEventListener("change", () => draw("example"));
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
+  let width = innerWidth;
+  addEventListener("resize", () => { if (narrow() !== width < 740) redraw(); width = innerWidth; });
+  $("theme").addEventListener("click", () => {
+    document.documentElement.dataset.theme = dark() ? "light" : "dark";
+    redraw();
+  });
+
+  apply();
+  reveal();
+  // figures are drawn when they come near: the tables are there at once
+  new IntersectionObserver((entries, observer) => {
+    if (!entries.some((e) => e.isIntersecting)) return;
+    observer.disconnect();
+    drawn = true;
+    redraw();
+  }, { rootMargin: "600px" }).observe($("scenario"));
+})();

@@ -1,0 +1,473 @@
+"""Tables from records: what shares a cell, what is marked, what is missing, and that odd files do no harm."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import synthetic
+from fedcc.methods import METHODS
+from fedcc.report import latex, markdown, paper, spreadsheet
+from fedcc.report.page import embedded, page
+from fedcc.report.records import Found, Run, find
+from fedcc.report.style import look
+from fedcc.report.tables import Table, Value, client_table, filled, leads, standing, tables
+
+CIFAR = {"data": "cifar10", "skew": "classes:1"}
+EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(2)>|`[x](javascript:1)\n# &"
+
+
+def read(place: Path, *records: dict[str, Any]) -> Found:
+    for i, made in enumerate(records):
+        synthetic.write(made, place / f"r{i}.json")
+    return find([place])
+
+
+def built(place: Path, *records: dict[str, Any]) -> list[Table]:
+    return tables(read(place, *records).runs)
+
+
+# ------------------------------------------------------------------------------------------------- the paper's numbers
+
+
+def test_the_papers_marks_follow_from_the_numbers() -> None:
+    """Bold and underlined in the paper's Table I, read there by eye: a slip of a digit would move one of them."""
+    best = ["fedcc", "fedcc", "fedcc", "fedcc", "fedmr", "fedcc", "fedcc", "fedcc", "fedrs", "fedcc", "fedcc", "fedcc"]
+    second = [
+        "fedlc",
+        "fedsam",
+        "fedavg",
+        "fedmd",
+        "fedavg",
+        "fedlc",
+        "fedlc",
+        "fedmd",
+        "fedmr",
+        "fedmr",
+        "fedmd",
+        "fedconcat",
+    ]
+    for scenario, first, then in zip(paper.SCENARIOS, best, second, strict=True):
+        ranked = sorted(paper.METHODS, key=lambda m: -paper.TABLE1[m, scenario].mean)
+        assert ranked[:2] == [first, then], scenario
+    assert len(paper.TABLE1) == 16 * 12
+    assert tuple(METHODS)[:16] == paper.METHODS
+
+
+def test_the_papers_numbers_sum_to_what_they_should() -> None:
+    """Sums that were added up from the paper's source by other means."""
+    sums = [round(sum(paper.TABLE1[m, s].mean for m in paper.METHODS), 1) for s in paper.SCENARIOS]
+    assert sums == [503.9, 371.4, 427.5, 235.3, 668.9, 458.1, 519.3, 320.8, 1109.6, 683.0, 643.0, 226.8]
+    assert sum(v.spread for v in paper.TABLE1.values()) == pytest.approx(249.4)
+    assert sum(v.mean for v in paper.TABLE2.values()) == pytest.approx(1617.1)
+    assert sum(v.spread for v in paper.TABLE2.values()) == pytest.approx(96.7)
+
+
+def test_table_two_agrees_with_its_own_arithmetic() -> None:
+    """A baseline that knows its own classes alone has a tenth (N=10) or a fifth (N=20) of its local accuracy."""
+    for method in ("fedavg", "fedlc", "fedmr", "ssl"):
+        for skew, share in (("classes:10", 0.1), ("classes:20", 0.2)):
+            at = (method, ("cifar100", skew))
+            assert paper.TABLE2["global", *at].mean == pytest.approx(share * paper.TABLE2["local", *at].mean, abs=0.8)
+    assert len(paper.TABLE2) == 2 * 5 * 4
+
+
+# ---------------------------------------------------------------------------------------------------- finding, reading
+
+
+def test_runs_are_found_wherever_they_lie(tmp_path: Path) -> None:
+    synthetic.write(synthetic.record("fedcc", **CIFAR), tmp_path / "runs" / "deep" / "fedcc" / "seed0", analysed=True)
+    synthetic.write(synthetic.record("fedavg", **CIFAR), tmp_path / "results" / "a.json", analysed=True)
+    synthetic.write(synthetic.record("fedmd", **CIFAR), tmp_path / "single.json")
+    found = find([tmp_path / "runs", tmp_path / "results", tmp_path / "single.json", tmp_path / "results" / "a.json"])
+    assert [r.name for r in found.runs] == ["results/a.json", "runs/deep/fedcc/seed0", "single.json"]
+    assert found.problems == ()
+    by_method = {r.method: r for r in found.runs}
+    assert by_method["fedcc"].analysis is not None
+    assert set(by_method["fedavg"].analysis or ()) == {"margins", "embeddings"}  # no example without "unknown"
+    assert by_method["fedmd"].analysis is None
+    with pytest.raises(ValueError, match="is not there"):
+        find([tmp_path / "nowhere"])
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        ("{", "not valid JSON"),
+        ("[" * 100_000, "not valid JSON"),
+        ("[1, 2]", "must be an object"),
+        ('{"name": "a package"}', "no record of a run"),
+        ('{"format": 2, "method": "FedCC"}', "format 2"),
+        ('{"format": 1, "method": "FedCC"}', "experiment must be an object"),
+        (b"\xff\xfe", "not valid JSON"),
+    ],
+)
+def test_foreign_files_are_said_and_passed_over(content: str | bytes, reason: str, tmp_path: Path) -> None:
+    (tmp_path / "odd.json").write_bytes(content.encode() if isinstance(content, str) else content)
+    found = read(tmp_path, synthetic.record())
+    assert len(found.runs) == 1
+    ((name, said),) = found.problems
+    assert name.endswith("/odd.json")
+    assert reason in said
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        (("accuracy", "final"), float("nan")),
+        (("accuracy", "final"), 101.0),
+        (("accuracy", "rounds"), "many"),
+        (("accuracy", "rounds"), [1.0, "2"]),
+        (("seed",), "0"),
+        (("skew",), ["classes:1"]),
+        (("settings",), None),
+        (("experiment", "method"), 3),
+    ],
+)
+def test_a_record_with_a_wrong_value_does_not_count(path: tuple[str, ...], value: Any, tmp_path: Path) -> None:
+    made = synthetic.record()
+    inner = made
+    for key in path[:-1]:
+        inner = inner[key]
+    inner[path[-1]] = value
+    found = read(tmp_path, made)
+    assert found.runs == ()
+    assert path[-1] in found.problems[0][1]
+
+
+def test_an_odd_part_is_left_out_and_the_rest_counts(tmp_path: Path) -> None:
+    made = synthetic.record(rounds=2)
+    made["log"], made["counts"], made["bytes"]["rounds"] = (
+        {"alpha": [1]},
+        {"0": [1, 2], "1": [1]},
+        {"up": [1], "down": []},
+    )
+    found = read(tmp_path, made)
+    (run,) = found.runs
+    assert (run.log, run.counts, run.sent) == ({}, (), None)
+    assert [said.partition(" left out")[0] for _, said in found.problems] == ["bytes", "log", "counts"]
+
+
+@pytest.mark.parametrize(
+    ("part", "inner", "value"),
+    [
+        ("example", "image", "https://example.org/a.png"),
+        ("example", "image", "data:image/svg+xml;base64,PHN2Zz4="),
+        ("example", "image", "data:image/png;base64,AAAA"),
+        ("example", "classes", ["one"]),
+        ("margins", "edges", [0, 1]),
+        ("embeddings", "labels", [1]),
+    ],
+)
+def test_an_odd_analysis_is_left_out(part: str, inner: str, value: Any, tmp_path: Path) -> None:
+    file = synthetic.write(synthetic.record(), tmp_path / "a.json", analysed=True)
+    beside = file.with_name("a.analysis.json")
+    stored = json.loads(beside.read_text())
+    stored[part][inner] = value
+    beside.write_text(json.dumps(stored))
+    found = find([tmp_path])
+    assert found.runs[0].analysis is None
+    assert "a.analysis.json left out" in found.problems[0][1]
+
+
+def test_an_unfinished_run_and_a_repeated_one_are_said(tmp_path: Path) -> None:
+    (tmp_path / "half").mkdir()
+    (tmp_path / "half" / "experiment.toml").touch()
+    again = synthetic.record(final=1.0, **CIFAR) | {"engine": "fused", "device": "another"}
+    found = read(tmp_path, synthetic.record(final=50.0, **CIFAR), again)
+    assert [r.final for r in found.runs] == [50.0]
+    said = dict(found.problems)
+    assert "not finished" in said[f"{tmp_path.name}/half"]
+    assert "repeats" in said[f"{tmp_path.name}/r1.json"]
+
+
+# -------------------------------------------------------------------------------------------------------------- tables
+
+
+def test_mean_and_spread_over_seeds(tmp_path: Path) -> None:
+    (table,) = built(
+        tmp_path, *(synthetic.record("fedcc", f, seed=i, **CIFAR) for i, f in enumerate((60.0, 62.0, 67.0)))
+    )
+    cell = next(r for r in table.rows if r.method == "fedcc").cells["cifar10", "classes:1"]
+    assert cell.final == Value(63.0, pytest.approx(3.6056, abs=1e-4), 3)
+    assert str(cell.final) == "63.0 ±3.6"
+    assert [r.seed for r in cell.runs] == [0, 1, 2]
+    assert cell.printed == (67.3, 1.8)
+    assert (table.slug, table.of_paper, filled(table)) == ("table1", True, 1)
+    assert len(table.rows) == 16
+    assert len(table.scenarios) == 12
+
+
+def test_final_and_best_round_are_told_apart(tmp_path: Path) -> None:
+    made = synthetic.record(**CIFAR)
+    made["accuracy"] |= {"final": 40.0, "best": 70.0, "best_round": 3}
+    (table,) = built(tmp_path, made)
+    cell = table.rows[-1].cells["cifar10", "classes:1"]
+    assert (cell.value("final"), cell.value("best")) == (Value(40.0, None, 1), Value(70.0, None, 1))
+    assert cell.best_rounds == "3"
+
+
+@pytest.mark.parametrize(
+    ("given", "slug", "paper_beside"),
+    [
+        ({"rounds": 10}, "table1-t-10", False),
+        ({"epochs": 10}, "table1-e-10", False),
+        ({"clients": 20, "skew": "dirichlet:0.5"}, "table1-20-clients", False),
+        ({"fraction": 0.5}, "table1-0.5-of-the-training-set", False),
+        ({"participation": 0.5}, "table1-0.5-of-the-clients-a-round", False),
+        ({"lr": 0.01}, "table1-lr-0.01", False),
+        ({"models": "resnet8"}, "table1-resnet8", False),
+        ({"augment": False}, "table1-no-crop-and-flip", True),
+        ({"wire": "fp16"}, "table1-wire-fp16", True),
+    ],
+)
+def test_another_protocol_has_a_table_of_its_own(
+    given: dict[str, Any], slug: str, paper_beside: bool, tmp_path: Path
+) -> None:
+    first, second = built(tmp_path, synthetic.record(**CIFAR), synthetic.record(**CIFAR | given))
+    assert (first.slug, second.slug) == ("table1", slug)
+    assert [len(t.runs) for t in (first, second)] == [1, 1]
+    assert second.with_paper is paper_beside
+    assert [r.method for r in second.rows] == ["fedcc"]
+
+
+def test_how_it_was_computed_is_no_protocol(tmp_path: Path) -> None:
+    gpu = synthetic.record(seed=1, **CIFAR, precision="bf16")
+    (table,) = built(tmp_path, synthetic.record(**CIFAR), gpu)
+    assert len(table.rows[-1].cells["cifar10", "classes:1"].runs) == 2
+
+
+def test_other_settings_are_variants_beside_the_method_as_it_comes(tmp_path: Path) -> None:
+    plain, varied = built(
+        tmp_path,
+        synthetic.record(final=60.0, **CIFAR),
+        synthetic.record("fedavg", **CIFAR),
+        synthetic.record(final=20.0, settings={"lam": 0.0}, **CIFAR),
+    )
+    assert len(plain.runs) == 2
+    assert [(r.title, str(r.cells["cifar10", "classes:1"].final)) for r in varied.rows] == [
+        ("FedCC", "60.0"),
+        ("FedCC, lam=0.0", "20.0"),
+    ]
+    assert varied.slug == "table1-variants"
+
+
+def test_the_budget_matched_row(tmp_path: Path) -> None:
+    matched = synthetic.record("fedavg", 30.0, epochs=85, **CIFAR)
+    other = synthetic.record("fedavg", 30.0, epochs=84, **CIFAR)
+    first, second = built(tmp_path, matched, other, synthetic.record("fedavg", 20.0, **CIFAR))
+    assert [r.title for r in first.rows][:2] == ["FedAvg", "FedAvg, E=85 (budget-matched)"]
+    assert first.rows[1].cells["cifar10", "classes:1"].printed is None
+    assert first.protocol.startswith("10 clients, T=15, E=20")
+    assert second.slug == "table1-e-84"
+
+
+def test_marks_leave_out_bounds_and_ties_share_them(tmp_path: Path) -> None:
+    finals = {"fedcc": 70.04, "fedavg": 70.0, "fedmd": 50.0, "fedprox": 40.0, "centralized": 95.0, "ssl": 90.0}
+    (table,) = built(tmp_path, *(synthetic.record(m, f, **CIFAR) for m, f in finals.items()))
+    marks = {r.method: r.cells["cifar10", "classes:1"].marks.get("final", 0) for r in table.rows if r.method in finals}
+    assert marks == {"fedcc": 1, "fedavg": 1, "fedmd": 2, "fedprox": 0, "centralized": 0, "ssl": 0}
+    assert leads(table) == (1, 1)
+
+
+def test_one_method_alone_is_not_marked(tmp_path: Path) -> None:
+    (table,) = built(tmp_path, synthetic.record(**CIFAR), synthetic.record("centralized", **CIFAR))
+    assert all(not c.marks for r in table.rows for c in r.cells.values())
+    assert leads(table) == (0, 0)
+
+
+def test_digits_have_a_table_of_their_own_without_the_paper(tmp_path: Path) -> None:
+    made = [synthetic.record(m, data="digits", skew=s) for m in ("fedavg", "fedcc") for s in ("iid", "classes:1")]
+    (table,) = built(tmp_path, *made)
+    assert (table.slug, table.with_paper, table.of_paper) == ("digits", False, False)
+    assert table.scenarios == (("digits", "classes:1"), ("digits", "iid"))
+
+
+def test_what_is_open(tmp_path: Path) -> None:
+    (table,) = built(
+        tmp_path, synthetic.record("fedavg", 5.0, **CIFAR), *(synthetic.record(seed=s, **CIFAR) for s in range(3))
+    )
+    assert table.data == ["cifar10", "tiny-imagenet", "cifar100"]  # those with runs first
+    last = standing(table)[3]
+    assert last.scenario == ("cifar10", "classes:1")
+    assert len(last.missing) == 14
+    assert last.fewer == (("FedAvg", 1),)
+    assert dict(last.below)["FedAvg"] == pytest.approx(-6.0)
+    assert len(standing(table)[-1].missing) == 16
+
+
+def test_an_unknown_method_and_data_set_are_shown_as_they_are(tmp_path: Path) -> None:
+    made = synthetic.record(data="digits")
+    made |= {"method": "Mine", "family": "parameters", "data": "my data", "settings": {"x": 1}}
+    made["experiment"] |= {"method": "mine", "data": "my data"}
+    (table,) = built(tmp_path, made)
+    assert table.title.startswith("my data")
+    assert table.rows[0].title == "Mine, x=1"
+
+
+# ------------------------------------------------------------------------------------------------------------ Table II
+
+
+def test_table_two_keeps_the_two_spreads_apart(tmp_path: Path) -> None:
+    made = []
+    for seed, (a, b) in enumerate(((10.0, 20.0), (20.0, 30.0))):
+        one = synthetic.record(data="cifar100", skew="classes:10", seed=seed)
+        one["accuracy"]["table2"] = {
+            "local": {"0": a, "1": b},
+            "global": {"0": 1.0, "1": 1.0},
+            "valid": {"0": 80.0, "1": 70.0},
+        }
+        made.append(one)
+    table = client_table(built(tmp_path, *made)[0])
+    assert table is not None
+    row, cells = table.rows[-1]
+    scenario = ("cifar100", "classes:10")
+    local, plain, valid = (cells[scenario, t] for t in ("local", "global", "valid"))
+    assert local.value is not None
+    assert (local.value.mean, local.value.n) == (20.0, 2)
+    assert local.value.over_clients == pytest.approx(7.0711, abs=1e-4)
+    assert local.value.over_seeds == pytest.approx(7.0711, abs=1e-4)
+    assert valid.value is not None
+    assert (valid.value.mean, valid.value.over_seeds) == (75.0, 0.0)
+    assert (local.printed, plain.printed, valid.printed) == ((76.6, 3.3), None, (77.9, 3.8))
+    assert (row.method, table.slug, table.scenarios) == ("fedcc", "table2", (scenario,))
+
+
+def test_without_unknown_the_rule_changes_nothing(tmp_path: Path) -> None:
+    made = [synthetic.record(m, **CIFAR) for m in ("fedavg", "fedcc", "centralized")]
+    del made[1]["accuracy"]["table2"]  # a record from before it was stored
+    table = client_table(built(tmp_path, *made)[0])
+    assert table is not None
+    assert [r.method for r, _ in table.rows] == ["fedavg", "fedcc"]  # centralized trains no client
+    for (_, cells), same in zip(table.rows, (True, False), strict=True):
+        plain, valid = cells[("cifar10", "classes:1"), "global"], cells[("cifar10", "classes:1"), "valid"]
+        assert (valid.value == plain.value) is same
+        assert (valid.value is None) is not same
+
+
+# ------------------------------------------------------------------------------------------------------------- writers
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> list[Table]:
+    kept = [synthetic.record(m, seed=s, **CIFAR) for m in ("fedavg", "fedcc", "local") for s in range(2)]
+    kept += [synthetic.record(settings={"lam": 0.5}, **CIFAR), synthetic.record("fedcc", data="digits")]
+    return built(tmp_path, *kept)
+
+
+def test_csv_has_every_number(made: list[Table]) -> None:
+    rows = list(csv.DictReader(io.StringIO(spreadsheet.comparison(made[0]))))
+    assert len(rows) == len(made[0].rows) * 12
+    row = next(r for r in rows if (r["method"], r["data"], r["skew"]) == ("FedCC", "cifar10", "classes:1"))
+    cell = next(r for r in made[0].rows if r.method == "fedcc").cells["cifar10", "classes:1"]
+    assert cell.final is not None
+    assert float(row["final"]) == pytest.approx(cell.final.mean, abs=1e-4)
+    assert (row["seeds"], row["paper"], len(row["records"].split())) == ("2", "67.3", 2)
+    missing = next(r for r in rows if (r["method"], r["skew"]) == ("FedMD", "classes:1"))
+    assert (missing["seeds"], missing["final"], missing["paper"]) == ("0", "", "10.7")
+
+
+def test_a_text_is_no_formula_in_a_spreadsheet(made: list[Table]) -> None:
+    run = replace(made[0].runs[0], name="=cmd()")
+    assert list(csv.reader(io.StringIO(spreadsheet.runs([run], Path()))))[1][0] == "'=cmd()"
+
+
+@pytest.mark.parametrize("with_paper", [True, False])
+def test_latex_is_whole(with_paper: bool, made: list[Table]) -> None:
+    for text in (latex.comparison(made[0], with_paper=with_paper), latex.clients(client_table(made[0]))):  # type: ignore[arg-type]
+        assert text.count("{") == text.count("}")
+        assert text.count("$") % 2 == 0
+        assert text.isascii()
+        columns = len(re.search(r"\\begin\{tabular\}\{(l?c+)\}", text)[1])  # type: ignore[index]
+        for line in text.splitlines():
+            if line.endswith(r"\\"):
+                widths = [int(n) - 1 for n in re.findall(r"\\multicolumn\{(\d+)\}", line)]
+                assert line.count("&") - line.count(r"\&") + sum(widths) == columns - 1, line
+        assert set(re.findall(r"\\(begin|end)\{(\w+\*?)\}", text)) == {
+            (w, n) for w in ("begin", "end") for n in ("table*", "tabular")
+        }
+    assert latex.text("50 % of a_b & {c} \\ 中") == r"50 \% of a\_b \& \{c\} \textbackslash{} ?"
+
+
+def test_markdown_links_each_number_to_its_record(made: list[Table], tmp_path: Path) -> None:
+    text = markdown.whole(made[0], tmp_path / "docs")
+    (line,) = [x for x in text.splitlines() if x.startswith("| FedCC |")]
+    links = re.findall(r"\((\.\./r\d\.json)\)", line)
+    assert len(links) == 2
+    assert all((tmp_path / "docs" / name).resolve().is_file() or (tmp_path / name[3:]).is_file() for name in links)
+    assert "67.3 ±1.8" in line
+    assert markdown.MISSING in line
+
+
+def test_a_page_in_markdown_has_records_commands_and_what_is_open(made: list[Table], tmp_path: Path) -> None:
+    found = Found(tuple(r for t in made for r in t.runs), (("x.json", "is not valid JSON"),))
+    text = markdown.page(found, made, tmp_path)
+    for run in found.runs:
+        assert run.name.rpartition("/")[2] in text
+        assert f"`{run.command}`" in text
+    assert "What is open" in text
+    assert "no run yet" in text
+    assert "`x.json`: is not valid JSON" in text
+    assert str(tmp_path) not in text
+
+
+def test_the_block_of_a_readme_is_replaced_and_nothing_else() -> None:
+    page = f"before\n{markdown.BEGIN}\nold\n{markdown.END}\nafter\n"
+    assert markdown.replaced(page, "new\n", "README.md") == f"before\n{markdown.BEGIN}\nnew\n{markdown.END}\nafter\n"
+    for odd in ("nothing", markdown.BEGIN, f"{markdown.END}\n{markdown.BEGIN}", page + page):
+        with pytest.raises(ValueError, match=r"README.md must have one line"):
+            markdown.replaced(odd, "new\n", "README.md")
+
+
+# ---------------------------------------------------------------------------------------------------------------- page
+
+
+def test_texts_of_records_cannot_become_code(tmp_path: Path) -> None:
+    made = synthetic.record(data="digits")
+    made |= {"method": EVIL, "device": EVIL, "command": EVIL, "skew": EVIL, "commit": EVIL, "data": EVIL}
+    made["experiment"] |= {"method": EVIL, "wire": EVIL}
+    made["versions"] = {EVIL: EVIL}
+    found = read(tmp_path, made)
+    assert len(found.runs) == 1
+    html = page(found, tables(found.runs), tmp_path, EVIL)
+    for part in (html.partition("<script>")[0], re.search(r'id="content">(.*?)</script>', html, re.DOTALL)[1]):  # type: ignore[index]
+        assert "<script>alert" not in part
+        assert "<img src=x" not in part
+        assert "alert(1)" in part or "alert(2)" in part  # it is there, as text
+    text = markdown.page(found, tables(found.runs), tmp_path)
+    assert "\n# &" not in text
+    assert "<script>" not in re.sub(r"`[^\n]*`", "", text)
+
+
+def test_embedded_json_survives() -> None:
+    value = {"a": "</script>&<!-- \u2028 é", "b": [1.5, None]}
+    text = embedded(value)
+    assert json.loads(text) == value
+    assert not set("<>&\u2028") & set(text)
+    with pytest.raises(ValueError):
+        embedded({"a": float("nan")})
+
+
+def test_every_method_has_a_look_of_its_own() -> None:
+    looks = [look(m) for m in METHODS]
+    assert len({(x.colour, x.dash) for x in looks}) == len(METHODS)
+    assert look("fedcc").width > max(look(m).width for m in METHODS if m != "fedcc")
+
+
+def test_old_records_are_still_read(tmp_path: Path) -> None:
+    made = synthetic.record(**CIFAR)
+    for key in ("log", "counts", "public", "note", "versions", "commit"):
+        del made[key]
+    del made["accuracy"]["table2"], made["bytes"]["rounds"], made["accuracy"]["targets"]
+    found = read(tmp_path, made)
+    run: Run = found.runs[0]
+    assert found.problems == ()
+    assert (run.log, run.counts, run.sent_rounds, run.targets) == ({}, (), (), ())
+    assert page(found, tables(found.runs), tmp_path, "old").startswith("<!doctype html>")
