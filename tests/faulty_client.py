@@ -1,7 +1,7 @@
 """fedcc's client app with faults, for federations of real processes (``make(..., app=app_of("faulty_client:app"))``).
 
-What happens in which round is in ``faults.json`` of the site's folder (:func:`plan`): a client may raise, die, wait until
-it is told to go on, or spoil its upload. Each round that reaches the client leaves a file ``begun-ROUND`` there.
+What happens in which round is in ``faults.json`` of the site's folder (:func:`plan`): a client may raise, die, wait
+until it is told to go on, or spoil its upload. Each round that reaches it leaves a file ``begun-ROUND`` there.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordD
 from flwr.clientapp import ClientApp
 
 from fedcc.flower import client_app
+
+FAULTY_PATH = os.pathsep.join(filter(None, [str(Path(__file__).parent), os.environ.get("PYTHONPATH")]))  # finds it
 
 
 def plan(site: Path, **faults: str) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -18,17 +17,16 @@ import pytest
 
 pytest.importorskip("flwr")
 
+from faulty_client import FAULTY_PATH, SPOILED, go, plan
 from fedcc.experiments.store import RunFolder
 from fedcc.flower.demo import simulate
 from fedcc.flower.folder import FederationFolder
-from faulty_client import SPOILED, go, plan
 from federation import Desk, Real, app_of, make, real
-from program import Running, alive, descendants, wait_until
+from program import wait_until
 
 pytestmark = pytest.mark.slow
 
 FAULTY = app_of("faulty_client:app")
-PATH = os.pathsep.join([str(Path(__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])])  # finds it
 
 
 def site(folder: FederationFolder, name: str) -> Path:
@@ -104,7 +102,7 @@ def test_clients_that_die_leave_raise_or_are_slow(tmp_path: Path) -> None:
         plan(site(folder, name), r2="hold")
     plan(site(folder, "angry"), r2="raise")
     plan(site(folder, "crashed"), r2="die")
-    with real(folder, tmp_path / "programs", PYTHONPATH=PATH) as federation:
+    with real(folder, tmp_path / "programs", PYTHONPATH=FAULTY_PATH) as federation:
         federation.server()
         clients = {name: federation.client(name, "--share-model") for name in names}
         run = federation.run()
@@ -151,7 +149,7 @@ def test_a_server_that_is_killed_goes_on_where_it_was(tmp_path: Path) -> None:
     folder = make(tmp_path / "f", "fedcc", names, rounds=4, skew="iid", app=FAULTY)
     for name in names[1:]:
         plan(site(folder, name), r2="hold", r3="hold")
-    with real(folder, tmp_path / "programs", PYTHONPATH=PATH) as federation:
+    with real(folder, tmp_path / "programs", PYTHONPATH=FAULTY_PATH) as federation:
         server = federation.server()
         clients = [federation.client(name, "--share-model") for name in names]
         run = federation.run()
@@ -195,7 +193,7 @@ def test_uploads_that_are_wrong_are_refused_and_the_round_goes_on(tmp_path: Path
     plan(site(folder, "east"), **lies)
     stubborn = dict.fromkeys(("r1", "r2", "r3", "r4"), "negative")
     plan(site(folder, "south"), **stubborn)
-    with real(folder, tmp_path / "programs", PYTHONPATH=PATH) as federation:
+    with real(folder, tmp_path / "programs", PYTHONPATH=FAULTY_PATH) as federation:
         federation.server()
         for name in names:
             federation.client(name, "--share-model")
@@ -203,7 +201,14 @@ def test_uploads_that_are_wrong_are_refused_and_the_round_goes_on(tmp_path: Path
         assert done.code == 0, done
         text = status(federation)
     found = reports(folder)
-    assert [r["present"] for r in found] == [["north"], ["north"], ["north", "east"], ["north"], ["north"], ["north", "east"]]
+    assert [r["present"] for r in found] == [
+        ["north"],
+        ["north"],
+        ["north", "east"],
+        ["north"],
+        ["north"],
+        ["north", "east"],
+    ]
     rules_named = [
         ("east", 1, "wrong shape"), ("east", 2, "must be finite"), ("east", 4, "wrong run"), ("east", 5, "too large"),
         *(("south", t, "not negative") for t in (1, 2, 3)),
