@@ -70,24 +70,14 @@ def status(federation: Real, *options: str) -> str:
     return done.out
 
 
-def replayed(
-    original: FederationFolder, path: Path, method: str, fault: Callable[[str, str, int], Any], watch: Any = None
-) -> FederationFolder:
-    """The same federation in this process, with these faults; ``watch(desk, line)`` sees each line of its log."""
-    e = original.experiment
-    rules = {"quorum": 1, "grace": 0.0, "strikes": original.rules.strikes}
-    folder = make(path, method, tuple(original.clients), rules=rules, rounds=e.rounds, skew=e.skew)
-    desk = Desk(folder, fault=fault, share=set(original.clients))
-    server = desk.server()
-    say = server.journal.say
-
-    def heard(text: str) -> None:
-        say(text)
-        if watch is not None:
-            watch(desk, text)
-
-    server.journal.say = heard  # type: ignore[method-assign]
-    server.train()
+def replayed(original: FederationFolder, path: Path, fault: Callable[[Desk, str, int], Any]) -> FederationFolder:
+    """The same federation in this process, with what ``fault(desk, name, round)`` says of a round's messages."""
+    e, rules = original.experiment, original.rules
+    same = {"quorum": rules.quorum, "grace": 0.5, "strikes": rules.strikes}
+    folder = make(path, e.method, tuple(original.clients), rules=same, rounds=e.rounds, skew=e.skew)
+    desk = Desk(folder, share=set(original.clients))
+    desk.fault = lambda name, purpose, t: fault(desk, name, t) if purpose == "train" else None
+    desk.server().train()
     return folder
 
 
@@ -140,6 +130,19 @@ def test_clients_that_die_leave_raise_or_are_slow(tmp_path: Path) -> None:
         assert not report["failed"]
     assert "run finished, round 4 of 4" in text
     assert [line.split()[2] for line in text.splitlines()[2:]] == ["4", "4", "1", "4", "4", "4"], text
+
+    def fault(desk: Desk, name: str, t: int) -> Any:
+        if t == 2 and name == "gone":
+            desk.away.add("gone")
+        if t == 3:
+            desk.release()
+        kinds = {"gone": "lose", "slow": "late", "angry": RuntimeError("the disk is full")}
+        return kinds.get(name) if t == 2 else None
+
+    again = replayed(folder, tmp_path / "again", fault)
+    assert [r["present"] for r in reports(again)] == [r["present"] for r in reports(folder)]
+    assert sent(again) == sent(folder)
+    assert accuracy(again) == accuracy(folder)
 
 
 def test_a_server_that_is_killed_goes_on_where_it_was(tmp_path: Path) -> None:
@@ -221,10 +224,10 @@ def test_uploads_that_are_wrong_are_refused_and_the_round_goes_on(tmp_path: Path
     (line,) = (line for line in text.splitlines() if line.startswith("south"))
     assert "set aside" in line
 
-    def fault(name: str, purpose: str, t: int) -> Any:
-        kind = {"east": lies, "south": stubborn}.get(name, {}).get(f"r{t}") if purpose == "train" else None
+    def fault(_: Desk, name: str, t: int) -> Any:
+        kind = {"east": lies, "south": stubborn}.get(name, {}).get(f"r{t}")
         return None if kind is None else lambda content: SPOILED[kind](content) or content
 
-    again = replayed(folder, tmp_path / "again", "fedcc", fault)
+    again = replayed(folder, tmp_path / "again", fault)
     assert sent(again) == sent(folder)
     assert accuracy(again) == accuracy(folder)
