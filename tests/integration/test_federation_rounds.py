@@ -194,6 +194,15 @@ def test_a_server_that_goes_on_knows_who_answered_last(tmp_path: Path) -> None:
     assert [status["clients"][name]["answered"] for name in folder.clients] == [1, 1, 1, 0]
 
 
+def test_a_client_whose_message_was_lost_without_notice_is_asked_anew(tmp_path: Path) -> None:
+    folder = make(tmp_path / "f", rounds=6, rules={"quorum": 3, "deadline": 1.0, "grace": 0.5})
+    Desk(folder, fault=lambda *message: "late" if message == ("west", "train", 1) else None).server().train()
+    reports = [r["federation"] for r in records(folder)]
+    assert reports[0]["slow"] == ["west"]
+    assert "west" in reports[-1]["present"]
+    assert not any(report["late"] for report in reports)
+
+
 def test_without_a_quorum_the_run_stops_and_says_who_is_missing(tmp_path: Path) -> None:
     folder = make(tmp_path / "f", rules={"deadline": 1.0, "patience": 1})
     desk = Desk(folder, away={"west"})

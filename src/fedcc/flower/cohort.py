@@ -83,13 +83,14 @@ class Report:
     aside: list[str] = field(default_factory=list)  # failed too often: no longer asked
 
 
-@dataclass(frozen=True)
+@dataclass
 class Sent:
     """A message that is out."""
 
     number: int
     purpose: str
     t: int
+    overdue: float | None = None  # when its round ended without the answer
 
 
 class Across:
@@ -194,6 +195,7 @@ class Across:
         quorum_at, missed = None, 0
         while True:
             online = self.online()
+            self.give_up()
             aside = {k for k, n in enumerate(self.names) if self.standing[n].aside}
             waiting = [k for k in asked if k not in got and k not in over | aside]
             busy = {sent.number for sent in self.out.values()}
@@ -285,6 +287,8 @@ class Across:
         report.absent = [self.names[k] for k in waiting if self.names[k] not in report.slow]
         report.aside = [name for name in self.names if self.standing[name].aside]
         self.away = {k for k in waiting if self.names[k] in report.absent}
+        for sent in self.out.values():
+            sent.overdue = sent.overdue or time.monotonic()
         for kind in ("absent", "slow"):
             if names := getattr(report, kind):
                 self.say(f"round {t}: without {', '.join(names)} ({kind})")
@@ -301,6 +305,13 @@ class Across:
                     self.on_change()
             self.looked = time.monotonic()
         return {name for name, standing in self.standing.items() if standing.online}
+
+    def give_up(self) -> None:
+        """Wait no longer for what is overdue by a deadline: it may have been lost where nobody noticed."""
+        for ticket, sent in list(self.out.items()):
+            if sent.overdue is not None and time.monotonic() - sent.overdue >= self.rules.deadline:
+                del self.out[ticket]
+                self.say(f"{self.names[sent.number]}: no answer to round {sent.t} for a deadline; it is asked anew")
 
     def lacking(self, waiting: list[int], online: set[str]) -> str:
         return ", ".join(

@@ -179,9 +179,9 @@ def client(
             f"{about.name} has agreed on {about.model}, got --model {model}; ask the operator to change it"
         )
     key = place / "site.key"
-    for file in (key, place / "ca.crt", place / "app.yaml"):
-        if not file.is_file():
-            raise ValueError(f"{file} is not there; the operator hands it over with the site's folder")
+    for handed in (key, place / "ca.crt", place / "app.yaml"):
+        if not handed.is_file():
+            raise ValueError(f"{handed} is not there; the operator hands it over with the site's folder")
     if key.stat().st_mode & 0o077:
         raise ValueError(f"{key} can be read by others; chmod 600 {key}")
     samples = site_samples(data, about.task)
