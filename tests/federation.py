@@ -35,15 +35,15 @@ QUICK = {"device": "cpu", "skew": "classes:3", "fraction": 0.2, "rounds": 2, "ep
 def make(
     path: Path, method: str = "fedcc", names: Sequence[str] = NAMES, rules: Any = None, **given: Any
 ) -> FederationFolder:
-    """A federation of digits, small; ``app`` is the app that Flower runs."""
-    app = given.pop("app", APP)
+    """A federation of digits, small; ``app`` is the app that Flower runs, ``hosts`` are the server's names."""
+    app, hosts = given.pop("app", APP), given.pop("hosts", [])
     return make_folder(
         path,
         method,
         dict.fromkeys(names),
         settings={},
         given={**QUICK, **given},
-        hosts=[],
+        hosts=hosts,
         port=free_port(),
         rules={"quorum": len(names), "grace": 5.0, "deadline": 120.0, **(rules or {})},
         simulate_sites=True,
@@ -119,6 +119,7 @@ class Real:
 
     def __init__(self, folder: FederationFolder, home: Path, environment: dict[str, str]):
         self.folder, self.home, self.environment = folder, home, environment
+        self.namespaces: dict[str, str] = {}  # networks that programs of these names run in
         self.started: list[Running] = []
         self.seen: set[int] = set()  # processes below them, while they lived
 
@@ -126,11 +127,12 @@ class Real:
         """``fedcc federation`` with these arguments; its output lies in the folder ``name``."""
         place = self.home / f"{name}-{len(self.started)}"
         place.mkdir(parents=True)
-        self.started.append(Running(place, ("federation", *arguments), environment=self.environment | environment))
+        namespace, environment = self.namespaces.get(name), self.environment | environment
+        self.started.append(Running(place, ("federation", *arguments), environment=environment, namespace=namespace))
         return self.started[-1]
 
-    def server(self, seconds: float = 120) -> Running:
-        running = self.start("server", "server", self.folder.path, "--bind", "127.0.0.1")
+    def server(self, seconds: float = 120, bind: str = "127.0.0.1") -> Running:
+        running = self.start("server", "server", self.folder.path, "--bind", bind)
         wait_until(lambda: "ready" in self.said(running) or not running.process.is_alive(), seconds)
         assert "ready" in self.said(running), self.said(running)
         return running

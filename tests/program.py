@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import multiprocessing
 import os
 import resource
@@ -69,11 +70,19 @@ class Running:
     terminal: str | None = None  # the device that it writes to instead
     largest: int | None = None  # bytes of a file
     environment: dict[str, str] = field(default_factory=dict)
+    namespace: str | None = None  # of the network, as `ip netns` names it
 
     def __post_init__(self) -> None:
         self.process = WARM.Process(
             target=_program,
-            args=([*map(str, self.arguments)], str(self.folder), self.terminal, self.largest, self.environment),
+            args=(
+                [*map(str, self.arguments)],
+                str(self.folder),
+                self.terminal,
+                self.largest,
+                self.environment,
+                self.namespace,
+            ),
         )
         self.process.start()
 
@@ -92,9 +101,18 @@ class Running:
 
 
 def _program(
-    arguments: list[str], folder: str, terminal: str | None, largest: int | None, environment: dict[str, str]
+    arguments: list[str],
+    folder: str,
+    terminal: str | None,
+    largest: int | None,
+    environment: dict[str, str],
+    namespace: str | None,
 ) -> None:
     os.setsid()
+    if namespace is not None:
+        with Path(f"/run/netns/{namespace}").open("rb") as file:
+            if ctypes.CDLL(None, use_errno=True).setns(file.fileno(), 0):
+                raise OSError(ctypes.get_errno(), f"cannot enter {namespace}")
     os.chdir(folder)
     os.environ.update(environment)
     for number, name in ((1, "stdout"), (2, "stderr")):

@@ -170,6 +170,39 @@ def test_a_client_that_joins_late_starts_from_the_current_targets(tmp_path: Path
     assert [json.loads(line)["round"] for line in lines.read_text().splitlines()] == [3]
 
 
+def test_whoever_failed_is_asked_again_where_the_quorum_needs_it(tmp_path: Path) -> None:
+    """West is not connected: waiting for it alone would never make a round."""
+    folder = make(tmp_path / "f", rounds=1, rules={"quorum": 3, "deadline": 1.0, "patience": 30})
+    tries = iter([RuntimeError("no memory")])
+    desk = Desk(folder, away={"west"})
+    desk.fault = lambda name, *_: next(tries, None) if name == "east" else None
+    desk.server().train()
+    (report,) = (r["federation"] for r in records(folder))
+    assert (report["present"], report["absent"]) == (["north", "east", "south"], ["west"])
+    assert report["failed"] == {}
+
+
+def test_a_server_that_goes_on_knows_who_answered_last(tmp_path: Path) -> None:
+    folder = make(tmp_path / "f", rules={"quorum": 3, "grace": 0.0, "deadline": 1.0, "patience": 1})
+    desk = Desk(folder, away={"west"})
+    desk.fault = lambda *message: "lose" if message[2] == 2 else None
+    with pytest.raises(NoQuorum):
+        desk.server().train()
+    with pytest.raises(NoQuorum):
+        Desk(folder, away=set(folder.clients)).server().train()
+    status = json.loads((folder.operator / "status.json").read_text())
+    assert [status["clients"][name]["answered"] for name in folder.clients] == [1, 1, 1, 0]
+
+
+def test_a_client_whose_message_was_lost_without_notice_is_asked_anew(tmp_path: Path) -> None:
+    folder = make(tmp_path / "f", rounds=6, rules={"quorum": 3, "deadline": 1.0, "grace": 0.5})
+    Desk(folder, fault=lambda *message: "late" if message == ("west", "train", 1) else None).server().train()
+    reports = [r["federation"] for r in records(folder)]
+    assert reports[0]["slow"] == ["west"]
+    assert "west" in reports[-1]["present"]
+    assert not any(report["late"] for report in reports)
+
+
 def test_without_a_quorum_the_run_stops_and_says_who_is_missing(tmp_path: Path) -> None:
     folder = make(tmp_path / "f", rules={"deadline": 1.0, "patience": 1})
     desk = Desk(folder, away={"west"})

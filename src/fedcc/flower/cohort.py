@@ -83,13 +83,14 @@ class Report:
     aside: list[str] = field(default_factory=list)  # failed too often: no longer asked
 
 
-@dataclass(frozen=True)
+@dataclass
 class Sent:
     """A message that is out."""
 
     number: int
     purpose: str
     t: int
+    overdue: float | None = None  # when its round ended without the answer
 
 
 class Across:
@@ -137,10 +138,7 @@ class Across:
         def read(k: int, content: Any) -> Any:
             return self.accepted(content, expected[k])
 
-        ups = self.exchange("train", t, letter, read)
-        for k in ups:
-            self.standing[self.names[k]].answered = t
-        return ups
+        return self.exchange("train", t, letter, read)
 
     def models(self, t: int) -> dict[int, Weights | None]:
         """The clients' models after round t; None for those that keep theirs."""
@@ -197,6 +195,7 @@ class Across:
         quorum_at, missed = None, 0
         while True:
             online = self.online()
+            self.give_up()
             aside = {k for k, n in enumerate(self.names) if self.standing[n].aside}
             waiting = [k for k in asked if k not in got and k not in over | aside]
             busy = {sent.number for sent in self.out.values()}
@@ -225,6 +224,7 @@ class Across:
                     break
             elif now - begun >= rules.deadline * (missed + 1):
                 missed += 1
+                over.clear()  # whoever failed may do better than those that are waited for
                 lacking = self.lacking(waiting, online)
                 self.say(f"round {t}: {len(got)} of {quorum} clients after {missed} deadlines; {lacking}")
                 if missed >= rules.patience:
@@ -263,6 +263,9 @@ class Across:
                 report.failed.pop(name, None), report.refused.pop(name, None)
                 what = "" if purpose == "train" else f" {purpose}"
                 self.say(f"round {t}: {name} has answered{what} ({len(got)} of {len(self.names)})")
+                if purpose == "train":
+                    standing.answered = t
+                    self.on_change()
                 return
             except Refused as error:
                 report.refused[name] = standing.problem = str(error)
@@ -284,6 +287,8 @@ class Across:
         report.absent = [self.names[k] for k in waiting if self.names[k] not in report.slow]
         report.aside = [name for name in self.names if self.standing[name].aside]
         self.away = {k for k in waiting if self.names[k] in report.absent}
+        for sent in self.out.values():
+            sent.overdue = sent.overdue or time.monotonic()
         for kind in ("absent", "slow"):
             if names := getattr(report, kind):
                 self.say(f"round {t}: without {', '.join(names)} ({kind})")
@@ -300,6 +305,13 @@ class Across:
                     self.on_change()
             self.looked = time.monotonic()
         return {name for name, standing in self.standing.items() if standing.online}
+
+    def give_up(self) -> None:
+        """Wait no longer for what is overdue by a deadline: it may have been lost where nobody noticed."""
+        for ticket, sent in list(self.out.items()):
+            if sent.overdue is not None and time.monotonic() - sent.overdue >= self.rules.deadline:
+                del self.out[ticket]
+                self.say(f"{self.names[sent.number]}: no answer to round {sent.t} for a deadline; it is asked anew")
 
     def lacking(self, waiting: list[int], online: set[str]) -> str:
         return ", ".join(

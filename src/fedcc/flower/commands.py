@@ -179,6 +179,9 @@ def client(
             f"{about.name} has agreed on {about.model}, got --model {model}; ask the operator to change it"
         )
     key = place / "site.key"
+    for handed in (key, place / "ca.crt", place / "app.yaml"):
+        if not handed.is_file():
+            raise ValueError(f"{handed} is not there; the operator hands it over with the site's folder")
     if key.stat().st_mode & 0o077:
         raise ValueError(f"{key} can be read by others; chmod 600 {key}")
     samples = site_samples(data, about.task)
@@ -232,6 +235,7 @@ def explained(line: str) -> str | None:
         ("Receiving: query.model", "the server asks for the model"),
         ("Receiving: query.predict", "the server asks for predictions"),
         ("Sent successfully", "answered"),
+        ("401 Unauthorized", "the server has been started anew and does not know this session"),
         ("Failed to activate", "the server does not know this site's key, or still holds an earlier session of it"),
     ):
         if sign in text:
@@ -357,9 +361,9 @@ def status(
         json.loads(path.read_text()) if path.exists() else {"state": "not started", "round": 0, "clients": {}}
     )
     records = RunFolder(made.run).metrics()
-    if about["state"] == "running" and not alive(about.get("pid", 0)):
-        about["state"] = "stopped"
     about["server"] = "running" if _server_alive(made.operator) else "not running"
+    if about["state"] == "running" and not (about["server"] == "running" and alive(about.get("pid", 0))):
+        about["state"] = "stopped"
     about["rounds"] = made.experiment.made().rounds(made.experiment.rounds)
     about["accuracy"] = next((r["accuracy"] for r in reversed(records) if r["accuracy"] is not None), None)
     if as_json:
@@ -405,18 +409,19 @@ def demo(
 
 
 def _server_alive(operator: Path) -> bool:
+    from fedcc.flower.processes import listening
+
     path = operator / "server.json"
-    return path.exists() and alive(json.loads(path.read_text())["pid"])
+    about = json.loads(path.read_text()) if path.exists() else {}
+    return bool(about) and alive(about["pid"]) and listening("127.0.0.1", about["inner"])  # pids are used again
 
 
 def alive(pid: int) -> bool:
+    """Whether there is such a process; one that has ended but was not waited for yet does not count."""
     try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
         return False
-    except PermissionError:
-        return True
-    return pid > 0
 
 
 def written(path: Path, content: Any) -> None:

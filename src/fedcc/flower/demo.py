@@ -46,7 +46,7 @@ def demo(out: Path, methods: tuple[str, ...], given: dict[str, Any], console: Co
     """Run each method both ways and print the comparison; whether all is equal."""
     WARM.set_forkserver_preload(["fedcc.cli", "fedcc.flower.init", "fedcc.flower.server", "sklearn.datasets"])
     equal = True
-    table = Table("method", "round", *CLIENTS, "accuracy", "", box=None, header_style="bold", pad_edge=False)
+    table = Table("method", "round", *CLIENTS, "accuracy", "took", box=None, header_style="bold", pad_edge=False)
     for method in methods:
         folder = make_folder(
             out / method,
@@ -60,7 +60,7 @@ def demo(out: Path, methods: tuple[str, ...], given: dict[str, Any], console: Co
             simulate_sites=True,
         )
         console.print(f"{method}: a server and {len(CLIENTS)} clients over TLS, each with its key, in {folder.path}")
-        real = federated(folder)
+        real = federated(folder, lambda line: console.print(f"  {line}"))
         console.print(f"{method}: the simulator, the same experiment")
         simulated = simulate(folder.experiment)
         for t in sorted({t for t, _ in simulated.uplinks}):
@@ -76,6 +76,7 @@ def demo(out: Path, methods: tuple[str, ...], given: dict[str, Any], console: Co
         table.add_row(
             method, "", *[""] * len(CLIENTS), shown, f"{simulated.seconds:.0f} s, on Flower {real.seconds:.0f} s"
         )
+    console.print("\nThe fingerprint of every upload in the simulator; = where a client on Flower sent the same bits.")
     console.print(table)
     console.print(
         "every uplink and accuracy is the simulator's, bit for bit" if equal else "NOT EQUAL to the simulator"
@@ -100,13 +101,23 @@ def simulate(experiment: Experiment) -> Ran:
     return Ran(uplinks, accuracy, time.perf_counter() - begun)
 
 
-def federated(folder: FederationFolder) -> Ran:
+def federated(folder: FederationFolder, told: Callable[[str], None]) -> Ran:
     """The same with Flower: what the clients say they sent, and the accuracy that the server found."""
     path, begun = folder.path, time.perf_counter()
     with program(path / "server.log", "federation", "server", path, "--bind", "127.0.0.1") as server:
         wait(lambda: "ready" in (path / "server.log").read_text(), [server], path / "server.log")
         with everyone(folder) as clients, program(path / "run.log", "federation", "run", path) as run:
-            wait(lambda: not run.is_alive(), [server, *clients], path / "run.log")
+            shown = 0
+
+            def ended() -> bool:
+                nonlocal shown
+                lines = [n for n in (path / "run.log").read_text().split("\n")[:-1] if " is done with " in n]
+                for line in lines[shown:]:
+                    told(line)
+                shown = len(lines)
+                return not run.is_alive()
+
+            wait(ended, [server, *clients], path / "run.log")
     found = RunFolder(folder.run).summary()
     if found is None:
         raise FlowerError(f"the federation has not finished; see {path / 'run.log'}")

@@ -130,6 +130,9 @@ class Server:
 
         cohort = Across(self.folder, self.run, self.post, rehearsal, device=str(self.engine.device),
                         say=self.journal.say, on_change=changed)  # fmt: skip
+        for record in start.records if start else ():
+            for name in record["federation"]["present"]:
+                cohort.standing[name].answered = record["round"]
         changed()
         return cohort
 
