@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -299,16 +298,11 @@ def test_without_ray_it_says_what_to_install(file: Path, capsys: Capsys, monkeyp
     assert not Path("runs").exists()
 
 
-@pytest.mark.slow
-def test_the_smoke_sweep_within_a_quarter_of_an_hour(tmp_path: Path) -> None:
-    """In the time of two processors: other work on the machine does not count."""
-    import resource
-
+def test_a_part_of_the_smoke_sweep(tmp_path: Path, capsys: Capsys) -> None:
+    """All of it takes two cores some minutes: `fedcc sweep experiments/smoke.toml --jobs 2`."""
     path = Path(__file__).parents[2] / "experiments" / "smoke.toml"
-    words = [sys.executable, "-m", "fedcc", "sweep", str(path), "--jobs", "2", "--no-save-models", "--device", "cpu"]
-    before, begun = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
-    subprocess.run(words, cwd=tmp_path, check=True, timeout=3000, capture_output=True)
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    spent = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    print(f"{spent:.0f} s of processors, {time.monotonic() - begun:.0f} s")
-    assert spent / 2 < 900
+    done = call(
+        capsys, "sweep", path, "--out", tmp_path, "--only", "*/fedrs/seed0", "--no-save-models", "--device", "cpu"
+    )
+    assert done.code == 0, done
+    assert len(list(tmp_path.rglob("summary.json"))) == 2
