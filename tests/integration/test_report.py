@@ -83,7 +83,9 @@ def test_the_readmes_block_and_the_page(tmp_path: Path, capsys: pytest.CaptureFi
     text = readme.read_text()
     assert text.startswith(f"above\n{markdown.BEGIN}\n")
     assert text.endswith(f"{markdown.END}\nbelow\n")
-    assert "[78.1](results/cifar10_classes-1_fedcc_seed0.json) (67.3)" in text
+    record = "results/cifar10_classes-1_fedcc_seed0.json"
+    final = json.loads(Path(record).read_text())["accuracy"]["final"]
+    assert f"[{final:.1f}]({record}) (67.3)" in text
     assert (tmp_path / "docs" / "results.md").read_text() == (ROOT / "docs" / "results.md").read_text()
     assert sorted(p.name for p in tmp_path.iterdir()) == ["README.md", "docs", "results"]  # and no report/
 
