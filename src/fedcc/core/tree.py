@@ -7,6 +7,7 @@ name are the dataclasses that the method's own modules know.
 from __future__ import annotations
 
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass
 from types import ModuleType
@@ -27,7 +28,7 @@ def message_classes(method: AnyMethod) -> dict[str, type[Any]]:
     return {n: kind for names in known for n, kind in names.items() if isinstance(kind, type) and is_dataclass(kind)}
 
 
-class Pack:
+class Pack(ABC):
     """From values to a tree."""
 
     def __init__(self, classes: Classes):
@@ -44,8 +45,9 @@ class Pack:
             return ["map", *([self(k), self(v)] for k, v in value.items())]
         return self.other(value)
 
+    @abstractmethod
     def tensor(self, value: Tensor) -> tuple[Any, ...]:
-        raise NotImplementedError
+        """What stands for a tensor in the tree."""
 
     def other(self, value: Any) -> list[Any]:
         name = type(value).__name__
@@ -57,7 +59,7 @@ class Pack:
         )
 
 
-class Unpack:
+class Unpack(ABC):
     """And back."""
 
     def __init__(self, classes: Classes):
@@ -72,5 +74,6 @@ class Unpack:
     def __call__(self, value: Any) -> Any:
         return self.made[value[0]](*value[1:]) if isinstance(value, list) else value
 
+    @abstractmethod
     def tensor(self, *about: Any) -> Tensor:
-        raise NotImplementedError
+        """The tensor again, from what stood for it."""
