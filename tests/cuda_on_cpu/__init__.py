@@ -1,0 +1,96 @@
+"""The project's CUDA kernels on a CPU: compiled by g++ against `cuda.h` of this folder, thread by thread.
+
+    conv = emulated(source, {"CHANNELS": 64}, "conv")
+    conv((images, 1, 1), 256, 40_000, arguments(x, weights, images, 1e-5))
+"""
+
+import ctypes
+import functools
+import shutil
+import struct
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import Protocol
+
+import pytest
+import torch
+from torch import Tensor
+
+HERE = Path(__file__).parent
+FLAGS = ["-std=c++17", "-O2", "-g1", "-fPIC", "-U_FORTIFY_SOURCE", "-w"]  # a fortified longjmp refuses to change stacks
+CHECKS = ["-fsanitize=alignment,bounds", "-fno-sanitize-recover=all"]
+
+needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")
+
+
+class KernelError(Exception):
+    """A kernel did what a GPU forbids: the message says which block, which thread and what."""
+
+
+class Kernel(Protocol):
+    def __call__(
+        self, grid: tuple[int, int, int], threads: int, shared_bytes: int, arguments: bytes, *, seed: int = 0
+    ) -> None: ...
+
+
+class Launch(ctypes.Structure):
+    _fields_ = (
+        *((name, ctypes.c_uint) for name in "xyz"),
+        ("threads", ctypes.c_int),
+        ("shared_bytes", ctypes.c_int),
+        ("seed", ctypes.c_uint),
+    )
+
+
+def emulated(source: Path, defines: dict[str, object], kernel: str) -> Kernel:
+    """The kernel of that name, to be launched; another `seed` gives another order of blocks, warps and copies."""
+    run = _library(source.resolve(), source.read_text(), tuple(defines.items()), kernel).emulate
+    run.restype = ctypes.c_char_p
+    run.argtypes = (ctypes.POINTER(Launch), ctypes.c_char_p, ctypes.c_size_t)
+
+    def launch(
+        grid: tuple[int, int, int], threads: int, shared_bytes: int, arguments: bytes, *, seed: int = 0
+    ) -> None:
+        error = run(ctypes.byref(Launch(*grid, threads, shared_bytes, seed)), arguments, len(arguments))
+        if error is not None:
+            raise KernelError(f"{kernel}, {error.decode()}")
+
+    return launch
+
+
+@functools.cache
+def _folder() -> "tempfile.TemporaryDirectory[str]":
+    return tempfile.TemporaryDirectory(prefix="cuda_on_cpu_")
+
+
+@functools.cache
+def _library(source: Path, text: str, defines: tuple[tuple[str, object], ...], kernel: str) -> ctypes.CDLL:
+    folder = Path(tempfile.mkdtemp(dir=_folder().name))
+    main, compiled, library = folder / "main.cpp", folder / "main.o", folder / "main.so"
+    given = "".join(f"#define {name} {value}\n" for name, value in defines)
+    main.write_text(  # the names given come after cuda.h, which they might otherwise change
+        f'#include "cuda.h"\n{given}#include "{source}"\n'
+        f'extern "C" const char *emulate(const emulator::Launch *launch, const void *arguments, size_t bytes) {{\n'
+        f"    return emulator::run({kernel}, *launch, arguments, bytes);\n}}\n"
+    )
+    # In two steps, so that the compiler's own library for the checks is not linked: cuda.h has what they call.
+    for command in (
+        ["g++", *FLAGS, *CHECKS, "-DON_CPU", f"-I{HERE}", "-c", str(main), "-o", str(compiled)],
+        ["g++", "-shared", str(compiled), "-o", str(library)],
+    ):
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise KernelError(f"{source.name} does not compile:\n{done.stderr}")
+    return ctypes.CDLL(str(library))
+
+
+def arguments(*values: Tensor | int | float) -> bytes:
+    """The values as a C struct: tensors as pointers, then int and float, each at its own alignment."""
+    layout, given = "@", []
+    for value in values:
+        if isinstance(value, Tensor):
+            layout, given = layout + "Q", [*given, value.data_ptr()]
+        else:
+            layout, given = layout + ("f" if isinstance(value, float) else "i"), [*given, value]
+    return struct.pack(layout + ("0Q" if "Q" in layout else ""), *given)
