@@ -158,13 +158,11 @@ def compiled(text: str, defines: Mapping[str, int], architecture: str, name: str
 @cache
 def _cubin(file: str, defines: tuple[tuple[str, int], ...], architecture: str) -> bytes:
     """Machine code from the user's cache folder, or compiled and put there."""
-    from platformdirs import user_cache_path
-
     major, minor = c_int(), c_int()
     _compiler("nvrtcVersion", byref(major), byref(minor))
     made_of = repr((source(file), defines, architecture, major.value, minor.value))
     known_as = f"{Path(file).stem}-{architecture}-{hashlib.sha256(made_of.encode()).hexdigest()[:32]}.cubin"
-    path = user_cache_path("fedcc") / "kernels" / known_as
+    path = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fedcc" / "kernels" / known_as
     with suppress(OSError):
         stored = path.read_bytes()
         if hashlib.sha256(stored[32:]).digest() == stored[:32]:  # the driver would read past the end of a part of one
