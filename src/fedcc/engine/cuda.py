@@ -248,7 +248,10 @@ def _kernel(file: str, name: str, defines: tuple[tuple[str, int], ...], index: i
     context, module = _module(file, defines, index)
     function, static, most, size = c_void_p(), c_int(), c_int(), c_size_t()
     with _current(context):
-        _cuda("cuModuleGetFunction", byref(function), module, name.encode())
+        try:
+            _cuda("cuModuleGetFunction", byref(function), module, name.encode())
+        except KernelError as error:
+            raise KernelError(f"no kernel {name!r} in {file} with {dict(defines)}: {error}") from None
         _cuda("cuFuncGetAttribute", byref(static), STATIC_SHARED, function)
         _cuda("cuDeviceGetAttribute", byref(most), ALL_SHARED, _device(index))
         # All that there is, once and for all: a launch, which may be captured in a graph, has nothing to set.
