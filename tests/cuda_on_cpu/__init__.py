@@ -1,7 +1,7 @@
 """The project's CUDA kernels on a CPU: compiled by g++ against `cuda.h` of this folder, thread by thread.
 
-    conv = emulated(source, {"CHANNELS": 64}, "conv")
-    conv((images, 1, 1), 256, 40_000, arguments(x, weights, images, 1e-5))
+conv = emulated(source, {"CHANNELS": 64}, "conv")
+conv((images, 1, 1), 256, 40_000, arguments(x, weights, images, 1e-5))
 """
 
 import ctypes
@@ -49,9 +49,7 @@ def emulated(source: Path, defines: dict[str, object], kernel: str) -> Kernel:
     run.restype = ctypes.c_char_p
     run.argtypes = (ctypes.POINTER(Launch), ctypes.c_char_p, ctypes.c_size_t)
 
-    def launch(
-        grid: tuple[int, int, int], threads: int, shared_bytes: int, arguments: bytes, *, seed: int = 0
-    ) -> None:
+    def launch(grid: tuple[int, int, int], threads: int, shared_bytes: int, arguments: bytes, *, seed: int = 0) -> None:
         error = run(ctypes.byref(Launch(*grid, threads, shared_bytes, seed)), arguments, len(arguments))
         if error is not None:
             raise KernelError(f"{kernel}, {error.decode()}")
