@@ -119,7 +119,7 @@ def test_bfloat16_is_torchs(tmp_path: Path) -> None:
 SUM = """
     float s = a.x[blockIdx.x * blockDim.x + t], *sums = (float *)memory;
     for (int step = 16; step; step /= 2) s += __shfl_xor_sync(0xFFFFFFFF, s, step);
-    if (t % 32 == 0) sums[t / 32] = s;
+    sums[t / 32] = s;      // all lanes: without the barrier only the order of warps can make it wrong
     BARRIER
     s = 0;
     for (int i = 0; i < blockDim.x / 32; i++) s += sums[i];
