@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from cuda_on_cpu import Kernel, KernelError, arguments, emulated, needs_compiler
 from torch import Tensor
+
+from cuda_on_cpu import Kernel, KernelError, arguments, emulated, guarded, needs_compiler
 
 pytestmark = needs_compiler
 
@@ -52,16 +53,25 @@ def test_ldmatrix_and_mma_multiply_matrices(tmp_path: Path) -> None:
     torch.testing.assert_close(d, a.float() @ b.float(), rtol=1e-5, atol=1e-5)
 
 
-def test_mma_adds_to_what_is_there(tmp_path: Path) -> None:
+def test_mma_takes_the_fragments_that_ptx_names_and_adds(tmp_path: Path) -> None:
     run = kernel(
         tmp_path,
-        "float *d;",
-        "float d[4] = {1, 2, 3, 4}; unsigned one[4]; for (auto &x : one) x = pack(1, 1); mma(d, one, one[0], one[0]);"
-        "for (int i = 0; i < 4; i++) a.d[4 * t + i] = d[i];",
+        "const unsigned short *a, *b; float *d;",
+        """
+        int g = t / 4, c = t % 4 * 2;
+        auto at = [&](int row, int k) { return a.a[16 * row + k] | (unsigned)a.a[16 * row + k + 1] << 16; };
+        auto bt = [&](int k, int n) { return a.b[8 * k + n] | (unsigned)a.b[8 * (k + 1) + n] << 16; };
+        unsigned x[4] = {at(g, c), at(g + 8, c), at(g, c + 8), at(g + 8, c + 8)};
+        float d[4] = {1, 2, 3, 4};
+        mma(d, x, bt(c, g), bt(c + 8, g));
+        for (int i = 0; i < 4; i++) a.d[(g + i / 2 * 8) * 8 + c + i % 2] = d[i];
+        """,
     )
-    d = torch.empty(32, 4)
-    run(ONE_BLOCK, 32, 0, arguments(d))
-    assert d.tolist() == [[17, 18, 19, 20]] * 32
+    a, b = torch.randint(-9, 9, (16, 16)).bfloat16(), torch.randint(-9, 9, (16, 8)).bfloat16()
+    d = torch.empty(16, 8)
+    run(ONE_BLOCK, 32, 0, arguments(a, b, d))
+    before = torch.tensor([[1.0, 2.0], [3.0, 4.0]]).repeat_interleave(8, 0).repeat(1, 4)
+    assert torch.equal(d, before + a.float() @ b.float())
 
 
 def test_ldmatrix_gives_the_halves_that_ptx_names(tmp_path: Path) -> None:
@@ -109,7 +119,7 @@ def test_bfloat16_is_torchs(tmp_path: Path) -> None:
 SUM = """
     float s = a.x[blockIdx.x * blockDim.x + t], *sums = (float *)memory;
     for (int step = 16; step; step /= 2) s += __shfl_xor_sync(0xFFFFFFFF, s, step);
-    if (t % 32 == 0) sums[t / 32] = s;
+    sums[t / 32] = s;      // all lanes: without the barrier only the order of warps can make it wrong
     BARRIER
     s = 0;
     for (int i = 0; i < blockDim.x / 32; i++) s += sums[i];
@@ -169,28 +179,58 @@ def test_arguments_are_laid_out_as_in_c(tmp_path: Path) -> None:
     assert [*y.tolist(), *z.tolist()] == [7, 0.5, 5.0]
 
 
-@pytest.mark.parametrize(
-    ("body", "message"),
-    [
-        ("if (t < 32) __syncthreads();", "deadlock: thread .* at __syncthreads, thread|deadlock: .* the kernel's end"),
-        ("if (t % 32 < 31) __syncthreads();", "thread . is at .*, thread .* of the same warp at the kernel's end"),
-        ("if (t % 2) __shfl_xor_sync(~0u, 1, 1); else __syncthreads();", "__syncthreads.*same warp.*__shfl_xor_sync"),
-        ("unsigned r[4]; ldmatrix4(r, memory + 8);", "ldmatrix4: shared address .* not a multiple of 16"),
-        ("unsigned r[4]; ldmatrix4(r, memory + 16 * t);", "thread 64: ldmatrix4: address is 1024 bytes from .* 1024"),
-        ("copy16(memory, (char *)a.x + 4);", "copy16: global address .* not a multiple of 16"),
-        ("copy16(memory + 1024, a.x);", "copy16: address is 1024 bytes"),
-        ("((volatile int *)memory)[256] = 1;", "access outside of memory"),
-        ("if (t == 5) ((volatile float *)memory)[-1] = 1;", "shared memory was written .* bytes before its start"),
-        ("*(uint4 *)(memory + 4) = make_uint4(1, 2, 3, 4);", r"kernel.cu:4: misaligned access"),
-        ("int v[4] = {}; volatile int i = 4; a.x[0] = v[i];", "kernel.cu:4: index 4 is outside of the array"),
-        ("volatile int zero = 0; a.x[0] = 7 / zero;", "division of an integer by zero"),
-        ("volatile int *nowhere = nullptr; *nowhere = 1;", "access outside of memory"),
-    ],
-)
-def test_what_a_gpu_forbids_is_reported(tmp_path: Path, body: str, message: str) -> None:
-    x = torch.zeros(1024)
-    with pytest.raises(KernelError, match=message):
-        kernel(tmp_path, "float *x;", body)((2, 1, 1), 96, 1024, arguments(x))
+FAULTS = {
+    "if (t < 32) __syncthreads();": "deadlock: thread .*(0 is at __syncthreads|0 at __syncthreads)",
+    "if (t % 32 < 31) __syncthreads();": "at __syncthreads, thread .* of the same warp at the kernel's end",
+    "if (t % 2) __shfl_xor_sync(~0u, 1, 1); else __syncthreads();": "__syncthreads.* same warp at __shfl_xor_sync",
+    "__shfl_xor_sync(1, 1, 1);": "mask 0x1; only the whole warp",
+    "ldmatrix4(r, memory + 8);": "ldmatrix4: shared address .* not a multiple of 16",
+    "ldmatrix4t(r, memory + 16 * t);": "thread (64|95): ldmatrix4t: address is (1024|1520) bytes from .* has 1024",
+    "copy16(memory, (char *)a.x + 4);": "copy16: global address .* not a multiple of 16",
+    "copy16(memory + 1024, a.x);": "copy16: address is 1024 bytes",
+    "if (t == 5) ((volatile int *)memory)[256] = 1;": "thread 5: access outside of memory",
+    "if (t == 5) ((volatile float *)memory)[-1] = 1;": "shared memory was written .* bytes before its start",
+    "if (t == 7) a.x[1024] = 1;": "thread 7: access outside of memory",
+    "if (t == 7) r[0] = *(volatile float *)(a.x + 1024);": "thread 7: access outside of memory",
+    "*(volatile int *)nullptr = 1;": "access outside of memory",
+    "[]() __attribute__((noinline)) { volatile char much[100000]; much[0] = 1; }();": "access outside of memory",
+    "*(uint4 *)(memory + 4) = make_uint4(1, 2, 3, 4);": "kernel.cu:4: misaligned access",
+    "volatile int i = 4; a.x[0] = r[i];": "kernel.cu:4: index 4 is outside of the array",
+    "volatile int zero = 0; a.x[0] = 7 / zero;": "division of an integer by zero",
+}
+
+
+def test_what_a_gpu_forbids_is_reported(tmp_path: Path) -> None:
+    cases = " ".join(f"case {number}: {{ {fault} break; }}" for number, fault in enumerate(FAULTS))
+    run = kernel(tmp_path, "float *x; int fault;", f"unsigned r[4]; switch (a.fault) {{ {cases} }}")
+    x = guarded(torch.zeros(1024))
+    for number, message in enumerate(FAULTS.values()):
+        for seed in range(3):
+            with pytest.raises(KernelError, match=message):
+                run((2, 1, 1), 96, 1024, arguments(x, number), seed=seed)
+        run((2, 1, 1), 96, 1024, arguments(x, -1))  # the next launch is not harmed
+
+
+def test_blocks_do_not_run_in_order(tmp_path: Path) -> None:
+    run = kernel(tmp_path, "float *x;", "if (t == 0) { a.x[blockIdx.x + 1] = a.x[0]; a.x[0] += 1; }")
+    orders = set()
+    for seed in range(3):
+        x = torch.zeros(9)
+        run((8, 1, 1), 32, 0, arguments(x), seed=seed)
+        assert sorted(x[1:].tolist()) == list(range(8))
+        orders.add(tuple(x[1:].tolist()))
+    assert len(orders) == 3
+    assert tuple(range(8)) not in orders
+
+
+@pytest.mark.parametrize("shape", [(3, 5), (4096,), (1000, 3)])
+def test_a_guarded_tensor_is_the_same_tensor(shape: tuple[int, ...]) -> None:
+    for dtype in (torch.float32, torch.bfloat16, torch.int64, torch.uint8):
+        tensor = (100 * torch.randn(shape)).to(dtype)
+        kept = guarded(tensor.t().contiguous().t() if tensor.ndim == 2 else tensor)
+        assert torch.equal(kept, tensor)
+        assert kept.is_contiguous()
+        assert kept.data_ptr() % 16 == 0
 
 
 def test_a_launch_that_cannot_be_is_reported(tmp_path: Path) -> None:
