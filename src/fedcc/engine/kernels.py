@@ -6,7 +6,7 @@ BatchNorm and ReLU on the way. Each kernel leaves sums over pixels, a row per pr
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -19,13 +19,30 @@ from fedcc.engine import cuda
 THREADS, WARPS, WORK = 256, 8, 4 * 256 + 7 * 64  # WORK: floats of shared memory for sums and coefficients
 IMAGE, NORM, RESIDUAL, PLAIN = range(4)  # what a kernel's tiles are made of (trunk.cu)
 
-# By the wider channel count, as measured: pixels of a tile; blocks that share a multiprocessor, and loads under way in
-# each thread, of convolutions, of their gradients, and of weights' gradients.
-PIXELS = {16: 512, 32: 256, 64: 128}
-TOGETHER = {"conv": 2, "back": 2, "grad": 2}
-DEPTH = {"conv": 4, "back": 2, "grad": 2}
-PROGRAMS = {"conv": 528, "back": 528, "grad": 264}  # wanted in all: fewer would leave the device idle
+
+class Setting(NamedTuple):
+    """How a kernel works, as measured."""
+
+    pixels: int  # of a tile
+    together: int  # blocks that share a multiprocessor: more have fewer registers each
+    depth: int  # loads under way in each thread
+    programs: int  # wanted in all: fewer leave the device idle, more have more sums to add up
+
+
+# By kernel and the wider channel count.
+SETTINGS = {
+    ("conv", 16): Setting(512, 2, 4, 528),
+    ("conv", 32): Setting(256, 2, 4, 528),
+    ("conv", 64): Setting(128, 2, 4, 528),
+    ("back", 16): Setting(512, 2, 2, 528),
+    ("back", 32): Setting(256, 2, 2, 528),
+    ("back", 64): Setting(128, 2, 2, 528),
+    ("grad", 16): Setting(512, 2, 2, 264),
+    ("grad", 32): Setting(256, 2, 2, 264),
+    ("grad", 64): Setting(128, 2, 2, 264),
+}
 Defines = dict[str, int]
+Values = list[Tensor | float]
 
 
 class Tiles(NamedTuple):
@@ -33,7 +50,7 @@ class Tiles(NamedTuple):
 
     rows: int
     images: int
-    count: int  # tiles of a lane
+    each: int  # tiles of a lane
     pixels: int  # of a tile
 
     @staticmethod
@@ -47,7 +64,7 @@ class Tiles(NamedTuple):
 
     def per(self, wanted: float) -> int:
         """Tiles of a program, so that there are about so many programs a lane."""
-        return max(1, min(self.count, round(self.count / max(1.0, wanted))))
+        return max(1, min(self.each, round(self.each / max(1.0, wanted))))
 
 
 @dataclass(frozen=True)
@@ -99,7 +116,7 @@ def listed() -> Iterator[Wanted]:
 
 
 def launch(
-    name: str, grid: tuple[int, int, int], shared: int, defines: Defines, values: Sequence[Tensor | float]
+    name: str, grid: tuple[int, int, int], shared: int, defines: Defines, values: Values
 ) -> None:  # fmt: skip
     """Run a kernel of ``trunk.cu``."""
     given = {name.upper(): 1} | {f"GIVEN_{n}": int(v) for n, v in defines.items()}
@@ -164,11 +181,11 @@ def conv(given: Input, layer: Layer, stride: int, track: bool, keeps: bool) -> t
     lanes, batch, high, wide, real = given.tensor.shape
     cin, cout = layer.weight.shape[2:]
     ho, wo = -(-high // stride), -(-wide // stride)
-    width = max(cin, cout)
-    tiles = Tiles.of(batch, ho, wo, PIXELS[width])
+    how = SETTINGS["conv", max(cin, cout)]
+    tiles = Tiles.of(batch, ho, wo, how.pixels)
     block, across = cout, 2 if cout == 64 else 1
-    per = tiles.per(PROGRAMS["conv"] / lanes)
-    programs = -(-tiles.count // per)
+    per = tiles.per(how.programs / lanes)
+    programs = -(-tiles.each // per)
     sh, sw = (tiles.rows - 1) * stride + 3, (wo - 1) * stride + 3
     room = max(tiles.images * sh * sw * (cin + 8), tiles.pixels * (block + 8))
     made = Made(_new(layer.weight, lanes, batch, ho, wo, cout), _floats(layer.weight, lanes, programs, 2, cout), layer,
@@ -177,13 +194,13 @@ def conv(given: Input, layer: Layer, stride: int, track: bool, keeps: bool) -> t
     defines = {
         "SOURCE": given.source, "KEEP": keeps, "REAL": real, "CI": cin, "CO": cout, "H": high, "W": wide,
         "STRIDE": stride, "ROWS": tiles.rows, "IMAGES": tiles.images, "NB": block,
-        "MT": -(-tiles.pixels // (16 * WARPS // across)), "DEPTH": DEPTH["conv"], "TOGETHER": TOGETHER["conv"],
+        "MT": -(-tiles.pixels // (16 * WARPS // across)), "DEPTH": how.depth, "TOGETHER": how.together,
         **given.defines(),
     }  # fmt: skip
-    values = [*given.values(kept), layer.weight, made.y, made.sums, batch, lanes]
+    values: Values = [*given.values(kept), layer.weight, made.y, made.sums, batch, lanes]
     launch(
         "conv", (programs, lanes, cout // block), 4 * WORK + 2 * (room + 9 * cin * (block + 8)), defines,
-        [*values, *given.numbers(per, tiles.count, int(track))],
+        [*values, *given.numbers(per, tiles.each, int(track))],
     )  # fmt: skip
     return made, kept
 
@@ -193,7 +210,7 @@ def tail(given: Input, track: bool) -> tuple[Tensor, Tensor]:
     lanes, batch, high, wide, channels = given.tensor.shape
     kept, features = torch.empty_like(given.tensor), _floats(given.tensor, lanes, batch, channels)
     defines = {"C": channels, "H": high, "W": wide, **given.defines()}
-    values = [*given.values(kept), features, batch, lanes, *given.numbers(int(track))]
+    values: Values = [*given.values(kept), features, batch, lanes, *given.numbers(int(track))]
     launch("tail", (batch, lanes, 1), 4 * WORK, defines, values)
     return features, kept
 
@@ -201,10 +218,10 @@ def tail(given: Input, track: bool) -> tuple[Tensor, Tensor]:
 def pool(df: Tensor, kept: Tensor, made: Made) -> Back:
     """The gradient behind the last ReLU, from that of the features."""
     lanes, batch, high, wide, channels = made.y.shape
-    images = max(1, PIXELS[channels] // (high * wide))
+    images = max(1, SETTINGS["back", channels].pixels // (high * wide))
     programs = -(-batch // images)
     back = Back(torch.empty_like(made.y), _floats(df, lanes, programs, 2, channels))
-    values = [df, kept, made.y, made.stats, back.g, back.sums, batch, lanes, images]
+    values: Values = [df, kept, made.y, made.stats, back.g, back.sums, batch, lanes, images]
     launch("pool", (programs, lanes, 1), 4 * WORK, {"C": channels, "H": high, "W": wide}, values)
     return back
 
@@ -217,12 +234,12 @@ def conv_back(
     ``outer``: the input, where it was kept, and the gradient of the shortcut that it went into too.
     """
     lanes, batch, high, wide, cin = before.y.shape
-    _, _, ho, wo, cout = made.y.shape
-    width = max(cin, cout)
-    tiles = Tiles.of(batch, high, wide, PIXELS[width], even=stride == 2)
+    wo, cout = made.y.shape[3:]
+    how = SETTINGS["back", max(cin, cout)]
+    tiles = Tiles.of(batch, high, wide, how.pixels, even=stride == 2)
     block, across = cin, 2 if cin == 64 else 1
-    per = tiles.per(PROGRAMS["back"] / lanes)
-    programs = -(-tiles.count // per)
+    per = tiles.per(how.programs / lanes)
+    programs = -(-tiles.each // per)
     sh, sw = (tiles.rows + 2, wide + 2) if stride == 1 else (tiles.rows // 2 + 1, wo + 1)
     room = max((tiles.images * sh * sw + 1) * (cout + 8), tiles.pixels * (block + 8))
     out = Back(torch.empty_like(before.y), _floats(before.y, lanes, programs, 2, cin))
@@ -230,11 +247,11 @@ def conv_back(
     defines = {
         "OUTER": outer is not None, "CI": cin, "CO": cout, "H": high, "W": wide, "STRIDE": stride, "ROWS": tiles.rows,
         "IMAGES": tiles.images, "NB": block, "MT": -(-tiles.pixels // (16 * WARPS // across)),
-        "DEPTH": DEPTH["back"], "TOGETHER": TOGETHER["back"],
+        "DEPTH": how.depth, "TOGETHER": how.together,
     }  # fmt: skip
-    values = [
+    values: Values = [
         back.g, made.y, back.sums, made.norm.gamma, made.stats, made.norm.weight, before.y, before.stats, x, shortcut,
-        out.g, out.sums, batch, lanes, back.sums.shape[1], per, tiles.count,
+        out.g, out.sums, batch, lanes, back.sums.shape[1], per, tiles.each,
     ]  # fmt: skip
     shared = 4 * WORK + 2 * (room + 9 * block * (cout + 8))
     launch("back", (programs, lanes, cin // block), shared, defines, values)
@@ -249,22 +266,23 @@ def weights(given: Tensor, known: Made | None, back: Back, made: Made, stride: i
     lanes, batch, high, wide = given.shape[:4]
     cin, cout = made.norm.weight.shape[2:]
     ho, wo = made.y.shape[2:4]
-    tiles = Tiles.of(batch, ho, wo, PIXELS[max(cin, cout)])
+    how = SETTINGS["grad", max(cin, cout)]
+    tiles = Tiles.of(batch, ho, wo, how.pixels)
     inner, outer = min(cin, 32), min(cout, 32)
     blocks = cin // inner * (cout // outer)
-    per = tiles.per(PROGRAMS["grad"] / lanes / blocks)
-    programs = -(-tiles.count // per)
+    per = tiles.per(how.programs / lanes / blocks)
+    programs = -(-tiles.each // per)
     sh, sw = (tiles.rows - 1) * stride + 3, (wo - 1) * stride + 3
     room = 2 * (tiles.images * sh * sw * (inner + 8) + -(-tiles.pixels // 16) * 16 * (outer + 8))
     part, dnorm = _floats(given, programs, lanes, 9, cin, cout), _floats(given, 2, lanes, cout)
     defines = {
         "SOURCE": NORM if known is not None else PLAIN if real == cin else IMAGE, "REAL": real, "CI": cin, "CO": cout,
-        "H": high, "W": wide, "STRIDE": stride, "ROWS": tiles.rows, "IMAGES": tiles.images, "DEPTH": DEPTH["grad"],
-        "TOGETHER": TOGETHER["grad"],
+        "H": high, "W": wide, "STRIDE": stride, "ROWS": tiles.rows, "IMAGES": tiles.images, "DEPTH": how.depth,
+        "TOGETHER": how.together,
     }  # fmt: skip
-    values = [
+    values: Values = [
         given, made.stats if known is None else known.stats, back.g, made.y, back.sums, made.norm.gamma, made.stats,
-        dnorm[0], dnorm[1], part, batch, lanes, back.sums.shape[1], per, tiles.count,
+        dnorm[0], dnorm[1], part, batch, lanes, back.sums.shape[1], per, tiles.each,
     ]  # fmt: skip
     shared = 4 * WORK + max(room, 4 * 9 * inner * outer)
     launch("grad", (programs, lanes, blocks), shared, defines, values)
@@ -290,7 +308,7 @@ class Beside:
     """A second stream, for the gradients of weights: nothing but Adam waits for these."""
 
     def __init__(self, device: torch.device):
-        self.stream: Any = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self.stream: Any = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
         self.held: list[Any] = []  # in use over there: freed here, their memory would be taken at once
 
     def weights(self, *given: Any) -> list[Tensor]:
@@ -362,7 +380,7 @@ class Trunk(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, images: Tensor, layers: list[Layer], strides: list[int], track: bool, beside: Beside, *trained: Tensor
+        ctx: Any, images: Tensor, layers: list[Layer], strides: list[int], track: bool, beside: Beside, *_: Tensor
     ) -> Tensor:  # fmt: skip
         features, ctx.tape = forward(images, layers, strides, track)
         ctx.beside = beside
