@@ -8,7 +8,6 @@ import ctypes
 import functools
 import mmap
 import shutil
-import struct
 import subprocess
 import sys
 import tempfile
@@ -19,12 +18,17 @@ import pytest
 import torch
 from torch import Tensor
 
+from fedcc.engine.cuda import arguments
+
+__all__ = ["AVAILABLE", "Kernel", "KernelError", "arguments", "emulated", "guarded", "needs_compiler"]
+
 HERE = Path(__file__).parent
 # Not optimised, since kernels take longer to compile than to run; a fortified longjmp refuses to change stacks.
 FLAGS = ["-std=c++17", "-O0", "-fPIC", "-U_FORTIFY_SOURCE", "-w", "-DON_CPU"]
 CHECKS = ["-fsanitize=alignment,bounds", "-fno-sanitize-recover=all"]
 
-needs_compiler = pytest.mark.skipif(sys.platform != "linux" or shutil.which("g++") is None, reason="needs g++ on Linux")
+AVAILABLE = sys.platform == "linux" and shutil.which("g++") is not None
+needs_compiler = pytest.mark.skipif(not AVAILABLE, reason="needs g++ on Linux")
 
 
 class KernelError(Exception):
@@ -94,17 +98,6 @@ def _library(source: Path, text: str, defines: tuple[tuple[str, object], ...], k
     _compile([*FLAGS, *CHECKS, *folders, "-c", str(main), "-o", str(compiled)], source.name)
     _compile(["-shared", str(compiled), "-o", str(library)], source.name)
     return ctypes.CDLL(str(library))
-
-
-def arguments(*values: Tensor | int | float) -> bytes:
-    """The values as a C struct: tensors as pointers, then int and float, each at its own alignment."""
-    layout, given = "@", []
-    for value in values:
-        if isinstance(value, Tensor):
-            layout, given = layout + "Q", [*given, value.data_ptr()]
-        else:
-            layout, given = layout + ("f" if isinstance(value, float) else "i"), [*given, value]
-    return struct.pack(layout + ("0Q" if "Q" in layout else ""), *given)
 
 
 def guarded(tensor: Tensor) -> Tensor:

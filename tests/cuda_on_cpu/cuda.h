@@ -98,7 +98,7 @@ static char message[1024];
 static unsigned char *shared, *shared_area, *stacks;
 static int shared_bytes;
 static unsigned chance;
-static size_t page;
+static size_t page, stack_bytes;
 
 static unsigned drawn() {
     chance ^= chance << 13, chance ^= chance >> 17, chance ^= chance << 5;
@@ -240,24 +240,31 @@ static void run_block(int threads) {
         if (*p != 0xFF) fail("shared memory was written %td bytes before its start", shared - p);
 }
 
-static void prepare(int bytes) {
-    if (!page) {  // a page that cannot be touched lies below every stack and on both sides of shared memory
-        page = sysconf(_SC_PAGESIZE);
-        auto reserved = [](size_t size) {
-            void *p = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-            if (p == MAP_FAILED) fail("no memory");
-            return (unsigned char *)p;
-        };
-        stacks = reserved(MOST_THREADS * (STACK + page));
-        for (int i = 0; i < MOST_THREADS; i++) mprotect(stacks + i * (STACK + page), page, PROT_NONE);
-        size_t most = (MOST_SHARED + page - 1) / page * page;
+static unsigned char *reserved(size_t size) {
+    void *p = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (p == MAP_FAILED) fail("no memory");
+    return (unsigned char *)p;
+}
+
+// A page that cannot be touched lies below every stack and on both sides of shared memory.
+static void prepare(int threads, int bytes) {
+    page = sysconf(_SC_PAGESIZE);
+    stacks = reserved(stack_bytes = threads * (STACK + page));
+    for (int i = 0; i < threads; i++) mprotect(stacks + i * (STACK + page), page, PROT_NONE);
+    size_t most = (MOST_SHARED + page - 1) / page * page;
+    if (!shared_area) {
         shared_area = reserved(page + most + page);
         mprotect(shared_area, page, PROT_NONE);
         mprotect(shared_area + page + most, page, PROT_NONE);
     }
-    size_t most = (MOST_SHARED + page - 1) / page * page;
     shared_bytes = (bytes + 15) / 16 * 16;
     shared = shared_area + page + most - shared_bytes;  // ends where the forbidden page begins
+}
+
+// A process may have 65,000 areas of memory: those of the stacks are too many to be kept by every kernel.
+static void release() {
+    if (stacks) munmap(stacks, stack_bytes);
+    stacks = nullptr;
 }
 
 struct Launch { unsigned x, y, z; int threads, shared_bytes; unsigned seed; };
@@ -315,9 +322,10 @@ static const char *run(void (*kernel)(A), const Launch &launch, const void *argu
         Call<A>::kernel = kernel;
         Call<A>::arguments = &given;
         body = Call<A>::run;
-        prepare(launch.shared_bytes);
+        prepare(launch.threads, launch.shared_bytes);
         run_all(launch);
     }
+    release();
     for (int i = 0; i < 3; i++) sigaction(SIGNALS[i], &before[i], nullptr);
     sigaltstack(&stack_before, nullptr);
     return message[0] ? message : nullptr;

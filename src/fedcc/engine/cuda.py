@@ -266,3 +266,12 @@ def kernel(file: str, name: str, defines: Mapping[str, int], device: torch.devic
     """A kernel of a ``.cu`` file of this folder; the first call loads it, which a graph's capture does not allow."""
     index = torch.cuda.current_device() if device.index is None else device.index
     return _kernel(file, name, tuple(sorted(defines.items())), index)
+
+
+def launch(
+    file: str, name: str, defines: Mapping[str, int], grid: tuple[int, int, int], threads: int, shared: int,
+    values: Sequence[Tensor | float | ctypes.c_double],
+) -> None:  # fmt: skip
+    """Run a kernel of a ``.cu`` file of this folder, with ``values`` as its struct, where its tensors are."""
+    device = next(value for value in values if isinstance(value, Tensor)).device
+    kernel(file, name, defines, device)(grid, threads, shared, arguments(*values), device)

@@ -123,8 +123,7 @@ def launch(
     if _listing:
         _listing[-1].append(("trunk.cu", name, given))
         return
-    device = next(v for v in values if isinstance(v, Tensor)).device
-    cuda.kernel("trunk.cu", name, given, device)(grid, THREADS, shared, cuda.arguments(*values), device)
+    cuda.launch("trunk.cu", name, given, grid, THREADS, shared, values)
 
 
 def _new(like: Tensor, *shape: int) -> Tensor:

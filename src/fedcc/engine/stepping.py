@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fedcc.core.samples import View
-from fedcc.engine.cuda import arguments, kernel
+from fedcc.engine import cuda
 
 FILE, THREADS, EACH = "step.cu", 256, 2048  # EACH: numbers of an image that one block writes
 
@@ -25,11 +25,12 @@ def images(
     """Write this step's batch of a stream into ``out`` [lanes, images, H, W, channels], bf16, from ``first`` on."""
     lanes, window, batch = plan.shape
     _, channels, height, width = pool.shape
-    launch = kernel(FILE, "images", image_defines(channels, height, width, view.augments), out.device)
+    defines = image_defines(channels, height, width, view.augments)
     mean, std = view.numbers(channels, out.device)
     sizes = window, batch, out.shape[1], first, view.pad
-    given = arguments(pool, plan, draws, place, offset, mean, std, out, view.scale, *sizes)
-    launch((batch, lanes, -(-channels * height * width // EACH)), THREADS, 0, given, out.device)
+    given = pool, plan, draws, place, offset, mean, std, out, float(view.scale), *sizes
+    grid = batch, lanes, -(-channels * height * width // EACH)
+    cuda.launch(FILE, "images", defines, grid, THREADS, 0, given)
 
 
 def tick(losses: Tensor, numbers: dict[str, Tensor], betas: tuple[float, float]) -> tuple[Tensor, Tensor]:
@@ -38,9 +39,8 @@ def tick(losses: Tensor, numbers: dict[str, Tensor], betas: tuple[float, float])
     size, root = torch.empty(2, lanes, dtype=torch.float32, device=device)
     state = [numbers[name] for name in ("loss", "age", "at", "place", "lr", "length", "cosine")]
     logs = [c_double(math.log(beta)) for beta in betas]
-    losses = losses.double()  # named, so that it lives until the launch
-    given = arguments(losses, *state, size, root, *logs, lanes)
-    kernel(FILE, "tick", {}, device)((-(-lanes // THREADS), 1, 1), THREADS, 0, given, device)
+    given = losses.double(), *state, size, root, *logs, lanes
+    cuda.launch(FILE, "tick", {}, (-(-lanes // THREADS), 1, 1), THREADS, 0, given)
     return size, root
 
 
@@ -49,5 +49,5 @@ def adam(
     betas: tuple[float, float], eps: float,
 ) -> None:  # fmt: skip
     """One step of Adam on flat tensors, in place."""
-    given = arguments(p, m, v, g, lane, size, root, len(p), *betas, eps)
-    kernel(FILE, "adam", {}, p.device)((-(-len(p) // THREADS), 1, 1), THREADS, 0, given, p.device)
+    given = p, m, v, g, lane, size, root, len(p), *betas, eps
+    cuda.launch(FILE, "adam", {}, (-(-len(p) // THREADS), 1, 1), THREADS, 0, given)
