@@ -17,6 +17,7 @@ from torch import Tensor
 from fedcc.engine import cuda
 
 THREADS, WARPS, WORK = 256, 8, 4 * 256 + 7 * 64  # WORK: floats of shared memory for sums and coefficients
+DEVICE = 132  # multiprocessors of the GPU that the settings were measured on
 IMAGE, NORM, RESIDUAL, PLAIN = range(4)  # what a kernel's tiles are made of (trunk.cu)
 
 
@@ -31,15 +32,15 @@ class Setting(NamedTuple):
 
 # By kernel and the wider channel count.
 SETTINGS = {
-    ("conv", 16): Setting(512, 2, 4, 528),
-    ("conv", 32): Setting(256, 2, 4, 528),
+    ("conv", 16): Setting(512, 2, 4, 264),
+    ("conv", 32): Setting(256, 3, 2, 264),
     ("conv", 64): Setting(128, 2, 4, 528),
-    ("back", 16): Setting(512, 2, 2, 528),
-    ("back", 32): Setting(256, 2, 2, 528),
+    ("back", 16): Setting(512, 2, 2, 264),
+    ("back", 32): Setting(256, 3, 1, 264),
     ("back", 64): Setting(128, 2, 2, 528),
     ("grad", 16): Setting(512, 2, 2, 264),
     ("grad", 32): Setting(256, 2, 2, 264),
-    ("grad", 64): Setting(128, 2, 2, 264),
+    ("grad", 64): Setting(256, 2, 2, 264),
 }
 Defines = dict[str, int]
 Values = list[Tensor | float]
@@ -54,7 +55,10 @@ class Tiles(NamedTuple):
     pixels: int  # of a tile
 
     @staticmethod
-    def of(batch: int, high: int, wide: int, target: int, even: bool = False) -> Tiles:
+    def of(lanes: int, batch: int, high: int, wide: int, target: int, even: bool = False) -> Tiles:
+        """Tiles of about ``target`` pixels, or half of that where there would be too few to fill the device."""
+        if lanes * batch * high * wide < DEVICE * target:
+            target //= 2
         bands = -(-high * wide // target)
         rows = -(-high // bands)
         rows += even and bands > 1 and rows % 2
@@ -181,7 +185,7 @@ def conv(given: Input, layer: Layer, stride: int, track: bool, keeps: bool) -> t
     cin, cout = layer.weight.shape[2:]
     ho, wo = -(-high // stride), -(-wide // stride)
     how = SETTINGS["conv", max(cin, cout)]
-    tiles = Tiles.of(batch, ho, wo, how.pixels)
+    tiles = Tiles.of(lanes, batch, ho, wo, how.pixels)
     block, across = cout, 2 if cout == 64 else 1
     per = tiles.per(how.programs / lanes)
     programs = -(-tiles.each // per)
@@ -235,7 +239,7 @@ def conv_back(
     lanes, batch, high, wide, cin = before.y.shape
     wo, cout = made.y.shape[3:]
     how = SETTINGS["back", max(cin, cout)]
-    tiles = Tiles.of(batch, high, wide, how.pixels, even=stride == 2)
+    tiles = Tiles.of(lanes, batch, high, wide, how.pixels, even=stride == 2)
     block, across = cin, 2 if cin == 64 else 1
     per = tiles.per(how.programs / lanes)
     programs = -(-tiles.each // per)
@@ -266,7 +270,7 @@ def weights(given: Tensor, known: Made | None, back: Back, made: Made, stride: i
     cin, cout = made.norm.weight.shape[2:]
     ho, wo = made.y.shape[2:4]
     how = SETTINGS["grad", max(cin, cout)]
-    tiles = Tiles.of(batch, ho, wo, how.pixels)
+    tiles = Tiles.of(lanes, batch, ho, wo, how.pixels)
     inner, outer = min(cin, 32), min(cout, 32)
     blocks = cin // inner * (cout // outer)
     per = tiles.per(how.programs / lanes / blocks)
@@ -286,10 +290,8 @@ def weights(given: Tensor, known: Made | None, back: Back, made: Made, stride: i
     shared = 4 * WORK + max(room, 4 * 9 * inner * outer)
     launch("grad", (programs, lanes, blocks), shared, defines, values)
     out = _floats(given, lanes, cout, real, 3, 3)
-    launch(
-        "collect", (cout // 8, lanes, 1), 4 * 9 * real * 8, {"CI": cin, "CO": cout, "REAL": real},
-        [part, out, lanes, programs],
-    )  # fmt: skip
+    defines = {"CI": cin, "CO": cout, "REAL": real}
+    launch("collect", (9 * cin * cout // 128, lanes, 1), 16 * THREADS, defines, [part, out, lanes, programs])
     return [out, dnorm[0], dnorm[1]]
 
 

@@ -683,21 +683,25 @@ struct Collect {
     int lanes, programs;
 };
 
-// The shares of a gradient added up, in the order of the weights; eight output channels per program.
+// The shares of a gradient added up, in the order of the weights: 128 numbers per program, eight threads to each four.
 extern "C" __global__ void __launch_bounds__(THREADS) collect(const Collect a) {
-    SHARED(float, sums);
-    const int lane = blockIdx.y, o0 = blockIdx.x * 8;
-    const float *part = a.part + (size_t)lane * 9 * CI * CO + o0;
-    for (int i = threadIdx.x; i < 9 * REAL * 8; i += THREADS) {
-        const int tap = i / (8 * REAL), ci = i / 8 % REAL, co = i % 8;
-        float s = 0;
-#pragma unroll 8
-        for (int p = 0; p < a.programs; p++) s += part[(size_t)p * a.lanes * 9 * CI * CO + (tap * CI + ci) * CO + co];
-        sums[(co * REAL + ci) * 9 + tap] = s;
+    SHARED(float4, sums);  // [8][32]
+    const int lane = blockIdx.y, column = blockIdx.x * 32 + threadIdx.x % 32, group = threadIdx.x / 32;
+    const float4 *part = (const float4 *)a.part + (size_t)lane * (9 * CI * CO / 4) + column;
+    float4 sum = make_float4(0, 0, 0, 0);
+#pragma unroll 4
+    for (int p = group; p < a.programs; p += 8) {
+        const float4 v = part[(size_t)p * a.lanes * (9 * CI * CO / 4)];
+        sum.x += v.x, sum.y += v.y, sum.z += v.z, sum.w += v.w;
     }
+    sums[threadIdx.x] = sum;
     __syncthreads();
-    float *out = a.out + ((size_t)lane * CO + o0) * REAL * 9;
-    for (int i = threadIdx.x; i < 9 * REAL * 8; i += THREADS) out[i] = sums[i];
+    const int i = blockIdx.x * 128 + threadIdx.x, co = i % CO, ci = i / CO % CI, tap = i / (CO * CI);
+    if (threadIdx.x >= 128 || ci >= REAL) return;
+    float total = 0;
+#pragma unroll
+    for (int g = 0; g < 8; g++) total += ((const float *)sums)[g * 128 + threadIdx.x];
+    a.out[(((size_t)lane * CO + co) * REAL + ci) * 9 + tap] = total;
 }
 #endif
 
