@@ -19,9 +19,8 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[torch.device]:
     What torch.empty gives is not a number, so that a place that no kernel writes to shows.
     """
     from cuda_on_cpu import AVAILABLE
-    from launches import twice
-
     from fedcc.engine import cuda
+    from launches import twice
 
     device = torch.device("cuda" if cuda.available(torch.device("cuda")) else "cpu")
     if device.type == "cpu" and not AVAILABLE:

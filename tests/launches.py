@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from cuda_on_cpu import arguments, emulated, guarded
 from torch import Tensor
 
+from cuda_on_cpu import arguments, emulated, guarded
 from fedcc.engine import cuda
 
 ENGINE = Path(cuda.__file__).parent

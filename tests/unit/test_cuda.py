@@ -1,20 +1,21 @@
-"""CUDA C++ at run time: structs, compiling (wherever NVRTC is) and, on a GPU, launching."""
+"""CUDA C++ at run time: structs, compiling (wherever NVRTC is) and, on a GPU, what is wrong with a launch."""
 
 from __future__ import annotations
 
 import ctypes
-import math
 import struct
 from pathlib import Path
 
 import pytest
 import torch
 
-from fedcc.core.samples import View
-from fedcc.engine import cuda, stepping
+from fedcc.core.model import Arch
+from fedcc.core.rng import Key
+from fedcc.engine import cuda, kernels, stepping
+from fedcc.engine.stack import Stacked, stacked_state
+from fedcc.nets import ResNet, build
 
 DEVICE = torch.device("cuda")
-BETAS, EPS = (0.9, 0.999), 1e-8
 on_gpu = pytest.mark.skipif(not cuda.available(DEVICE), reason="no GPU with NVRTC")
 
 
@@ -25,7 +26,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         cuda._nvrtc()
     except cuda.KernelError as error:
         pytest.skip(str(error))
-    monkeypatch.setattr("platformdirs.user_cache_path", lambda name: tmp_path / name)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     cuda._cubin.cache_clear()
     return tmp_path / "fedcc" / "kernels"
 
@@ -59,6 +60,21 @@ def test_the_kernels_of_a_step_compile(architecture: str) -> None:
         cubin = cuda.compiled(cuda.source("step.cu"), defines, architecture)
         assert cubin.startswith(b"\x7fELF")
         assert all(f".text.{name}\0".encode() in cubin for name in ("images", "tick", "adam"))
+
+
+@pytest.mark.usefixtures("folder")
+@pytest.mark.parametrize("architecture", ["sm_80", "sm_90"])
+def test_the_kernels_of_a_trunk_compile(architecture: str) -> None:
+    arch = Arch((ResNet(8),), 5, (3, 8, 8))
+    stack = Stacked(arch, True).train()
+    state = stacked_state([build(arch, Key(0)).state_dict()], stack.template)
+    stack.hold({name: value.requires_grad_(name in stack.parameter_names) for name, value in state.items()})
+    with kernels.listed() as found:
+        stack(torch.zeros(1, 2, 3, 8, 8, dtype=torch.bfloat16)).features.sum().backward()
+    each = {name: (file, defines) for file, name, defines in found}
+    assert set(each) == {"gather", "conv", "tail", "pool", "back", "grad", "collect"}
+    for name, (file, defines) in each.items():
+        assert f".text.{name}\0".encode() in cuda.compiled(cuda.source(file), defines, architecture)
 
 
 @pytest.mark.usefixtures("folder")
@@ -102,63 +118,6 @@ def test_many_are_compiled_at_once(folder: Path, monkeypatch: pytest.MonkeyPatch
     sizes = [stepping.image_defines(1, size, size, True) for size in (8, 16, 24)]
     cuda.compile_all([("step.cu", name, defines) for defines in sizes for name in ("images", "adam")], DEVICE)
     assert len(list(folder.iterdir())) == 3
-
-
-@on_gpu
-@pytest.mark.parametrize("view", [View(1 / 255, (0.5, 0.4, 0.3), (0.2, 0.25, 0.3), pad=2, flip=True), View(1 / 255)])
-def test_images_are_those_of_the_view(view: View) -> None:
-    lanes, window, batch, first = 3, 4, 5, 2
-    g = torch.Generator().manual_seed(0)
-    pool = torch.randint(0, 256, (40, 3, 33, 31), dtype=torch.uint8, generator=g)
-    plan = torch.randint(0, 12, (lanes, window, batch), dtype=torch.int32, generator=g)
-    draws = torch.randint(0, 5, (lanes, window, batch if view.augments else 0, 3), dtype=torch.uint8, generator=g)
-    draws[..., 2] %= 2
-    place, offset, rows = torch.tensor([1, 3, 0]), torch.tensor([[0], [15], [28]]), torch.arange(lanes)
-    drawn = draws[rows, place].flatten(0, 1).long()
-    expected = view.augmented(pool[plan[rows, place].long() + offset].flatten(0, 1), drawn)
-    expected = expected.view(lanes, batch, 3, 33, 31).permute(0, 1, 3, 4, 2)
-    out = torch.full((lanes, first + batch + 1, 33, 31, 3), -77.0, dtype=torch.bfloat16, device=DEVICE)
-    stepping.images(*(t.to(DEVICE) for t in (pool, plan, draws, place, offset)), view, out, first)
-    torch.testing.assert_close(out[:, first:-1].cpu(), expected.bfloat16(), rtol=2**-7, atol=1e-6)
-    assert (out[:, :first] == -77).all()
-    assert (out[:, -1] == -77).all()
-
-
-@on_gpu
-@pytest.mark.parametrize("captured", [False, True])
-def test_a_step_of_adam(captured: bool) -> None:
-    lanes, size = 5, 1000
-    g = torch.Generator().manual_seed(0)
-    counts = {"age": 3.0, "length": 9.0, "lr": 0.1, "cosine": 1.0, "loss": 2.0}
-    numbers = {n: torch.full((lanes,), v, dtype=torch.float64, device=DEVICE) for n, v in counts.items()}
-    numbers |= {"at": torch.arange(lanes, device=DEVICE), "place": torch.zeros(lanes, dtype=torch.long, device=DEVICE)}
-    p, m, v, grad = (torch.rand(size, generator=g).to(DEVICE) for _ in range(4))
-    lane = torch.randint(0, lanes, (size,), dtype=torch.int32, generator=g).to(DEVICE)
-    losses = torch.rand(lanes, generator=g).to(DEVICE)
-    before = {n: t.clone() for n, t in numbers.items()}
-    old = p.clone(), m.clone(), v.clone()
-
-    def step() -> None:
-        stepping.adam(p, m, v, grad, lane, *stepping.tick(losses, numbers, BETAS), BETAS, EPS)
-
-    step()
-    if captured:  # replayed from where it began
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            step()
-        for tensor, kept in zip((p, m, v, *numbers.values()), (*old, *before.values()), strict=True):
-            tensor.copy_(kept)
-        graph.replay()
-    slower = 0.5 * (1 - torch.cos(math.pi * before["at"].double() / 9))
-    rate = (0.1 * (1 - slower) / (1 - BETAS[0] ** 4)).float()[lane]
-    mean, square = old[1].lerp(grad, 1 - BETAS[0]), old[2] * BETAS[1] + grad * grad * (1 - BETAS[1])
-    torch.testing.assert_close(m, mean)
-    torch.testing.assert_close(v, square)
-    torch.testing.assert_close(p, old[0] - rate * mean / (square.sqrt() * (1 - BETAS[1] ** 4) ** -0.5 + EPS))
-    torch.testing.assert_close(numbers["loss"], 2 + losses.double())
-    assert numbers["age"].tolist() == [4.0] * lanes
-    assert numbers["at"].tolist() == [1, 2, 3, 4, 5]
-    assert numbers["place"].tolist() == [1] * lanes
 
 
 @on_gpu
