@@ -26,6 +26,6 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[torch.device]:
     if device.type == "cpu" and not AVAILABLE:
         pytest.skip("needs a GPU, or g++ on Linux")
     monkeypatch.setattr(cuda, "launch", twice(cuda.launch if device.type == "cuda" else None))
-    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.set_deterministic_debug_mode("warn")
     yield device
-    torch.use_deterministic_algorithms(False)
+    torch.set_deterministic_debug_mode("default")

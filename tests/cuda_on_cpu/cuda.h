@@ -71,6 +71,10 @@ static inline unsigned pack(float low, float high) {  // cvt.rn.bf16x2.f32: to n
     return rounded(low) | rounded(high) << 16;
 }
 
+static inline unsigned pack_relu(float low, float high) {  // cvt.rn.relu.bf16x2.f32: NaN stays NaN
+    return pack(low < 0 ? 0 : low, high < 0 ? 0 : high);
+}
+
 namespace emulator {
 
 constexpr int WARP = 32, MOST_THREADS = 512, MOST_SHARED = 227 * 1024, STACK = 64 * 1024;

@@ -101,19 +101,21 @@ def test_ldmatrix_gives_the_halves_that_ptx_names(tmp_path: Path) -> None:
 def test_bfloat16_is_torchs(tmp_path: Path) -> None:
     run = kernel(
         tmp_path,
-        "const float *x; unsigned *packed; float *back; int count;",
+        "const float *x; unsigned *packed, *positive; float *back; int count;",
         "for (int i = t; i < a.count / 2; i += 32) { unsigned p = pack(a.x[2 * i], a.x[2 * i + 1]); a.packed[i] = p;"
-        "a.back[2 * i] = low(p); a.back[2 * i + 1] = high(p); }",
+        "a.back[2 * i] = low(p); a.back[2 * i + 1] = high(p);"
+        "a.positive[i] = pack_relu(a.x[2 * i], a.x[2 * i + 1]); }",
     )
     special = [0.0, -0.0, float("inf"), -float("inf"), 1e-40, 3.4e38, 1.00390625, 1.01171875, float("nan"), 1.0]
     x = torch.cat([torch.tensor(special), torch.randn(1000)])
-    packed, back = torch.empty(len(x) // 2, dtype=torch.int32), torch.empty(len(x))
-    run(ONE_BLOCK, 32, 0, arguments(x, packed, back, len(x)))
+    (packed, positive), back = torch.empty(2, len(x) // 2, dtype=torch.int32), torch.empty(len(x))
+    run(ONE_BLOCK, 32, 0, arguments(x, packed, positive, back, len(x)))
     expected = x.bfloat16()
     torch.testing.assert_close(back, expected.float(), rtol=0, atol=0, equal_nan=True)
     seen = packed.view(torch.bfloat16)
     assert torch.equal(seen.view(torch.int16)[~x.isnan()], expected.view(torch.int16)[~x.isnan()])
     assert seen.view(torch.int16)[8] == 0x7FFF
+    torch.testing.assert_close(positive.view(torch.bfloat16), expected.relu(), rtol=0, atol=0, equal_nan=True)
 
 
 SUM = """

@@ -215,6 +215,18 @@ def test_a_convolution(
     check_statistics(read, given, track)
 
 
+def test_what_is_not_a_number_passes_a_relu(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that a loss tells of it."""
+    draw = Draw(device)
+    shared_out(monkeypatch, 130, 2, 2)
+    read = read_by(draw, NORM, 3, 10, 13, 32)
+    read.tensor[0, 1, 4, 6, 7] = torch.nan
+    made, _ = kernels.conv(yet_to_be(read), draw.made(1, 1, 1, 32, 32).norm, 1, False, False)
+    expected = torch.zeros(made.y.shape, dtype=torch.bool)
+    expected[0, 1, 3:6, 5:8] = True
+    assert torch.equal(made.y.isnan().cpu(), expected)
+
+
 BACKS = [  # channels in and out, size, stride, whether the input went into a shortcut too, batch; as above
     (16, 16, (9, 7), 1, False, 3, (20, 1), (9, 5)),
     (16, 32, (9, 11), 2, True, 3, (30, 2), (9, 3)),  # bands of 4 rows, and one of a single row

@@ -38,6 +38,12 @@ __device__ __forceinline__ unsigned pack(float low, float high) {
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
     return both;
 }
+// The same behind a ReLU, which lets pass what is not a number (fmaxf would hide it).
+__device__ __forceinline__ unsigned pack_relu(float low, float high) {
+    unsigned both;
+    asm("cvt.rn.relu.bf16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
+    return both;
+}
 __device__ __forceinline__ float low(unsigned both) { return __uint_as_float(both << 16); }
 __device__ __forceinline__ float high(unsigned both) { return __uint_as_float(both & 0xffff0000u); }
 #endif
@@ -215,9 +221,7 @@ struct Activations {
 #pragma unroll
             for (int i = 0; i < 8; i++) v[i] += x[i];
         }
-#pragma unroll
-        for (int i = 0; i < 8; i++) v[i] = fmaxf(v[i], 0.0f);
-        return pack8(v);
+        return make_uint4(pack_relu(v[0], v[1]), pack_relu(v[2], v[3]), pack_relu(v[4], v[5]), pack_relu(v[6], v[7]));
     }
 };
 
