@@ -183,7 +183,7 @@ def shared_out(monkeypatch: pytest.MonkeyPatch, pixels: int, depth: int, program
 
 CONVS = [  # source, channels in and out, size, stride, batch; pixels of a tile, loads under way; tiles, programs
     (IMAGE, 3, 16, (9, 7), 1, 3, (20, 1), (9, 5)),  # bands of 3 rows
-    (IMAGE, 1, 16, (6, 6), 1, 5, (80, 4), (3, 2)),  # two images a tile
+    (IMAGE, 4, 16, (6, 6), 1, 5, (80, 4), (3, 2)),  # two images a tile
     (NORM, 32, 32, (10, 13), 1, 3, (130, 2), (3, 2)),  # more than 16 pixels a warp
     (RESIDUAL, 16, 32, (9, 12), 2, 3, (12, 4), (9, 3)),  # an odd number of rows: the last one is half a stride
     (RESIDUAL, 32, 64, (8, 6), 2, 5, (24, 2), (3, 2)),
@@ -418,6 +418,12 @@ def test_a_stacked_resnet_on_kernels(
         near(found, gradient, 0.01)
     for name in running:
         near(own[name], tensors[name], 1e-5)
+
+
+def test_networks_and_precisions_that_the_kernels_do_not_know() -> None:
+    assert not Stacked(Arch((ResNet(8, 5),), 5, (5, 8, 8)), True).fast  # they would read four of the five channels
+    with pytest.raises(ValueError, match="in bf16, not in fp32"):
+        Fused("cpu", "fp32", kernels=True)
 
 
 def ragged(device: torch.device, clients: int, steps: int) -> list[Fit]:

@@ -11,6 +11,7 @@ from fedcc.nets.resnet import Block, _ResNet
 
 NORM = ("weight", "bias", "running_mean", "running_var")
 STEM = 16  # channels of an image as the kernels see it: zeros beyond its own
+MOST_CHANNELS = 4  # that an image may have
 
 
 class FastTrunk(nn.Module):

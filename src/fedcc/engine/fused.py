@@ -58,6 +58,8 @@ class Fused:
         self.most = lanes
         self.graphs = self.device.type == "cuda" if graphs is None else graphs
         self.kernels = usable(self.device, precision) if kernels is None else kernels
+        if self.kernels and precision != "bf16":
+            raise ValueError(f"the project's own kernels compute in bf16, not in {precision}")
         self.memory_pools: dict[Arch, Any] = {}  # graphs of one network never run side by side
         self.streams: dict[Arch, Any] = {}
         self.kits: dict[Hashable, Kit] = {}
