@@ -33,14 +33,14 @@ class Setting(NamedTuple):
 
 # By kernel and the wider channel count.
 SETTINGS = {
-    ("conv", 16): Setting(512, 2, 4, 264),
+    ("conv", 16): Setting(512, 2, 3, 264),
     ("conv", 32): Setting(256, 3, 2, 264),
-    ("conv", 64): Setting(128, 2, 4, 528),
-    ("back", 16): Setting(512, 2, 2, 264),
-    ("back", 32): Setting(256, 3, 1, 264),
-    ("back", 64): Setting(128, 2, 2, 528),
+    ("conv", 64): Setting(128, 2, 3, 528),
+    ("back", 16): Setting(512, 2, 3, 264),
+    ("back", 32): Setting(256, 3, 1, 396),
+    ("back", 64): Setting(128, 2, 2, 396),
     ("grad", 16): Setting(512, 2, 2, 264),
-    ("grad", 32): Setting(256, 2, 2, 264),
+    ("grad", 32): Setting(256, 1, 2, 132),
     ("grad", 64): Setting(256, 2, 2, 264),
 }
 Defines = dict[str, int]
