@@ -605,7 +605,8 @@ class Lanes:
 
     def capture(self, engine: Fused) -> None:
         """Record a step as a graph; what the trial steps do to the slots is overwritten when clients are loaded."""
-        side = torch.cuda.Stream(engine.device)  # type: ignore[no-untyped-call]
+        # Ahead of what runs beside it, the gradients of weights: layer waits for layer here.
+        side = torch.cuda.Stream(engine.device, priority=-1)  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream(engine.device))
         with torch.cuda.stream(side):
             for _ in range(2):
@@ -616,7 +617,7 @@ class Lanes:
         arch, collects = self.fit.model.arch, gc.isenabled()
         gc.disable()  # to free an old graph in the middle would spoil the new one
         try:
-            with torch.cuda.graph(graph, pool=engine.memory_pools.get(arch)):
+            with torch.cuda.graph(graph, pool=engine.memory_pools.get(arch), stream=side):
                 self.step(engine)
         finally:
             if collects:

@@ -16,7 +16,8 @@ from torch import Tensor
 
 from fedcc.engine import cuda
 
-THREADS, WARPS, WORK = 256, 8, 4 * 256 + 7 * 64  # WORK: floats of shared memory for sums and coefficients
+THREADS, WARPS = 256, 8
+NUMBERS, SUMS = 7 * 64, 4 * THREADS  # floats of shared memory for coefficients and for sums
 DEVICE = 132  # multiprocessors of the GPU that the settings were measured on
 IMAGE, NORM, RESIDUAL, PLAIN = range(4)  # what a kernel's tiles are made of (trunk.cu)
 
@@ -32,14 +33,14 @@ class Setting(NamedTuple):
 
 # By kernel and the wider channel count.
 SETTINGS = {
-    ("conv", 16): Setting(512, 2, 4, 264),
+    ("conv", 16): Setting(512, 2, 3, 264),
     ("conv", 32): Setting(256, 3, 2, 264),
-    ("conv", 64): Setting(128, 2, 4, 528),
-    ("back", 16): Setting(512, 2, 2, 264),
-    ("back", 32): Setting(256, 3, 1, 264),
-    ("back", 64): Setting(128, 2, 2, 528),
+    ("conv", 64): Setting(128, 2, 3, 528),
+    ("back", 16): Setting(512, 2, 3, 264),
+    ("back", 32): Setting(256, 3, 1, 396),
+    ("back", 64): Setting(128, 2, 2, 396),
     ("grad", 16): Setting(512, 2, 2, 264),
-    ("grad", 32): Setting(256, 2, 2, 264),
+    ("grad", 32): Setting(256, 1, 2, 132),
     ("grad", 64): Setting(256, 2, 2, 264),
 }
 Defines = dict[str, int]
@@ -190,7 +191,7 @@ def conv(given: Input, layer: Layer, stride: int, track: bool, keeps: bool) -> t
     per = tiles.per(how.programs / lanes)
     programs = -(-tiles.each // per)
     sh, sw = (tiles.rows - 1) * stride + 3, (wo - 1) * stride + 3
-    room = max(tiles.images * sh * sw * (cin + 8), tiles.pixels * (block + 8))
+    room = max(tiles.images * sh * sw * (cin + 8), tiles.pixels * (block + 8), 2 * SUMS)
     made = Made(_new(layer.weight, lanes, batch, ho, wo, cout), _floats(layer.weight, lanes, programs, 2, cout), layer,
                 _floats(layer.weight, 4, lanes, cout))  # fmt: skip
     kept = _new(layer.weight, lanes, batch, high, wide, cin) if keeps else None
@@ -202,7 +203,7 @@ def conv(given: Input, layer: Layer, stride: int, track: bool, keeps: bool) -> t
     }  # fmt: skip
     values: Values = [*given.values(kept), layer.weight, made.y, made.sums, batch, lanes]
     launch(
-        "conv", (programs, lanes, cout // block), 4 * WORK + 2 * (room + 9 * cin * (block + 8)), defines,
+        "conv", (programs, lanes, cout // block), 4 * NUMBERS + 2 * (room + 9 * cin * (block + 8)), defines,
         [*values, *given.numbers(per, tiles.each, int(track))],
     )  # fmt: skip
     return made, kept
@@ -214,7 +215,7 @@ def tail(given: Input, track: bool) -> tuple[Tensor, Tensor]:
     kept, features = torch.empty_like(given.tensor), _floats(given.tensor, lanes, batch, channels)
     defines = {"C": channels, "H": high, "W": wide, **given.defines()}
     values: Values = [*given.values(kept), features, batch, lanes, *given.numbers(int(track))]
-    launch("tail", (batch, lanes, 1), 4 * WORK, defines, values)
+    launch("tail", (batch, lanes, 1), 4 * (SUMS + NUMBERS), defines, values)
     return features, kept
 
 
@@ -225,7 +226,7 @@ def pool(df: Tensor, kept: Tensor, made: Made) -> Back:
     programs = -(-batch // images)
     back = Back(torch.empty_like(made.y), _floats(df, lanes, programs, 2, channels))
     values: Values = [df, kept, made.y, made.stats, back.g, back.sums, batch, lanes, images]
-    launch("pool", (programs, lanes, 1), 4 * WORK, {"C": channels, "H": high, "W": wide}, values)
+    launch("pool", (programs, lanes, 1), 4 * (SUMS + NUMBERS), {"C": channels, "H": high, "W": wide}, values)
     return back
 
 
@@ -244,7 +245,7 @@ def conv_back(
     per = tiles.per(how.programs / lanes)
     programs = -(-tiles.each // per)
     sh, sw = (tiles.rows + 2, wide + 2) if stride == 1 else (tiles.rows // 2 + 1, wo + 1)
-    room = max((tiles.images * sh * sw + 1) * (cout + 8), tiles.pixels * (block + 8))
+    room = max((tiles.images * sh * sw + 1) * (cout + 8), tiles.pixels * (block + 8), 2 * SUMS)
     out = Back(torch.empty_like(before.y), _floats(before.y, lanes, programs, 2, cin))
     x, shortcut = outer or (before.y, before.y)
     defines = {
@@ -256,7 +257,7 @@ def conv_back(
         back.g, made.y, back.sums, made.norm.gamma, made.stats, made.norm.weight, before.y, before.stats, x, shortcut,
         out.g, out.sums, batch, lanes, back.sums.shape[1], per, tiles.each,
     ]  # fmt: skip
-    shared = 4 * WORK + 2 * (room + 9 * block * (cout + 8))
+    shared = 4 * NUMBERS + 2 * (room + 9 * block * (cout + 8))
     launch("back", (programs, lanes, cin // block), shared, defines, values)
     return out
 
@@ -287,7 +288,7 @@ def weights(given: Tensor, known: Made | None, back: Back, made: Made, stride: i
         given, made.stats if known is None else known.stats, back.g, made.y, back.sums, made.norm.gamma, made.stats,
         dnorm[0], dnorm[1], part, batch, lanes, back.sums.shape[1], per, tiles.each,
     ]  # fmt: skip
-    shared = 4 * WORK + max(room, 4 * 9 * inner * outer)
+    shared = 4 * NUMBERS + max(room, 4 * SUMS, 4 * 9 * inner * outer)
     launch("grad", (programs, lanes, blocks), shared, defines, values)
     out = _floats(given, lanes, cout, real, 3, 3)
     defines = {"CI": cin, "CO": cout, "REAL": real}

@@ -72,7 +72,8 @@ __device__ __forceinline__ void read8(const float *p, float (&v)[8]) {
     v[0] = a.x, v[1] = a.y, v[2] = a.z, v[3] = a.w, v[4] = b.x, v[5] = b.y, v[6] = b.z, v[7] = b.w;
 }
 
-__device__ __forceinline__ uint4 load(const bf16 *p) { return *(const uint4 *)p; }
+__device__ __forceinline__ uint4 load(const bf16 *p) { return __ldg((const uint4 *)p); }  // nobody writes it meanwhile
+__device__ __forceinline__ uint4 peek(const bf16 *p) { return *(const uint4 *)p; }
 __device__ __forceinline__ void store(bf16 *p, const uint4 &q) { *(uint4 *)p = q; }
 
 // ------------------------------------------------------------------------------------------------ sums over pixels
@@ -182,27 +183,33 @@ __device__ __forceinline__ void backward(const float *rows, int count, const flo
 
 // ------------------------------------------------------------------------------------------------ tiles
 
-// A tile in shared memory: IMAGES x SH x SW pixels of C channels each, PIXEL numbers apart (8 more than C, so that
-// eight neighbours lie in different banks). Its upper left pixel is (top, left) of the image; zeros lie outside.
+// A tile in shared memory: IMAGES x SH x SW pixels of C channels each, C + 8 numbers apart, so that eight neighbours lie
+// in different banks. Its pixels lie in a row in memory too: whole images, or with BANDED rows of one; around them are
+// TOP rows and LEFT columns of zeros.
 //
-// `Make` gives the eight channels of a pixel: `first(at)` begins loads, `second` ends them.
+// What a tile is made of has two parts: `first` begins to load the eight channels of a pixel, `second` makes them.
 
 // relu(scale y + shift), or with the shortcut: + x, at every XS-th pixel, channels padded with zeros.
-template <int SOURCE, int C, int ALL, int H, int W, int XC, int XS, int XH, int XW>
+template <int SOURCE, int ALL, int H, int W, int XC, int XS, int XH, int XW>
 struct Activations {
     const bf16 *y, *x;
     const float *scale, *shift;  // in shared memory: registers are scarcer
     int from;                    // the first of the eight channels
     struct Held { uint4 y, x; };
 
-    __device__ __forceinline__ Held first(int b, int h, int w) const {
+    __device__ __forceinline__ Held first(int pixel) const {
         Held held;
-        held.y = load(y + ((size_t)((b * H + h) * W + w)) * ALL + from);
-        held.x = nothing();
+        held.y = load(y + pixel * ALL + from);
         if (SOURCE == RESIDUAL) {
-            constexpr int EXTRA = (ALL - XC) / 2;
-            if (from >= EXTRA && from < EXTRA + XC)
-                held.x = load(x + ((size_t)((b * XH + h * XS) * XW + w * XS)) * XC + from - EXTRA);
+            if (XC == ALL && XS == 1) {
+                held.x = load(x + pixel * ALL + from);
+            } else {
+                constexpr int EXTRA = (ALL - XC) / 2;
+                const int w = pixel % W, h = pixel / W % H, b = pixel / (W * H);
+                held.x = nothing();
+                if (from >= EXTRA && from < EXTRA + XC)
+                    held.x = load(x + ((b * XH + h * XS) * XW + w * XS) * XC + from - EXTRA);
+            }
         }
         return held;
     }
@@ -216,26 +223,25 @@ struct Activations {
 #pragma unroll
         for (int i = 0; i < 8; i++) v[i] = v[i] * k[i] + d[i];
         if (SOURCE == RESIDUAL) {
-            float x[8];
-            unpack8(held.x, x);
+            unpack8(held.x, k);
 #pragma unroll
-            for (int i = 0; i < 8; i++) v[i] += x[i];
+            for (int i = 0; i < 8; i++) v[i] += k[i];
         }
         return make_uint4(pack_relu(v[0], v[1]), pack_relu(v[2], v[3]), pack_relu(v[4], v[5]), pack_relu(v[6], v[7]));
     }
 };
 
 // The first channels of an image's pixel, the others zero.
-template <int REAL, int H, int W>
+template <int REAL>
 struct Pixels {
     const bf16 *x;
     int from;
     struct Held { uint4 x; };
 
-    __device__ __forceinline__ Held first(int b, int h, int w) const {
+    __device__ __forceinline__ Held first(int pixel) const {
         Held held = {nothing()};
         if (from == 0) {
-            const bf16 *p = x + (size_t)((b * H + h) * W + w) * REAL;
+            const bf16 *p = x + pixel * REAL;
             held.x.x = p[0];
             if (REAL > 1) held.x.x |= (unsigned)p[1 % REAL] << 16;
             if (REAL > 2) held.x.y = p[2 % REAL];
@@ -247,16 +253,15 @@ struct Pixels {
 };
 
 // BatchNorm's way back: a g + b y + c.
-template <int ALL, int H, int W>
+template <int ALL>
 struct Gradients {
     const bf16 *g, *y;
     const float *a, *b, *c;
     int from;
     struct Held { uint4 g, y; };
 
-    __device__ __forceinline__ Held first(int image, int h, int w) const {
-        const size_t at = (size_t)((image * H + h) * W + w) * ALL + from;
-        return {load(g + at), load(y + at)};
+    __device__ __forceinline__ Held first(int pixel) const {
+        return {load(g + pixel * ALL + from), load(y + pixel * ALL + from)};
     }
     __device__ __forceinline__ uint4 second(const Held &held) const {
         float g[8], y[8], k[8], d[8];
@@ -273,34 +278,37 @@ struct Gradients {
     }
 };
 
-// Fill a tile of C channels; `kept`, where given, receives the pixels of rows [top + inner, top + inner + own).
-template <int C, int IMAGES, int SH, int SW, int H, int W, int DEEP, class Make>
-__device__ __forceinline__ void fill(bf16 *tile, const Make &make, int image, int batch, int top, int left, bf16 *kept,
-                                     int inner, int own) {
-    constexpr int OCT = C / 8, CHUNKS = IMAGES * SH * SW * OCT, PIXEL = C + 8;
-    const int oct = threadIdx.x % OCT;
+template <int COUNT>
+__device__ __forceinline__ void clear(bf16 *tile) {
+    for (int i = threadIdx.x * 8; i < COUNT; i += THREADS * 8) store(tile + i, nothing());
+}
+
+// Fill the inside of a tile, from row `top` of `image` on; `kept`, where given, receives OWN rows behind the first TOP.
+template <int C, int IMAGES, bool BANDED, int SH, int SW, int TOP, int LEFT, int H, int W, int OWN, int DEEP, class Make>
+__device__ __forceinline__ void fill(bf16 *tile, const Make &make, int image, int batch, int top, bf16 *kept) {
+    constexpr int OCT = C / 8, CHUNKS = (BANDED ? SH : IMAGES * H) * W * OCT, EACH = (CHUNKS + THREADS - 1) / THREADS;
+    const int oct = threadIdx.x % OCT, begin = (image * H + (BANDED ? top : 0)) * W;
 #pragma unroll 1
-    for (int begin = threadIdx.x; begin < CHUNKS; begin += THREADS * DEEP) {
+    for (int round = 0; round < EACH; round += DEEP) {
         typename Make::Held held[DEEP];
 #pragma unroll
         for (int d = 0; d < DEEP; d++) {
-            const int pixel = (begin + d * THREADS) / OCT;
-            const int i = pixel / (SH * SW), h = top + pixel / SW % SH, w = left + pixel % SW;
-            if (i < IMAGES && image + i < batch && h >= 0 && h < H && w >= 0 && w < W)
-                held[d] = make.first(image + i, h, w);
+            const int pixel = (threadIdx.x + (round + d) * THREADS) / OCT;
+            const bool there = BANDED ? (unsigned)(top + pixel / W) < H : IMAGES == 1 || image + pixel / (H * W) < batch;
+            if (there && pixel < CHUNKS / OCT) held[d] = make.first(begin + pixel);
         }
 #pragma unroll
         for (int d = 0; d < DEEP; d++) {
-            const int pixel = (begin + d * THREADS) / OCT;
-            const int i = pixel / (SH * SW), r = pixel / SW % SH, h = top + r, w = left + pixel % SW;
-            if (i >= IMAGES) continue;
+            const int pixel = (threadIdx.x + (round + d) * THREADS) / OCT, r = pixel / W, w = pixel % W;
+            const bool there = BANDED ? (unsigned)(top + r) < H : IMAGES == 1 || image + pixel / (H * W) < batch;
+            if (pixel >= CHUNKS / OCT) continue;
             uint4 value = nothing();
-            if (image + i < batch && h >= 0 && h < H && w >= 0 && w < W) {
+            if (there) {
                 value = make.second(held[d]);
-                if (kept && r >= inner && r < inner + own)
-                    store(kept + ((size_t)(((image + i) * H + h) * W + w)) * C + oct * 8, value);
+                if (kept && (!BANDED || (r >= TOP && r < TOP + OWN))) store(kept + (begin + pixel) * C + oct * 8, value);
             }
-            store(tile + pixel * PIXEL + oct * 8, value);
+            const int at = BANDED ? r * SW + w + LEFT : (r / H * SH + r % H + TOP) * SW + w + LEFT;
+            store(tile + at * (C + 8) + oct * 8, value);
         }
     }
 }
@@ -315,7 +323,19 @@ __device__ __forceinline__ void copy_rows(bf16 *shared, const bf16 *from, int st
     }
 }
 
-__device__ constexpr int largest(int a, int b) { return a > b ? a : b; }
+constexpr int COEFFICIENTS = 7 * 64;  // numbers per channel that a program holds in shared memory
+
+// Numbers of bf16 that a tile, the results of its convolution, and sums may take turns in.
+__device__ constexpr int room(int tile, int results) {
+    const int more = tile > results ? tile : results;
+    return more > 8 * THREADS ? more : 8 * THREADS;
+}
+
+// Whether pixel m of a tile is beyond the last row or the last image.
+template <int H, int W, int ROWS, int IMAGES>
+__device__ __forceinline__ bool outside(int m, int image, int row, int batch) {
+    return (H % ROWS && row + m / W % ROWS >= H) || (IMAGES > 1 && image + m / (ROWS * W) >= batch);
+}
 
 #if defined(CONV) || defined(BACK)
 // Both directions: 16 MT pixels by 8 NT channels per warp, NB channels per program, tiles of IMAGES x ROWS x all columns.
@@ -362,29 +382,28 @@ struct Conv {
 // out = conv3x3(activations of in), and its sums.
 extern "C" __global__ void __launch_bounds__(THREADS, GIVEN_TOGETHER) conv(const Conv a) {
     constexpr int SH = (ROWS - 1) * STRIDE + 3, SW = (WO - 1) * STRIDE + 3, PIXEL = CI + 8, WIDE = NB + 8;
-    constexpr int PIXELS = IMAGES * ROWS * WO, BANDS = (HO + ROWS - 1) / ROWS;
-    constexpr int ROOM = largest(IMAGES * SH * SW * PIXEL, PIXELS * WIDE);
+    constexpr int PIXELS = IMAGES * ROWS * WO, BANDS = (HO + ROWS - 1) / ROWS, SIZE = IMAGES * SH * SW * PIXEL;
     SHARED(unsigned char, memory);
-    float *work = (float *)memory, *coefficients = work + 4 * THREADS;
-    bf16 *tile = (bf16 *)(coefficients + 5 * 64), *weights = tile + ROOM;
+    float *coefficients = (float *)memory;
+    bf16 *tile = (bf16 *)(coefficients + COEFFICIENTS), *weights = tile + room(SIZE, PIXELS * WIDE);
+    float *work = (float *)tile;  // before the first tile and behind the last
     const int lane = blockIdx.y, n0 = blockIdx.z * NB, thread = threadIdx.x % 32, warp = threadIdx.x / 32;
     const size_t pixels = (size_t)lane * a.batch * H * W;
 
     copy_rows<9 * CI, NB>(weights, a.weight + (size_t)lane * 9 * CI * CO + n0, CO);
 #if GIVEN_SOURCE == 0
-    Pixels<REAL, H, W> make;
+    Pixels<REAL> make;
     make.x = a.in + pixels * REAL;
-    make.from = threadIdx.x % (CI / 8) * 8;
 #else
     normalise<CI>(a.part, a.rows, a.gamma, a.beta, a.mean, a.var, a.stats, lane, a.lanes, (float)a.batch * H * W,
                   a.momentum, a.eps, a.track, blockIdx.x == 0 && blockIdx.z == 0, work, coefficients);
-    Activations<SOURCE, CI, CI, H, W, XC, XS, XH, XW> make;
+    Activations<SOURCE, CI, H, W, XC, XS, XH, XW> make;
     make.y = a.in + pixels * CI;
     make.x = a.extra + (size_t)lane * a.batch * XH * XW * XC;
-    make.from = threadIdx.x % (CI / 8) * 8;
-    make.scale = coefficients + make.from;
-    make.shift = coefficients + CI + make.from;
+    make.scale = coefficients + threadIdx.x % (CI / 8) * 8;
+    make.shift = make.scale + CI;
 #endif
+    make.from = threadIdx.x % (CI / 8) * 8;
     bf16 *kept = KEEP && blockIdx.z == 0 ? a.kept + pixels * CI : 0;
     bf16 *out = a.out + (size_t)lane * a.batch * HO * WO * CO + n0;
 
@@ -400,7 +419,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, GIVEN_TOGETHER) conv(const
 
     for (int t = blockIdx.x * a.per; t < a.tiles && t < (blockIdx.x + 1) * a.per; t++) {
         const int image = t / BANDS * IMAGES, row = t % BANDS * ROWS;
-        fill<CI, IMAGES, SH, SW, H, W, DEPTH>(tile, make, image, a.batch, row * STRIDE - 1, -1, kept, 1, ROWS * STRIDE);
+        clear<SIZE>(tile);
+        __syncthreads();
+        fill<CI, IMAGES, (BANDS > 1), SH, SW, 1, 1, H, W, ROWS * STRIDE, DEPTH>(tile, make, image, a.batch,
+                                                                                row * STRIDE - 1, kept);
         copies_done();
         __syncthreads();
         float acc[MT][NT][4] = {};
@@ -425,12 +447,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, GIVEN_TOGETHER) conv(const
         __syncthreads();
         put<PIXELS>(tile, acc);
         __syncthreads();
+        const int oct = threadIdx.x % (NB / 8), begin = (image * HO + row) * WO;
+#pragma unroll 2
         for (int chunk = threadIdx.x; chunk < PIXELS * (NB / 8); chunk += THREADS) {
-            const int m = chunk / (NB / 8), oct = chunk % (NB / 8);
-            const int b = image + m / (ROWS * WO), h = row + m / WO % ROWS, w = m % WO;
-            if (b >= a.batch || h >= HO) continue;
-            const uint4 q = load(tile + m * WIDE + oct * 8);
-            store(out + (size_t)((b * HO + h) * WO + w) * CO + oct * 8, q);
+            const int m = chunk / (NB / 8);
+            if (outside<HO, WO, ROWS, IMAGES>(m, image, row, a.batch)) continue;
+            const uint4 q = peek(tile + m * WIDE + oct * 8);
+            store(out + (begin + m) * CO + oct * 8, q);
             float v[8];
             unpack8(q, v);
 #pragma unroll
@@ -461,26 +484,26 @@ struct Back {
 
 // out = the gradient of a convolution's input, behind the ReLU before it, and the sums that BatchNorm's way back needs.
 extern "C" __global__ void __launch_bounds__(THREADS, GIVEN_TOGETHER) back(const Back a) {
-    constexpr int SH = STRIDE == 1 ? ROWS + 2 : ROWS / 2 + 1, SW = STRIDE == 1 ? W + 2 : WO + 1;
+    constexpr int EDGE = STRIDE == 1, SH = EDGE ? ROWS + 2 : ROWS / 2 + 1, SW = EDGE ? W + 2 : WO + 1;
     constexpr int PIXEL = CO + 8, WIDE = NB + 8, LONG = CO + 8, PIXELS = IMAGES * ROWS * W, BANDS = (H + ROWS - 1) / ROWS;
     constexpr int ZERO = IMAGES * SH * SW * PIXEL;  // a pixel of zeros, for taps that meet nothing
-    constexpr int ROOM = largest(ZERO + PIXEL, PIXELS * WIDE);
     SHARED(unsigned char, memory);
-    float *work = (float *)memory, *coefficients = work + 4 * THREADS;
-    bf16 *tile = (bf16 *)(coefficients + 5 * 64), *weights = tile + ROOM;
+    float *coefficients = (float *)memory;
+    bf16 *tile = (bf16 *)(coefficients + COEFFICIENTS), *weights = tile + room(ZERO + PIXEL, PIXELS * WIDE);
+    float *work = (float *)tile;
     const int lane = blockIdx.y, n0 = blockIdx.z * NB, thread = threadIdx.x % 32, warp = threadIdx.x / 32;
     const size_t behind = (size_t)lane * a.batch * HO * WO * CO, here = (size_t)lane * a.batch * H * W * CI + n0;
 
     for (int tap = 0; tap < 9; tap++)
         copy_rows<NB, CO>(weights + tap * NB * LONG, a.weight + ((size_t)(lane * 9 + tap) * CI + n0) * CO, CO);
     backward<CO>(a.part, a.rows, a.gamma, a.stats, lane, a.lanes, (float)a.batch * HO * WO, work, coefficients);
-    Gradients<CO, HO, WO> make;
+    Gradients<CO> make;
     make.g = a.g + behind;
     make.y = a.y + behind;
     make.from = threadIdx.x % (CO / 8) * 8;
     make.a = coefficients + make.from;
-    make.b = coefficients + CO + make.from;
-    make.c = coefficients + 2 * CO + make.from;
+    make.b = make.a + CO;
+    make.c = make.b + CO;
 
     int at[MT];
 #pragma unroll
@@ -492,13 +515,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, GIVEN_TOGETHER) back(const
     }
     const int column = (warp % ACROSS * NT * 8 + thread / 16 * 8 + thread % 8) * LONG + thread / 8 % 2 * 8;
     const int oct = threadIdx.x % (NB / 8);
+    const float *own = a.known + lane * CI + n0 + oct * 8;
     float first[8] = {}, second[8] = {};
 
     for (int t = blockIdx.x * a.per; t < a.tiles && t < (blockIdx.x + 1) * a.per; t++) {
         const int image = t / BANDS * IMAGES, row = t % BANDS * ROWS;
-        const int top = STRIDE == 1 ? row - 1 : row / 2, left = STRIDE == 1 ? -1 : 0;
-        fill<CO, IMAGES, SH, SW, HO, WO, DEPTH>(tile, make, image, a.batch, top, left, 0, 0, 0);
-        if (threadIdx.x < PIXEL / 8) store(tile + ZERO + threadIdx.x * 8, nothing());
+        clear<ZERO + PIXEL>(tile);
+        __syncthreads();
+        fill<CO, IMAGES, (BANDS > 1), SH, SW, EDGE, EDGE, HO, WO, 0, DEPTH>(tile, make, image, a.batch,
+                                                                          EDGE ? row - 1 : row / 2, 0);
         copies_done();
         __syncthreads();
         float acc[MT][NT][4] = {};
@@ -536,22 +561,22 @@ extern "C" __global__ void __launch_bounds__(THREADS, GIVEN_TOGETHER) back(const
         __syncthreads();
         put<PIXELS>(tile, acc);
         __syncthreads();
-        float mean[8], rstd[8], scale[8], shift[8];
-        const float *own = a.known + lane * CI + n0 + oct * 8;
-        read8(own, mean);
-        read8(own + a.lanes * CI, rstd);
+        float scale[8], shift[8];
         if (!OUTER) read8(own + 2 * a.lanes * CI, scale), read8(own + 3 * a.lanes * CI, shift);
+        const int begin = (image * H + row) * W;
+#pragma unroll 2
         for (int chunk = threadIdx.x; chunk < PIXELS * (NB / 8); chunk += THREADS) {
-            const int m = chunk / (NB / 8), b = image + m / (ROWS * W), h = row + m / W % ROWS, w = m % W;
-            if (b >= a.batch || h >= H) continue;
-            const size_t pixel = here + (size_t)((b * H + h) * W + w) * CI + oct * 8;
+            const int m = chunk / (NB / 8);
+            if (outside<H, W, ROWS, IMAGES>(m, image, row, a.batch)) continue;
+            const size_t pixel = here + (begin + m) * CI + oct * 8;
             float v[8], y[8], other[8];
             unpack8(load(a.before + pixel), y);
-            unpack8(load(tile + m * WIDE + oct * 8), v);
+            unpack8(peek(tile + m * WIDE + oct * 8), v);
             if (OUTER) {
+                const int w = m % W, h = row + m / W % ROWS, b = image + m / (W * ROWS);
                 if (STRIDE == 1 || (h % STRIDE == 0 && w % STRIDE == 0)) {
-                    const size_t from = (size_t)((b * HO + h / STRIDE) * WO + w / STRIDE) * CO + (CO - CI) / 2;
-                    unpack8(load(a.shortcut + behind + from + n0 + oct * 8), other);
+                    const int from = STRIDE == 1 ? begin + m : (b * HO + h / STRIDE) * WO + w / STRIDE;
+                    unpack8(load(a.shortcut + behind + from * CO + (CO - CI) / 2 + n0 + oct * 8), other);
 #pragma unroll
                     for (int i = 0; i < 8; i++) v[i] += other[i];
                 }
@@ -566,10 +591,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, GIVEN_TOGETHER) back(const
             store(a.out + pixel, q);
             unpack8(q, v);
 #pragma unroll
-            for (int i = 0; i < 8; i++) first[i] += v[i], second[i] += v[i] * ((y[i] - mean[i]) * rstd[i]);
+            for (int i = 0; i < 8; i++) first[i] += v[i], second[i] += v[i] * y[i];
         }
         __syncthreads();
     }
+    float mean[8], rstd[8];
+    read8(own, mean);
+    read8(own + a.lanes * CI, rstd);
+#pragma unroll
+    for (int i = 0; i < 8; i++) second[i] = (second[i] - mean[i] * first[i]) * rstd[i];
     sum_up<NB>(first, second, work, a.sums + ((size_t)lane * gridDim.x + blockIdx.x) * 2 * CI + n0, CI);
 }
 #endif
@@ -597,7 +627,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, GIVEN_TOGETHER) grad(const
     constexpr int PIXELS = IMAGES * ROWS * WO, STEPS = (PIXELS + 15) / 16, BANDS = (HO + ROWS - 1) / ROWS;
     constexpr int PAIRS = BI / 16 * (BO / 16), GROUPS = WARPS / PAIRS;
     SHARED(unsigned char, memory);
-    float *work = (float *)memory, *coefficients = work + 4 * THREADS, *total = coefficients + 7 * 64;
+    float *coefficients = (float *)memory, *total = coefficients + COEFFICIENTS, *work = total;
     bf16 *left = (bf16 *)total, *right = left + IMAGES * SH * SW * PI;
     const int lane = blockIdx.y, i0 = blockIdx.z % (CI / BI) * BI, o0 = blockIdx.z / (CI / BI) * BO;
     const int thread = threadIdx.x % 32, warp = threadIdx.x / 32, pair = warp % PAIRS, group = warp / PAIRS;
@@ -609,7 +639,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, GIVEN_TOGETHER) grad(const
         a.dbeta[lane * CO + threadIdx.x] = coefficients[3 * CO + threadIdx.x];
         a.dgamma[lane * CO + threadIdx.x] = coefficients[4 * CO + threadIdx.x];
     }
-    Gradients<CO, HO, WO> dy;
+    Gradients<CO> dy;
     dy.g = a.g + behind;
     dy.y = a.y + behind;
     dy.from = o0 + threadIdx.x % (BO / 8) * 8;
@@ -617,13 +647,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, GIVEN_TOGETHER) grad(const
     dy.b = coefficients + CO + dy.from;
     dy.c = coefficients + 2 * CO + dy.from;
 #if GIVEN_SOURCE == 0
-    Pixels<REAL, H, W> make;
+    Pixels<REAL> make;
     make.x = a.in + before * REAL;
     make.from = threadIdx.x % (BI / 8) * 8;
 #else
-    Activations<SOURCE, BI, CI, H, W, CI, 1, H, W> make;
+    Activations<SOURCE, CI, H, W, CI, 1, H, W> make;
     make.y = a.in + before * CI;
-    make.x = 0;
     make.from = i0 + threadIdx.x % (BI / 8) * 8;
     make.scale = coefficients + 5 * 64 + make.from;
     make.shift = make.scale + CI;
@@ -631,13 +660,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, GIVEN_TOGETHER) grad(const
         coefficients[5 * 64 + threadIdx.x] = a.known[((2 + threadIdx.x / CI) * a.lanes + lane) * CI + threadIdx.x % CI];
     __syncthreads();
 #endif
-    if (STEPS * 16 > PIXELS)  // what is beyond the last pixel counts nothing
-        for (int i = PIXELS * PO + threadIdx.x; i < STEPS * 16 * PO; i += THREADS) right[i] = 0;
+    clear<IMAGES * SH * SW * PI + STEPS * 16 * PO>(left);  // what is beyond the pixels counts nothing
+    __syncthreads();
     float acc[9][2][4] = {};
     for (int t = blockIdx.x * a.per; t < a.tiles && t < (blockIdx.x + 1) * a.per; t++) {
         const int image = t / BANDS * IMAGES, row = t % BANDS * ROWS;
-        fill<BI, IMAGES, SH, SW, H, W, DEPTH>(left, make, image, a.batch, row * STRIDE - 1, -1, 0, 0, 0);
-        fill<BO, IMAGES, ROWS, WO, HO, WO, DEPTH>(right, dy, image, a.batch, row, 0, 0, 0, 0);
+        fill<BI, IMAGES, (BANDS > 1), SH, SW, 1, 1, H, W, 0, DEPTH>(left, make, image, a.batch, row * STRIDE - 1, 0);
+        fill<BO, IMAGES, (BANDS > 1), ROWS, WO, 0, 0, HO, WO, 0, DEPTH>(right, dy, image, a.batch, row, 0);
         __syncthreads();
 #pragma unroll 1
         for (int step = group; step < STEPS; step += GROUPS) {
@@ -732,7 +761,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) tail(const Tail a) {
     const int lane = blockIdx.y, b = blockIdx.x, from = threadIdx.x % (C / 8) * 8;
     normalise<C>(a.part, a.rows, a.gamma, a.beta, a.mean, a.var, a.stats, lane, a.lanes, (float)a.batch * H * W,
                  a.momentum, a.eps, a.track, b == 0, work, coefficients);
-    Activations<RESIDUAL, C, C, H, W, XC, XS, XH, XW> make;
+    Activations<RESIDUAL, C, H, W, XC, XS, XH, XW> make;
     make.y = a.in + (size_t)lane * a.batch * H * W * C;
     make.x = a.extra + (size_t)lane * a.batch * XH * XW * XC;
     make.from = from;
@@ -740,7 +769,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) tail(const Tail a) {
     make.shift = coefficients + C + from;
     float sum[8] = {}, none[8] = {};
     for (int pixel = threadIdx.x / (C / 8); pixel < H * W; pixel += THREADS / (C / 8)) {
-        const uint4 q = make.second(make.first(b, pixel / W, pixel % W));
+        const uint4 q = make.second(make.first(b * H * W + pixel));
         store(a.kept + (((size_t)lane * a.batch + b) * H * W + pixel) * C + from, q);
         float v[8];
         unpack8(q, v);
