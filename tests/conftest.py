@@ -1,9 +1,31 @@
 """One torch thread per process: two threads on a busy core are ten times slower than one."""
 
 import os
+from collections.abc import Iterator
+
+import pytest
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch
 
 torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[torch.device]:
+    """Where the engine's kernels run in this test: a GPU, or a CPU by emulation. Each launch is made twice.
+
+    What torch.empty gives is not a number, so that a place that no kernel writes to shows.
+    """
+    from cuda_on_cpu import AVAILABLE
+    from fedcc.engine import cuda
+    from launches import twice
+
+    device = torch.device("cuda" if cuda.available(torch.device("cuda")) else "cpu")
+    if device.type == "cpu" and not AVAILABLE:
+        pytest.skip("needs a GPU, or g++ on Linux")
+    monkeypatch.setattr(cuda, "launch", twice(cuda.launch if device.type == "cuda" else None))
+    torch.set_deterministic_debug_mode("warn")
+    yield device
+    torch.set_deterministic_debug_mode("default")

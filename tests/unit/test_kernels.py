@@ -1,83 +1,459 @@
-"""The kernels for residual blocks against the library's layers: on a GPU, or on a CPU by Triton's interpreter.
+"""The kernels for residual trunks, on a GPU or emulated on a CPU (the fixture `device`).
 
-Skipped where there is neither: `TRITON_INTERPRET=1 pytest tests/unit/test_kernels.py` runs it on a CPU with Triton.
+One by one they get whole numbers and a few halves, so that nothing is rounded but where bf16 is stored: what they give
+must be what torch gives in float64, to the bit. Then a whole trunk, against layers of torch that round where it rounds.
 """
 
 from __future__ import annotations
 
-import os
+from dataclasses import replace
 
 import pytest
 import torch
+import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
 
 from fedcc.core.model import Arch
 from fedcc.core.requests import Fit, Init, Recipe
 from fedcc.core.rng import Key
 from fedcc.core.samples import Samples, View
+from fedcc.engine import cuda, kernels
 from fedcc.engine.fused import Fused
+from fedcc.engine.kernels import IMAGE, NORM, PLAIN, RESIDUAL, Back, Input, Layer, Made, Setting, Tape, Tiles
 from fedcc.engine.plain import Plain
 from fedcc.engine.stack import Stacked, stacked_state
 from fedcc.losses import CrossEntropy, SoftCrossEntropy
 from fedcc.nets import ResNet, build
 
-pytest.importorskip("triton")
-GPU = torch.cuda.is_available()
-pytestmark = pytest.mark.skipif(not GPU and os.environ.get("TRITON_INTERPRET") != "1", reason="no GPU, no interpreter")
-DEVICE = "cuda" if GPU else "cpu"
-os.environ["TRITON_F32_DEFAULT"] = "tf32x3"  # products in nearly full precision, or a GPU would take TF32
+LANES, EPS, MOMENTUM = 2, 0.25, 0.5
+on_gpu = pytest.mark.skipif(not cuda.available(torch.device("cuda")), reason="no GPU with NVRTC")
+sizes = st.integers(1, 40)
 
 
-@pytest.mark.parametrize(("shape", "lanes", "batch"), [((3, 8, 8), 2, 3), ((1, 10, 10), 1, 2)])
-def test_a_stacked_resnet_on_kernels_is_the_one_on_library_layers(
-    shape: tuple[int, int, int], lanes: int, batch: int, monkeypatch: pytest.MonkeyPatch
+@given(sizes, sizes, sizes, sizes, st.integers(2, 600), st.booleans(), st.floats(0.1, 600))
+def test_tiles_and_programs_cover_every_row_of_every_image_once(
+    lanes: int, batch: int, high: int, wide: int, target: int, even: bool, wanted: float
 ) -> None:
-    """Features, gradients and running statistics; sizes that halve evenly and that do not."""
-    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
-    arch = Arch((ResNet(8, shape[0]),), 5, shape)
-    networks = [build(arch, Key(0, client=k)).to(DEVICE) for k in range(lanes)]
-    x = torch.randn(lanes, batch, *shape, generator=torch.Generator().manual_seed(0)).to(DEVICE)
-    found = []
-    for kernels in (False, True):
-        stack = Stacked(arch, kernels).train()
-        assert bool(stack.fast) == kernels
-        tensors = stacked_state([n.state_dict() for n in networks], stack.template)
-        for name in tensors:
-            if ".bn" in name and name.endswith(("weight", "bias")):  # not one and zero, as a new network has them
-                tensors[name] = tensors[name] + torch.linspace(-0.3, 0.3, tensors[name].numel()).view_as(
-                    tensors[name]
-                ).to(DEVICE)
-        trained = [n for n in stack.parameter_names if not n.startswith("head.")]
-        for name in trained:
-            tensors[name].requires_grad_()
-        stack.hold(tensors)
-        features = stack(x).features
-        weights = torch.linspace(-1, 1, features.numel()).view_as(features).to(DEVICE)
-        grads = torch.autograd.grad((features * weights).sum(), [tensors[n] for n in trained])
-        found.append((features.detach(), grads, [v for n, v in tensors.items() if "running" in n]))
-    (a, grads_a, buffers_a), (b, grads_b, buffers_b) = found
-    close = {"rtol": 1e-3, "atol": 1e-4} if GPU else {"rtol": 1e-4, "atol": 1e-5}
-    torch.testing.assert_close(a, b, **close)
-    for expected, got in zip([*grads_a, *buffers_a], [*grads_b, *buffers_b], strict=True):
-        scale = float(expected.abs().max())
-        torch.testing.assert_close(expected / scale, got / scale, **close)
+    tiles = Tiles.of(lanes, batch, high, wide, target, even)
+    per, bands = tiles.per(wanted), -(-high // tiles.rows)
+    seen = []
+    for program in range(-(-tiles.each // per)):
+        own = range(program * per, min(tiles.each, (program + 1) * per))
+        assert own
+        for tile in own:  # as the kernels read a tile's number
+            image, row = tile // bands * tiles.images, tile % bands * tiles.rows
+            seen += [(image + i, row + r) for i in range(tiles.images) for r in range(tiles.rows)]
+    inside = [(image, row) for image, row in seen if image < batch and row < high]
+    assert sorted(inside) == [(image, row) for image in range(batch) for row in range(high)]
+    assert tiles.pixels == tiles.images * tiles.rows * wide
+    assert tiles.images == 1 or bands == 1
+    assert not (even and bands > 1 and tiles.rows % 2)
 
 
-def test_a_fit_on_kernels_is_the_plain_one() -> None:
-    """A few steps of ragged clients on two streams, cropped and flipped, with the kernel's Adam."""
-    arch, plain = Arch((ResNet(8, 1),), 5, (1, 8, 8)), Plain(DEVICE)
-    fits = []
-    for k in range(3):
+# ------------------------------------------------------------------------------------------------------ whole numbers
+
+
+class Draw:
+    """Whole numbers on a device."""
+
+    def __init__(self, device: torch.device):
+        self.device, self.generator = device, torch.Generator().manual_seed(0)
+
+    def __call__(self, *shape: int, least: int = -2, most: int = 2) -> Tensor:
+        return torch.randint(least, most + 1, shape, generator=self.generator).to(self.device, torch.float32)
+
+    def low(self, *shape: int, least: int = -3, most: int = 3) -> Tensor:
+        return self(*shape, least=least, most=most).bfloat16()
+
+    def rows(self, means: list[Tensor], pixels: int) -> Tensor:
+        """Sums of programs, [lanes, programs, 2, C], for two means [lanes, C] over pixels."""
+        totals = torch.stack(means, 1) * pixels
+        rows = self(LANES, 37, 2, totals.shape[-1], least=-50, most=50)
+        rows[:, -1] += totals - rows.sum(1)
+        return rows
+
+    def made(self, batch: int, high: int, wide: int, cin: int, cout: int) -> Made:
+        """A convolution with sums and statistics: means are whole numbers, 1/std is 1 or 1/2."""
+        weight = self.low(LANES, 9, cin, cout, least=-1, most=1)
+        gamma, beta, mean, running, var = (self(LANES, cout) for _ in range(5))
+        rstd = 0.5 ** self(LANES, cout, least=0, most=1)
+        sums = self.rows([mean, rstd**-2 - EPS + mean**2], batch * high * wide)
+        stats = torch.stack([mean, rstd, gamma * rstd, beta - mean * gamma * rstd])
+        y = self.low(LANES, batch, high, wide, cout)
+        return Made(y, sums, Layer(weight, gamma, beta, running, var, MOMENTUM, EPS), stats)
+
+    def back(self, made: Made) -> tuple[Back, Tensor]:
+        """A gradient behind a BatchNorm, and that before it: what the convolution's gradients are made of."""
+        first, second = (self(LANES, made.y.shape[-1], least=-1, most=1) for _ in range(2))
+        back = Back(self.low(*made.y.shape), self.rows([first, second], made.y[0, ..., 0].numel()))
+        mean, rstd, scale, _ = (wide(t) for t in made.stats)
+        dy = scale * (exact(back.g) - wide(first) - (exact(made.y) - mean) * rstd * wide(second))
+        return back, rounded(dy)
+
+
+def exact(tensor: Tensor) -> Tensor:
+    return tensor.detach().cpu().double()
+
+
+def wide(tensor: Tensor) -> Tensor:
+    """A number per channel, [lanes, C], for images."""
+    return exact(tensor)[:, None, None, None]
+
+
+def rounded(tensor: Tensor) -> Tensor:
+    return tensor.bfloat16().double()
+
+
+def same(found: Tensor, expected: Tensor) -> None:
+    assert found.shape == expected.shape
+    assert torch.equal(found.cpu(), expected.to(found.dtype))
+
+
+def over_pixels(*images: Tensor) -> Tensor:
+    """[lanes, 2, C]"""
+    return torch.stack([image.sum((1, 2, 3)) for image in images], 1)
+
+
+def shortcut(x: Tensor, like: Tensor) -> Tensor:
+    stride, extra = 1 if x.shape[2] == like.shape[2] else 2, (like.shape[-1] - x.shape[-1]) // 2
+    return F.pad(exact(x)[:, :, ::stride, ::stride], (extra, extra))
+
+
+def activations(read: Input) -> Tensor:
+    if read.made is None:
+        return exact(read.tensor)
+    z = wide(read.made.stats[2]) * exact(read.made.y) + wide(read.made.stats[3])
+    return rounded(F.relu(z if read.x is None else z + shortcut(read.x, z)))
+
+
+def convolved(x: Tensor, weight: Tensor, stride: int) -> Tensor:
+    """Images [lanes, batch, H, W, in] with weights [lanes, 9, in, out]."""
+    filters = weight.unflatten(1, (3, 3)).permute(0, 4, 3, 1, 2)[:, :, : x.shape[-1]]
+    each = zip(x.permute(0, 1, 4, 2, 3), filters, strict=True)
+    out = [F.conv2d(images, own, stride=stride, padding=1) for images, own in each]
+    return torch.stack(out).permute(0, 1, 3, 4, 2)
+
+
+def read_by(draw: Draw, source: int, batch: int, high: int, across: int, channels: int) -> Input:
+    """What a convolution reads: images, a layer, or a layer with a shortcut (from a larger image but for 16)."""
+    if source == IMAGE:
+        return Input(draw.low(LANES, batch, high, across, channels))
+    made = draw.made(batch, high, across, 16, channels)
+    if source == NORM:
+        return Input(made=made)
+    x = (high, across, 16) if channels == 16 else (2 * high - 1, 2 * across, channels // 2)
+    return Input(made=made, x=draw.low(LANES, batch, *x, least=0))
+
+
+def yet_to_be(read: Input) -> Input:
+    """The same, its statistics not known, running ones in copies."""
+    if read.made is None:
+        return read
+    norm = replace(read.made.norm, mean=read.made.norm.mean.clone(), var=read.made.norm.var.clone())
+    return read._replace(made=replace(read.made, norm=norm, stats=torch.full_like(read.made.stats, torch.nan)))
+
+
+def check_statistics(read: Input, found: Input, track: bool) -> None:
+    """Those that the way back needs, and the running ones."""
+    if read.made is None or found.made is None:
+        return
+    same(found.made.stats, exact(read.made.stats))
+    old, new = read.made.norm, found.made.norm
+    if not track:
+        same(new.mean, old.mean.cpu())
+        same(new.var, old.var.cpu())
+        return
+    pixels = read.tensor[0, ..., 0].numel()
+    mean, rstd = exact(read.made.stats[:2])
+    same(new.mean, exact(old.mean).lerp(mean, MOMENTUM))
+    var = (rstd**-2 - EPS) * pixels / (pixels - 1)
+    torch.testing.assert_close(exact(new.var), exact(old.var).lerp(var, MOMENTUM), rtol=1e-6, atol=1e-6)
+
+
+def shared_out(monkeypatch: pytest.MonkeyPatch, pixels: int, depth: int, programs: int) -> None:
+    """Have every kernel work so: tiles of about so many pixels, about so many programs a lane."""
+    setting = Setting(pixels, 1, depth, programs * LANES)
+    monkeypatch.setattr(kernels, "SETTINGS", dict.fromkeys(kernels.SETTINGS, setting))
+    monkeypatch.setattr(kernels, "DEVICE", 0)  # which never idles
+
+
+# ------------------------------------------------------------------------------------------------------ one by one
+
+CONVS = [  # source, channels in and out, size, stride, batch; pixels of a tile, loads under way; tiles, programs
+    (IMAGE, 3, 16, (9, 7), 1, 3, (20, 1), (9, 5)),  # bands of 3 rows
+    (IMAGE, 4, 16, (6, 6), 1, 5, (80, 4), (3, 2)),  # two images a tile
+    (NORM, 32, 32, (10, 13), 1, 3, (130, 2), (3, 2)),  # more than 16 pixels a warp
+    (RESIDUAL, 16, 32, (9, 12), 2, 3, (12, 4), (9, 3)),  # an odd number of rows: the last one is half a stride
+    (RESIDUAL, 32, 64, (8, 6), 2, 5, (24, 2), (3, 2)),
+    (NORM, 64, 64, (5, 7), 1, 3, (70, 4), (2, 2)),
+]
+
+
+@pytest.mark.parametrize(("source", "cin", "cout", "size", "stride", "batch", "how", "shares"), CONVS)
+def test_a_convolution(
+    source: int, cin: int, cout: int, size: tuple[int, int], stride: int, batch: int, how: tuple[int, int],
+    shares: tuple[int, int], device: torch.device, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """Results, their sums, what is kept, and statistics, running ones too."""
+    draw, keeps, track = Draw(device), source != IMAGE and stride == 2, cin != 32
+    shared_out(monkeypatch, *how, shares[1])
+    read = read_by(draw, source, batch, *size, cin)
+    layer = draw.made(1, 1, 1, max(cin, 16), cout).norm
+    if cin < 16:
+        layer.weight[:, :, cin:] = 0  # as the trunk packs them
+    given = yet_to_be(read)
+    made, kept = kernels.conv(given, layer, stride, track, keeps)
+    expected = rounded(convolved(activations(read), exact(layer.weight), stride))
+    assert (Tiles.of(LANES, batch, *expected.shape[2:4], how[0]).each, made.sums.shape[1]) == shares
+    same(made.y, expected)
+    same(made.sums.sum(1), over_pixels(expected, expected**2))
+    assert (kept is not None) == keeps
+    if kept is not None:
+        same(kept, activations(read))
+    check_statistics(read, given, track)
+
+
+def test_what_is_not_a_number_passes_a_relu(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that a loss tells of it."""
+    draw = Draw(device)
+    shared_out(monkeypatch, 130, 2, 2)
+    read = read_by(draw, NORM, 3, 10, 13, 32)
+    read.tensor[0, 1, 4, 6, 7] = torch.nan
+    made, _ = kernels.conv(yet_to_be(read), draw.made(1, 1, 1, 32, 32).norm, 1, False, False)
+    expected = torch.zeros(made.y.shape, dtype=torch.bool)
+    expected[0, 1, 3:6, 5:8] = True
+    assert torch.equal(made.y.isnan().cpu(), expected)
+
+
+BACKS = [  # channels in and out, size, stride, whether the input went into a shortcut too, batch; as above
+    (16, 16, (9, 7), 1, False, 3, (20, 1), (9, 5)),
+    (16, 32, (9, 11), 2, True, 3, (30, 2), (9, 3)),  # bands of 4 rows, and one of a single row
+    (32, 32, (7, 6), 1, True, 5, (90, 4), (3, 2)),
+    (32, 64, (8, 6), 2, True, 5, (140, 2), (3, 2)),  # two images a tile, more than 16 pixels a warp
+    (64, 64, (5, 5), 1, False, 5, (70, 2), (3, 2)),
+]
+
+
+@pytest.mark.parametrize(("cin", "cout", "size", "stride", "outer", "batch", "how", "shares"), BACKS)
+def test_the_way_back_through_a_convolution(
+    cin: int, cout: int, size: tuple[int, int], stride: int, outer: bool, batch: int, how: tuple[int, int],
+    shares: tuple[int, int], device: torch.device, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    draw = Draw(device)
+    shared_out(monkeypatch, *how, shares[1])
+    before = draw.made(batch, *size, 16, cin)
+    made = draw.made(batch, *(-(-n // stride) for n in size), cin, cout)
+    back, dy = draw.back(made)
+    x, other = draw.low(*before.y.shape, least=0), draw.low(*made.y.shape)
+    found = kernels.conv_back(back, made, stride, before, (x, other) if outer else None)
+    zero = torch.zeros(before.y.shape, dtype=torch.float64, requires_grad=True)
+    (g,) = torch.autograd.grad(convolved(zero, exact(made.norm.weight), stride), zero, dy)
+    g, positive = rounded(g), activations(Input(made=before)) > 0
+    if outer:
+        extra = (cout - cin) // 2
+        g[:, :, ::stride, ::stride] += exact(other)[..., extra : extra + cin]
+        positive = exact(x) > 0
+    expected = rounded(g * positive)
+    mean, rstd = wide(before.stats[0]), wide(before.stats[1])
+    assert (Tiles.of(LANES, batch, *size, how[0], even=stride == 2).each, found.sums.shape[1]) == shares
+    same(found.g, expected)
+    same(found.sums.sum(1), over_pixels(expected, expected * (exact(before.y) - mean) * rstd))
+
+
+WEIGHTS = [  # source, channels in and out, size, stride, batch; as above
+    (IMAGE, 3, 16, (9, 7), 1, 3, (20, 1), (9, 5)),
+    (NORM, 16, 32, (6, 7), 1, 5, (90, 4), (3, 2)),
+    (PLAIN, 32, 32, (9, 12), 2, 3, (12, 2), (9, 3)),
+    (PLAIN, 32, 64, (8, 6), 2, 5, (24, 2), (3, 2)),
+    (NORM, 64, 64, (5, 5), 1, 5, (70, 2), (3, 2)),
+]
+
+
+@pytest.mark.parametrize(("source", "cin", "cout", "size", "stride", "batch", "how", "shares"), WEIGHTS)
+def test_the_gradients_of_a_layer(
+    source: int, cin: int, cout: int, size: tuple[int, int], stride: int, batch: int, how: tuple[int, int],
+    shares: tuple[int, int], device: torch.device, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """Those of its weights, scales and shifts."""
+    draw, blocks = Draw(device), max(1, cin // 32) * max(1, cout // 32)
+    shared_out(monkeypatch, *how, shares[1] * blocks)
+    read = read_by(draw, NORM if source == NORM else IMAGE, batch, *size, cin)
+    made = draw.made(batch, *(-(-n // stride) for n in size), max(cin, 16), cout)
+    back, dy = draw.back(made)
+    weight, gamma, beta = kernels.weights(read.tensor, read.made, back, made, stride, cin)
+    zero = torch.zeros(made.norm.weight.shape, dtype=torch.float64, requires_grad=True)
+    (expected,) = torch.autograd.grad(convolved(activations(read), zero, stride), zero, dy)
+    tiles = Tiles.of(LANES, batch, *made.y.shape[2:4], how[0])
+    assert (tiles.each, -(-tiles.each // tiles.per(shares[1]))) == shares
+    same(weight, expected[:, :, :cin].permute(0, 3, 2, 1).unflatten(3, (3, 3)))
+    same(torch.stack([beta, gamma], 1), exact(back.sums).sum(1))
+
+
+@pytest.mark.parametrize(("narrow", "before", "track"), [(64, (4, 2), True), (32, (7, 3), False)])
+def test_the_ends_of_a_trunk(
+    narrow: int, before: tuple[int, int], track: bool, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Features and their way back, with a shortcut that is the identity and one that is not."""
+    draw, batch, high, across = Draw(device), 5, 4, 2
+    shared_out(monkeypatch, 20, 1, 1)  # two images a program
+    x = draw.low(LANES, batch, *before, narrow, least=0)
+    read = Input(made=draw.made(batch, high, across, 16, 64), x=x)
+    given, expected = yet_to_be(read), activations(read)
+    features, kept = kernels.tail(given, track)
+    same(kept, expected)
+    same(features, expected.mean((2, 3)))
+    check_statistics(read, given, track)
+    made, df = read.made, high * across * draw(LANES, batch, 64)
+    assert made is not None
+    back = kernels.pool(df, kept, made)
+    g = (expected > 0) * exact(df)[:, :, None, None] / (high * across)
+    assert back.sums.shape[1] == 3
+    same(back.g, g)
+    same(back.sums.sum(1), over_pixels(g, g * (exact(made.y) - wide(made.stats[0])) * wide(made.stats[1])))
+
+
+def test_numbers_are_gathered_in_bf16(device: torch.device) -> None:
+    flat = torch.randn(1500, generator=torch.Generator().manual_seed(0)).to(device)
+    order = torch.randint(-1, len(flat), (1002,), dtype=torch.int32, generator=torch.Generator().manual_seed(0))
+    order[7] = -1
+    same(kernels.gathered(flat, order.to(device)), torch.where(order < 0, 0, flat.cpu()[order.long()]))
+
+
+# ------------------------------------------------------------------------------------------------------ a whole trunk
+
+
+class Stored(torch.autograd.Function):
+    """What a kernel stored, which must be the given in bf16 but for the order of a sum; its gradient is in bf16 too.
+
+    So the layers that follow start from the same numbers as the kernels that follow: no ReLU decides otherwise.
+    """
+
+    @staticmethod
+    def forward(_: object, x: Tensor, stored: Tensor) -> Tensor:
+        stored = stored.detach().cpu().permute(0, 3, 1, 2)
+        near(stored, in_bf16(x), 1e-3)
+        return stored.float()
+
+    @staticmethod
+    def backward(_: object, g: Tensor) -> tuple[Tensor, None]:
+        return in_bf16(g), None
+
+
+class Rounded(torch.autograd.Function):
+    @staticmethod
+    def forward(_: object, x: Tensor) -> Tensor:
+        return in_bf16(x)
+
+    @staticmethod
+    def backward(_: object, g: Tensor) -> Tensor:
+        return in_bf16(g)
+
+
+def in_bf16(tensor: Tensor) -> Tensor:
+    return tensor.bfloat16().float()
+
+
+def trunk(x: Tensor, tensors: dict[str, Tensor], tape: Tape, lane: int) -> Tensor:
+    """The features of one network by torch's layers, rounded where the kernels round; running statistics move."""
+
+    def layer(x: Tensor, conv: str, norm: str, stride: int, made: Made) -> Tensor:
+        weight = tensors[f"{conv}.weight"]
+        weight = weight + (in_bf16(weight) - weight).detach()
+        y = Stored.apply(F.conv2d(Rounded.apply(x), weight, stride=stride, padding=1), made.y[lane])
+        names = [f"{norm}.{part}" for part in ("running_mean", "running_var", "weight", "bias")]
+        return F.batch_norm(y, *(tensors[name] for name in names), True, 0.1, 1e-5)
+
+    a = F.relu(layer(x, "conv", "bn", 1, tape.stem))
+    for i, (_, kept, inner, outer, stride) in enumerate(tape.blocks):
+        a = Stored.apply(a, kept[lane])
+        own = Rounded.apply(F.relu(layer(a, f"blocks.{i}.conv1", f"blocks.{i}.bn1", stride, inner)))
+        z = layer(own, f"blocks.{i}.conv2", f"blocks.{i}.bn2", 1, outer)
+        extra = (z.shape[1] - a.shape[1]) // 2
+        a = F.relu(z + F.pad(a[:, :, ::stride, ::stride], (0, 0, 0, 0, extra, extra)))
+    return Stored.apply(a, tape.last[lane]).mean((2, 3))
+
+
+def near(found: Tensor, expected: Tensor, error: float) -> None:
+    """The error is that of all numbers together, relative to all of them."""
+    assert float((found.detach().cpu() - expected.detach()).norm() / expected.detach().norm()) < error
+
+
+@pytest.mark.parametrize(("shape", "depth", "batch"), [((3, 16, 16), 8, 5), ((1, 10, 10), 14, 7)])
+def test_a_stacked_resnet_on_kernels(
+    shape: tuple[int, int, int], depth: int, batch: int, device: torch.device
+) -> None:  # fmt: skip
+    """Features, gradients and running statistics, for sizes that halve evenly and that do not."""
+    arch, generator = Arch((ResNet(depth, shape[0]),), 5, shape), torch.Generator().manual_seed(0)
+    stack = Stacked(arch, True).train()
+    tensors = stacked_state([build(arch, Key(0, client=k)).state_dict() for k in range(LANES)], stack.template)
+    for name in tensors:  # scales and shifts are not one and zero, as a new network has them
+        if ".bn" in name and name.endswith(("weight", "bias")):
+            tensors[name] += torch.linspace(-0.3, 0.3, tensors[name].numel()).view_as(tensors[name])
+    trained = [n for n in stack.parameter_names if not n.startswith("head.")]
+    running = [n for n in tensors if "running" in n]
+    x = torch.randn(LANES, batch, *shape, generator=generator).bfloat16()
+    upstream = torch.randn(LANES, batch, 64, generator=generator)
+
+    own = {n: t.to(device, copy=True).requires_grad_(n in trained) for n, t in tensors.items()}
+    stack.hold(own)
+    stack.stay(True)
+    still = stack(x.to(device)).features
+    assert all(torch.equal(own[n].cpu(), tensors[n]) for n in running)
+    stack.stay(False)
+    features = stack(x.to(device)).features
+    assert torch.equal(still, features)
+    tape = features.grad_fn.tape
+    tape = tape._replace(blocks=list(tape.blocks))  # the way back empties it
+    grads = torch.autograd.grad(features, [own[n] for n in trained], upstream.to(device))
+
+    for name in trained:
+        tensors[name].requires_grad_()
+    one = [{n.removeprefix("trunks.0."): t[k] for n, t in tensors.items()} for k in range(LANES)]
+    expected = torch.stack([trunk(x[k].float(), one[k], tape, k) for k in range(LANES)])
+    near(features, expected, 1e-5)
+    right = torch.autograd.grad(expected, [tensors[n] for n in trained], upstream)
+    for found, gradient in zip(grads, right, strict=True):
+        near(found, gradient, 0.01)
+    for name in running:
+        near(own[name], tensors[name], 1e-5)
+
+
+def test_networks_and_precisions_that_the_kernels_do_not_know() -> None:
+    assert not Stacked(Arch((ResNet(8, 5),), 5, (5, 8, 8)), True).fast  # they would read four of the five channels
+    with pytest.raises(ValueError, match="in bf16, not in fp32"):
+        Fused("cpu", "fp32", kernels=True)
+
+
+def ragged(device: torch.device, clients: int, steps: int) -> list[Fit]:
+    """Fits of clients with other numbers of samples and steps, on two streams, cropped and flipped."""
+    arch, plain, fits = Arch((ResNet(8, 1),), 5, (1, 10, 10)), Plain(device), []
+    for k in range(clients):
         generator = torch.Generator().manual_seed(k)
-        x = torch.randint(0, 256, (20 + k, 1, 8, 8), dtype=torch.uint8, generator=generator)
+        x = torch.randint(0, 256, (20 + k, 1, 10, 10), dtype=torch.uint8, generator=generator)
         y = torch.randint(0, 5, (20 + k,), generator=generator)
-        private = Samples({"x": x, "y": y}, View(1 / 255, (0.5,), (0.2,), pad=2, flip=True)).to(DEVICE)
-        public = private.only("x").with_(target=torch.rand(len(x), 5, generator=generator).to(DEVICE))
-        recipe = Recipe(steps=2 + k % 2, batch=6)
-        model = plain.init(Init(arch, Key(0, 0, k)))
-        loss, streams = (
-            CrossEntropy("private") + 0.2 * SoftCrossEntropy("public"),
-            {"private": private, "public": public},
-        )
-        fits.append(Fit(model, loss, streams, Key(0, 1, k, "fit"), recipe))
-    for expected, found in zip(plain.serve(fits), Fused(DEVICE, "fp32", kernels=True).serve(fits), strict=True):
-        assert expected.loss == pytest.approx(found.loss, rel=1e-3 if GPU else 1e-4)
+        private = Samples({"x": x, "y": y}, View(1 / 255, (0.5,), (0.2,), pad=2, flip=True)).to(device)
+        public = private.only("x").with_(target=torch.rand(len(x), 5, generator=generator).to(device))
+        loss = CrossEntropy("private") + 0.2 * SoftCrossEntropy("public")
+        model, recipe = plain.init(Init(arch, Key(0, 0, k))), Recipe(steps=steps - k % 2, batch=7)
+        fits.append(Fit(model, loss, {"private": private, "public": public}, Key(0, 1, k, "fit"), recipe))
+    return fits
+
+
+def losses(engine: Fused, fits: list[Fit]) -> list[float]:
+    return [fitted.loss for fitted in engine.serve(fits)]
+
+
+def test_a_fit_on_kernels_is_the_one_on_library_layers(device: torch.device) -> None:
+    fits = ragged(device, 2, 2)
+    ours, library = (Fused(device, "bf16", kernels=kernels, graphs=False) for kernels in (True, False))
+    assert losses(ours, fits) == pytest.approx(losses(library, fits), rel=0.02)
+
+
+@on_gpu
+def test_a_fit_on_kernels_in_a_graph_is_the_one_on_library_layers() -> None:
+    fits = ragged(torch.device("cuda"), 3, 3)
+    ours, library = Fused("cuda", "bf16"), Fused("cuda", "bf16", kernels=False)
+    assert ours.kernels
+    assert losses(ours, fits) == pytest.approx(losses(library, fits), rel=0.02)

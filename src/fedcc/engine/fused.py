@@ -8,7 +8,6 @@ padding, and a thousand clients run in the memory of a few.
 from __future__ import annotations
 
 import gc
-import importlib.util
 import math
 import time
 from collections import deque
@@ -25,6 +24,7 @@ from fedcc.core.requests import Fit, Fitted, Predict, Request
 from fedcc.core.samples import Samples
 from fedcc.core.step import Batch, Step
 from fedcc.engine.adam import BETAS, EPS
+from fedcc.engine.cuda import available
 from fedcc.engine.drive import signature
 from fedcc.engine.plain import Lazily, Monitor, Plain, Precision
 from fedcc.engine.plan import augmentation, batches
@@ -58,6 +58,8 @@ class Fused:
         self.most = lanes
         self.graphs = self.device.type == "cuda" if graphs is None else graphs
         self.kernels = usable(self.device, precision) if kernels is None else kernels
+        if self.kernels and precision != "bf16":
+            raise ValueError(f"the project's own kernels compute in bf16, not in {precision}")
         self.memory_pools: dict[Arch, Any] = {}  # graphs of one network never run side by side
         self.streams: dict[Arch, Any] = {}
         self.kits: dict[Hashable, Kit] = {}
@@ -523,7 +525,7 @@ class Lanes:
 
     def _images(self, dtype: torch.dtype) -> Tensor:
         """The inputs of all streams side by side, by a kernel."""
-        from fedcc.engine.kernels import images
+        from fedcc.engine.stepping import images
 
         channels, height, width = next(iter(self.fit.streams.values())).shape
         shape = (self.width, sum(self.batches.values()), height, width, channels)
@@ -584,14 +586,14 @@ class Lanes:
         """Adam with a step count and a learning rate per lane, bias corrections in float64; the step is done."""
         n = self.numbers
         if self.fused_adam:
-            from fedcc.engine.kernels import adam, tick
+            from fedcc.engine.stepping import adam, tick
 
             size, root = tick(losses, n, BETAS)
             adam(self.params, self.means, self.squares, grads, self.lane, size, root, BETAS, EPS)
             return
         n["loss"].add_(losses)
         n["age"].add_(1)
-        slower = 0.5 * (1 - torch.cos(math.pi * n["at"] / n["length"].clamp(min=1)))
+        slower = 0.5 * (1 - torch.cos(math.pi * n["at"].double() / n["length"].clamp(min=1)))
         lr = n["lr"] * (1 - n["cosine"] * slower)
         size = (lr / (1 - BETAS[0] ** n["age"])).to(grads.dtype)[self.lane]
         root = (1 - BETAS[1] ** n["age"]).rsqrt().to(grads.dtype)[self.lane]
@@ -603,7 +605,8 @@ class Lanes:
 
     def capture(self, engine: Fused) -> None:
         """Record a step as a graph; what the trial steps do to the slots is overwritten when clients are loaded."""
-        side = torch.cuda.Stream(engine.device)  # type: ignore[no-untyped-call]
+        # Ahead of what runs beside it, the gradients of weights: layer waits for layer here.
+        side = torch.cuda.Stream(engine.device, priority=-1)  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream(engine.device))
         with torch.cuda.stream(side):
             for _ in range(2):
@@ -614,7 +617,7 @@ class Lanes:
         arch, collects = self.fit.model.arch, gc.isenabled()
         gc.disable()  # to free an old graph in the middle would spoil the new one
         try:
-            with torch.cuda.graph(graph, pool=engine.memory_pools.get(arch)):
+            with torch.cuda.graph(graph, pool=engine.memory_pools.get(arch), stream=side):
                 self.step(engine)
         finally:
             if collects:
@@ -628,8 +631,8 @@ def _stacks(*models: Model) -> bool:
 
 
 def usable(device: torch.device, precision: Precision) -> bool:
-    """Whether the project's own kernels run here: a GPU, bf16, and Triton."""
-    return device.type == "cuda" and precision == "bf16" and importlib.util.find_spec("triton") is not None
+    """Whether the project's own kernels run here: on a GPU that knows bf16, where NVRTC is found."""
+    return precision == "bf16" and available(device)
 
 
 def allowed(clients: int) -> int:

@@ -19,7 +19,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedcc.core.model import Arch, Outputs
 from fedcc.core.rng import Key
-from fedcc.engine.fast import FastTrunk
+from fedcc.engine.fast import MOST_CHANNELS, FastTrunk
 from fedcc.nets.network import build
 from fedcc.nets.resnet import Shortcut, _ResNet
 
@@ -131,7 +131,7 @@ class Stacked(nn.Module):
         )
         self.head = Dense(self.slots, "head")
         self.fast = nn.ModuleList()
-        ours = [trunk for trunk in network.trunks if isinstance(trunk, _ResNet)]
+        ours = [t for t in network.trunks if isinstance(t, _ResNet) and t.conv.in_channels <= MOST_CHANNELS]
         if kernels and len(ours) == len(network.trunks):
             self.fast.extend(FastTrunk(trunk, f"trunks.{i}", self.slots) for i, trunk in enumerate(ours))
 

@@ -1,0 +1,277 @@
+"""CUDA C++ compiled at run time by NVRTC and launched by the driver, both through ctypes: no compiler to install.
+
+NVRTC comes with torch. A source is compiled once for a set of defines and an architecture; the result stays in memory
+and in the user's cache folder. Kernels are ``extern "C"`` and take one struct by value, which :func:`arguments` makes.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import importlib.util
+import os
+import struct
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from ctypes import byref, c_char_p, c_int, c_size_t, c_void_p
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedcc.core.files import written_whole
+
+OLDEST = (8, 0)  # compute capability: the first with bf16
+STATIC_SHARED, DYNAMIC_SHARED = 1, 8  # CUfunction_attribute: bytes that it takes, and that it may be given
+ALL_SHARED = 97  # CUdevice_attribute: bytes that a block can have in all
+
+
+class KernelError(RuntimeError):
+    """A kernel that can not be compiled, loaded or launched."""
+
+
+def arguments(*values: Tensor | float | ctypes.c_double) -> bytes:
+    """A C struct: a tensor is a pointer to its data, a whole number an int, another a float or, if asked, a double.
+
+    >>> arguments(True, 2, 0.5) == bytes([1, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 63])
+    True
+    >>> len(arguments(1, torch.zeros(3), 2))  # 4 bytes before the pointer and at the end are padding
+    24
+    """
+    kinds, numbers = "", list[float]()
+    for value in values:
+        if isinstance(value, Tensor):
+            kinds += "Q"
+            numbers.append(value.data_ptr())
+        elif isinstance(value, ctypes.c_double):
+            kinds += "d"
+            numbers.append(value.value)
+        else:
+            kinds += "i" if isinstance(value, int) else "f"
+            numbers.append(value)
+    end = "0Q" if set(kinds) & set("Qd") else ""  # padded to the alignment of its widest part
+    return struct.pack(f"@{kinds}{end}", *numbers)
+
+
+@cache
+def source(name: str) -> str:
+    """The text of a ``.cu`` file of this folder."""
+    return Path(__file__).with_name(name).read_text(encoding="utf-8")
+
+
+# --------------------------------------------------------------------------------------------------------- libraries
+
+
+def _places() -> Iterator[str]:
+    """Where NVRTC may be: what torch has loaded already, what came with it, then the system's."""
+    major = (torch.version.cuda or "").split(".")[0]
+    if os.name == "nt":
+        yield f"nvrtc64_{major}0_0.dll"
+        return
+    if major:
+        yield f"libnvrtc.so.{major}"
+    packages = importlib.util.find_spec("nvidia")
+    folders = list(packages.submodule_search_locations or ()) if packages else []
+    patterns = [(folder, f"*/lib/libnvrtc.so.{major}*") for folder in folders]
+    patterns.append((str(Path(torch.__file__).parent), "lib/libnvrtc*.so*"))
+    patterns += [(home, "lib64/libnvrtc.so*") for home in (os.environ.get("CUDA_HOME"), "/usr/local/cuda") if home]
+    for folder, pattern in patterns:
+        yield from (str(path) for path in sorted(Path(folder).glob(pattern)) if "builtins" not in path.name)
+    yield "libnvrtc.so"
+
+
+@cache
+def _nvrtc() -> ctypes.CDLL:
+    for place in _places():
+        with suppress(OSError):
+            library = ctypes.CDLL(place)
+            library.nvrtcGetErrorString.restype = c_char_p
+            return library
+    raise KernelError("NVRTC was not found: it comes with torch for CUDA, or as the package nvidia-cuda-nvrtc")
+
+
+@cache
+def _driver() -> ctypes.CDLL:
+    try:
+        return ctypes.CDLL("nvcuda.dll" if os.name == "nt" else "libcuda.so.1")
+    except OSError as error:
+        raise KernelError(f"CUDA's driver was not found: {error}") from error
+
+
+def _compiler(function: str, *given: Any) -> None:
+    """Call NVRTC."""
+    result = getattr(_nvrtc(), function)(*given)
+    if result:
+        raise KernelError(f"{function}: {_nvrtc().nvrtcGetErrorString(result).decode()}")
+
+
+def _cuda(function: str, *given: Any) -> None:
+    """Call the driver."""
+    result = getattr(_driver(), function)(*given)
+    if result:
+        text = c_char_p()
+        _driver().cuGetErrorString(result, byref(text))
+        raise KernelError(f"{function}: {(text.value or str(result).encode()).decode()}")
+
+
+@cache
+def available(device: torch.device) -> bool:
+    """Whether kernels can be compiled for this device and launched there."""
+    if device.type != "cuda" or not torch.version.cuda or not torch.cuda.is_available():
+        return False
+    if torch.cuda.get_device_capability(device) < OLDEST:
+        return False
+    with suppress(KernelError):
+        return bool(_nvrtc() and _driver())
+    return False
+
+
+# ----------------------------------------------------------------------------------------------------------- compile
+
+
+def compiled(text: str, defines: Mapping[str, int], architecture: str, name: str = "kernels.cu") -> bytes:
+    """Machine code (a cubin) for an architecture such as ``sm_90``; needs no GPU."""
+    options = [f"--gpu-architecture={architecture}", "-std=c++17", *(f"-D{n}={int(v)}" for n, v in defines.items())]
+    program, size = c_void_p(), c_size_t()
+    _compiler("nvrtcCreateProgram", byref(program), text.encode(), name.encode(), 0, None, None)
+    try:
+        given = (c_char_p * len(options))(*(option.encode() for option in options))
+        try:
+            _compiler("nvrtcCompileProgram", program, len(options), given)
+        except KernelError as error:
+            _compiler("nvrtcGetProgramLogSize", program, byref(size))
+            log = ctypes.create_string_buffer(size.value)
+            _compiler("nvrtcGetProgramLog", program, log)
+            raise KernelError(f"{name} with {' '.join(options)}: {error}\n{log.value.decode()}") from None
+        _compiler("nvrtcGetCUBINSize", program, byref(size))
+        cubin = ctypes.create_string_buffer(size.value)
+        _compiler("nvrtcGetCUBIN", program, cubin)
+        return cubin.raw
+    finally:
+        _compiler("nvrtcDestroyProgram", byref(program))
+
+
+@cache
+def _cubin(file: str, defines: tuple[tuple[str, int], ...], architecture: str) -> bytes:
+    """Machine code from the user's cache folder, or compiled and put there."""
+    major, minor = c_int(), c_int()
+    _compiler("nvrtcVersion", byref(major), byref(minor))
+    made_of = repr((source(file), defines, architecture, major.value, minor.value))
+    known_as = f"{Path(file).stem}-{architecture}-{hashlib.sha256(made_of.encode()).hexdigest()[:32]}.cubin"
+    path = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fedcc" / "kernels" / known_as
+    with suppress(OSError):
+        stored = path.read_bytes()
+        if hashlib.sha256(stored[32:]).digest() == stored[:32]:  # the driver would read past the end of a part of one
+            return stored[32:]
+    cubin = compiled(source(file), dict(defines), architecture, file)
+    with suppress(OSError):  # a folder that can not be written to costs time, no more
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with written_whole(path) as out:
+            out.write(hashlib.sha256(cubin).digest() + cubin)
+    return cubin
+
+
+def _architecture(device: torch.device) -> str:
+    return "sm_{}{}".format(*torch.cuda.get_device_capability(device))
+
+
+def compile_all(wanted: Sequence[tuple[str, str, Mapping[str, int]]], device: torch.device) -> None:
+    """Compile what :func:`kernel` will be asked for, (file, name, defines) each, on all cores."""
+    architecture = _architecture(device)
+    sources = dict.fromkeys((file, tuple(sorted(defines.items()))) for file, _, defines in wanted)
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(lambda given: _cubin(*given, architecture), sources))
+
+
+# ------------------------------------------------------------------------------------------------------------ launch
+
+
+@contextmanager
+def _current(context: c_void_p) -> Iterator[None]:
+    """Torch's context of a device, current in this thread: a new one, such as autograd's, may have none."""
+    _cuda("cuCtxPushCurrent_v2", context)
+    try:
+        yield
+    finally:
+        _cuda("cuCtxPopCurrent_v2", byref(c_void_p()))
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A function on a device."""
+
+    name: str
+    function: c_void_p
+    context: c_void_p
+    size: int | None  # bytes of its struct, where the driver can say
+
+    def __call__(
+        self, grid: tuple[int, int, int], threads: int, shared: int, arguments: bytes, device: torch.device
+    ) -> None:  # fmt: skip
+        """Launch it on torch's current stream of its device; nothing is allocated there and nothing waits."""
+        if self.size not in (None, len(arguments)):
+            raise KernelError(f"{self.name} takes a struct of {self.size} bytes, got {len(arguments)}")
+        buffer = ctypes.create_string_buffer(arguments, len(arguments))
+        parameters = (c_void_p * 1)(ctypes.addressof(buffer))
+        stream = c_void_p(torch.cuda.current_stream(device).cuda_stream)
+        with _current(self.context):
+            try:
+                _cuda("cuLaunchKernel", self.function, *grid, threads, 1, 1, shared, stream, parameters, None)
+            except KernelError as error:
+                what = f"{self.name}, grid {grid}, {threads} threads, {shared} bytes of shared memory"
+                raise KernelError(f"{what}: {error}") from None
+
+
+def _device(index: int) -> c_int:
+    device = c_int()
+    _cuda("cuDeviceGet", byref(device), index)
+    return device
+
+
+@cache
+def _module(file: str, defines: tuple[tuple[str, int], ...], index: int) -> tuple[c_void_p, c_void_p]:
+    """A loaded source and the context that it is in; never unloaded."""
+    cubin = _cubin(file, defines, _architecture(torch.device("cuda", index)))
+    context, module = c_void_p(), c_void_p()
+    _cuda("cuDevicePrimaryCtxRetain", byref(context), _device(index))
+    with _current(context):
+        _cuda("cuModuleLoadData", byref(module), cubin)
+    return context, module
+
+
+@cache
+def _kernel(file: str, name: str, defines: tuple[tuple[str, int], ...], index: int) -> Kernel:
+    context, module = _module(file, defines, index)
+    function, static, most, size = c_void_p(), c_int(), c_int(), c_size_t()
+    with _current(context):
+        try:
+            _cuda("cuModuleGetFunction", byref(function), module, name.encode())
+        except KernelError as error:
+            raise KernelError(f"no kernel {name!r} in {file} with {dict(defines)}: {error}") from None
+        _cuda("cuFuncGetAttribute", byref(static), STATIC_SHARED, function)
+        _cuda("cuDeviceGetAttribute", byref(most), ALL_SHARED, _device(index))
+        # All that there is, once and for all: a launch, which may be captured in a graph, has nothing to set.
+        _cuda("cuFuncSetAttribute", function, DYNAMIC_SHARED, most.value - static.value)
+        tells = hasattr(_driver(), "cuFuncGetParamInfo")  # since CUDA 12.4
+        if tells:
+            _cuda("cuFuncGetParamInfo", function, c_size_t(0), byref(c_size_t()), byref(size))
+    return Kernel(name, function, context, size.value if tells else None)
+
+
+def kernel(file: str, name: str, defines: Mapping[str, int], device: torch.device) -> Kernel:
+    """A kernel of a ``.cu`` file of this folder; the first call loads it, which a graph's capture does not allow."""
+    index = torch.cuda.current_device() if device.index is None else device.index
+    return _kernel(file, name, tuple(sorted(defines.items())), index)
+
+
+def launch(
+    file: str, name: str, defines: Mapping[str, int], grid: tuple[int, int, int], threads: int, shared: int,
+    values: Sequence[Tensor | float | ctypes.c_double],
+) -> None:  # fmt: skip
+    """Run a kernel of a ``.cu`` file of this folder, with ``values`` as its struct, where its tensors are."""
+    device = next(value for value in values if isinstance(value, Tensor)).device
+    kernel(file, name, defines, device)(grid, threads, shared, arguments(*values), device)

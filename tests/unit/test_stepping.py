@@ -1,0 +1,78 @@
+"""What a step does besides the network, by the kernels of `step.cu`: on a GPU or emulated (the fixture `device`)."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from fedcc.core.samples import View
+from fedcc.engine import cuda, stepping
+
+BETAS, EPS = (0.9, 0.999), 1e-8
+on_gpu = pytest.mark.skipif(not cuda.available(torch.device("cuda")), reason="no GPU with NVRTC")
+
+
+@pytest.mark.parametrize("view", [View(1 / 255, (0.5, 0.4, 0.3), (0.2, 0.25, 0.3), pad=2, flip=True), View(1 / 255)])
+def test_images_are_those_of_the_view(view: View, device: torch.device) -> None:
+    lanes, window, batch, first = 3, 4, 5, 2
+    g = torch.Generator().manual_seed(0)
+    pool = torch.randint(0, 256, (40, 3, 33, 31), dtype=torch.uint8, generator=g)
+    plan = torch.randint(0, 12, (lanes, window, batch), dtype=torch.int32, generator=g)
+    draws = torch.randint(0, 5, (lanes, window, batch if view.augments else 0, 3), dtype=torch.uint8, generator=g)
+    draws[..., 2] %= 2
+    place, offset, rows = torch.tensor([1, 3, 0]), torch.tensor([[0], [15], [28]]), torch.arange(lanes)
+    drawn = draws[rows, place].flatten(0, 1).long()
+    expected = view.augmented(pool[plan[rows, place].long() + offset].flatten(0, 1), drawn)
+    expected = expected.view(lanes, batch, 3, 33, 31).permute(0, 1, 3, 4, 2)
+    out = torch.full((lanes, first + batch + 1, 33, 31, 3), -77.0, dtype=torch.bfloat16, device=device)
+    stepping.images(*(t.to(device) for t in (pool, plan, draws, place, offset)), view, out, first)
+    torch.testing.assert_close(out[:, first:-1].cpu(), expected.bfloat16(), rtol=2**-7, atol=1e-6)
+    assert (out[:, :first] == -77).all()
+    assert (out[:, -1] == -77).all()
+
+
+def check_a_step_of_adam(device: torch.device, captured: bool) -> None:
+    lanes, size = 5, 1000
+    g = torch.Generator().manual_seed(0)
+    counts = {"age": 3.0, "length": 9.0, "lr": 0.1, "loss": 2.0}
+    numbers = {n: torch.full((lanes,), v, dtype=torch.float64, device=device) for n, v in counts.items()}
+    numbers |= {"at": torch.arange(lanes, device=device), "place": torch.zeros(lanes, dtype=torch.long, device=device)}
+    numbers["cosine"] = torch.tensor([1.0, 0, 1, 0, 1], dtype=torch.float64, device=device)
+    p, m, v, grad = (torch.rand(size, generator=g).to(device) for _ in range(4))
+    lane = torch.randint(0, lanes, (size,), dtype=torch.int32, generator=g).to(device)
+    losses = torch.rand(lanes, generator=g).to(device)
+    before = {n: t.clone() for n, t in numbers.items()}
+    old = p.clone(), m.clone(), v.clone()
+
+    def step() -> None:
+        stepping.adam(p, m, v, grad, lane, *stepping.tick(losses, numbers, BETAS), BETAS, EPS)
+
+    step()
+    if captured:  # replayed from where it began
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            step()
+        for tensor, kept in zip((p, m, v, *numbers.values()), (*old, *before.values()), strict=True):
+            tensor.copy_(kept)
+        graph.replay()
+    slower = 0.5 * (1 - torch.cos(math.pi * before["at"].double() / 9))
+    rate = (0.1 * (1 - numbers["cosine"] * slower) / (1 - BETAS[0] ** 4)).float()[lane]
+    mean, square = old[1].lerp(grad, 1 - BETAS[0]), old[2] * BETAS[1] + grad * grad * (1 - BETAS[1])
+    torch.testing.assert_close(m, mean)
+    torch.testing.assert_close(v, square)
+    torch.testing.assert_close(p, old[0] - rate * mean / (square.sqrt() * (1 - BETAS[1] ** 4) ** -0.5 + EPS))
+    torch.testing.assert_close(numbers["loss"], 2 + losses.double())
+    assert numbers["age"].tolist() == [4.0] * lanes
+    assert numbers["at"].tolist() == [1, 2, 3, 4, 5]
+    assert numbers["place"].tolist() == [1] * lanes
+
+
+def test_a_step_of_adam(device: torch.device) -> None:
+    check_a_step_of_adam(device, captured=False)
+
+
+@on_gpu
+def test_a_step_of_adam_in_a_graph() -> None:
+    check_a_step_of_adam(torch.device("cuda"), captured=True)
