@@ -135,7 +135,7 @@ def execute(
 def summary(experiment: Experiment, result: Result, seconds: float) -> dict[str, Any]:
     """The record that tables are made from, complete in itself."""
     best_round, best = result.best if result.curve else (None, None)  # a federation may have no test set
-    machine = environment(experiment)
+    machine = environment(experiment.device, experiment.threads)
     return {
         "format": SUMMARY_FORMAT,
         "method": result.method.name,
