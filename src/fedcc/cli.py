@@ -500,7 +500,9 @@ def bench(
         from fedcc.experiments.store import environment
 
         settings = {"model": model, "batch": batch, "steps": length}
-        typer.echo(json.dumps({"settings": settings, "machine": environment(str(where), threads), "rows": rows}, indent=1))
+        typer.echo(
+            json.dumps({"settings": settings, "machine": environment(str(where), threads), "rows": rows}, indent=1)
+        )
     else:
         console.print(table)
 
