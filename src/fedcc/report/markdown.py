@@ -149,7 +149,7 @@ different things.
 
 HOW_RECALIBRATED = """\
 Parameter-based methods, each global model evaluated twice: with BatchNorm's running statistics as they were averaged,
-which is the number above, and with statistics re-estimated on the public images, without labels. Training is the same.
+as in the table above, and with statistics re-estimated on the public images, without labels. Training is the same.
 """
 
 
