@@ -110,7 +110,8 @@ class Plain:
         samples, module = request.samples, self._load(request.model, "recalibrate")
         if not len(samples):
             raise ValueError("there is nothing to take statistics from: no samples were given")
-        parts = samples.x.tensor_split(-(-len(samples) // PREDICT_BATCH))  # of equal size, so that none is tiny
+        x = samples.x if len(samples) > 1 else torch.cat([samples.x] * 2)  # BatchNorm refuses a batch of one
+        parts = x.tensor_split(-(-len(x) // PREDICT_BATCH))  # of equal size, so that none is tiny
         inputs = (samples.view.clean(x.to(self.device), self.dtype) for x in parts)
         found = statistics(module, lambda x: self._forward(module, x), inputs)
         return request.model.with_(found) if found else request.model

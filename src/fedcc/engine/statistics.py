@@ -14,23 +14,22 @@ from torch.nn.modules.batchnorm import _BatchNorm
 def statistics(module: nn.Module, forward: Callable[[Tensor], Any], parts: Iterable[Tensor]) -> dict[str, Tensor]:
     """The running means and variances by name, of all that enters the norms when each part is normalised by itself.
 
-    The rest of the module is left in evaluation mode, so that no dropout draws; its own statistics are overwritten.
+    The rest of the module is in evaluation mode, so that no dropout draws; the norms are changed in place.
     """
     norms = {n: m for n, m in module.eval().named_modules() if isinstance(m, _BatchNorm) and m.running_mean is not None}
     if not norms:
         return {}
     seen: dict[str, list[tuple[int, Tensor, Tensor]]] = {name: [] for name in norms}
 
-    def note(name: str, norm: _BatchNorm, inputs: tuple[Tensor]) -> None:
+    def note(name: str, norm: _BatchNorm, inputs: tuple[Tensor], _: Tensor) -> None:
         assert norm.running_mean is not None
         assert norm.running_var is not None
-        x = inputs[0].to(norm.running_mean.dtype)
-        var, mean = torch.var_mean(x, [d for d in range(x.ndim) if d != 1], correction=0)
-        seen[name].append((x.numel() // x.shape[1], mean, var))
-        norm.running_mean.copy_(mean)  # in evaluation mode this is what normalises the part
-        norm.running_var.copy_(var)
+        n = inputs[0].numel() // inputs[0].shape[1]
+        seen[name].append((n, norm.running_mean.clone(), norm.running_var * ((n - 1) / n)))
 
-    hooks = [m.register_forward_pre_hook(partial(note, name)) for name, m in norms.items()]
+    for norm in norms.values():
+        norm.train().momentum = 1.0  # its running statistics are those of the latest part
+    hooks = [norm.register_forward_hook(partial(note, name)) for name, norm in norms.items()]
     try:
         for x in parts:
             forward(x)
@@ -47,4 +46,4 @@ def _pooled(parts: list[tuple[int, Tensor, Tensor]]) -> dict[str, Tensor]:
     share = torch.tensor([n / total for n in numbers], dtype=means[0].dtype, device=means[0].device)[:, None]
     mean = (share * torch.stack(means)).sum(0)
     var = (share * (torch.stack(variances) + (torch.stack(means) - mean) ** 2)).sum(0)
-    return {"running_mean": mean, "running_var": var * (total / max(1, total - 1))}
+    return {"running_mean": mean, "running_var": var * (total / (total - 1))}
