@@ -55,7 +55,6 @@ static inline double min(double x, double y) { return fmin(x, y); }
 static inline double max(double x, double y) { return fmax(x, y); }
 
 static inline float rsqrtf(float x) { return 1.0f / sqrtf(x); }
-template <class T> static inline T __ldg(const T *p) { return *p; }
 static inline unsigned __float_as_uint(float x) { unsigned u; memcpy(&u, &x, 4); return u; }
 static inline float __uint_as_float(unsigned u) { float x; memcpy(&x, &u, 4); return x; }
 
@@ -398,6 +397,12 @@ static inline void mma(float (&d)[4], const unsigned (&a)[4], unsigned b0, unsig
 }
 
 // cp.async of 16 bytes: done at any time before copies_done returns
+static inline uint4 load_if(const void *p, bool there) { return there ? *(const uint4 *)p : uint4{0, 0, 0, 0}; }
+
+static inline void store_if(void *p, const uint4 &v, bool there) {
+    if (there) *(uint4 *)p = v;
+}
+
 static inline void copy16(void *shared, const void *global) {
     emulator::check_shared(shared, "copy16");
     if ((uintptr_t)global % 16) emulator::fail("copy16: global address %p is not a multiple of 16", global);

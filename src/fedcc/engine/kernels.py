@@ -289,7 +289,8 @@ def weights(given: Tensor, known: Made | None, back: Back, made: Made, stride: i
         given, made.stats if known is None else known.stats, back.g, made.y, back.sums, made.norm.gamma, made.stats,
         dnorm[0], dnorm[1], part, batch, lanes, back.sums.shape[1], per, tiles.each,
     ]  # fmt: skip
-    shared = 4 * NUMBERS + max(room, 4 * SUMS, 4 * 9 * inner * outer)
+    halves = max(1, WARPS // (inner * outer // 256) // 2)  # of the groups of warps that add up
+    shared = 4 * NUMBERS + max(room, 4 * SUMS, 4 * 9 * inner * outer * halves)
     launch("grad", (programs, lanes, blocks), shared, defines, values)
     out = _floats(given, lanes, cout, real, 3, 3)
     defines = {"CI": cin, "CO": cout, "REAL": real}

@@ -32,6 +32,18 @@ __device__ __forceinline__ void mma(float (&d)[4], const unsigned (&a)[4], unsig
 __device__ __forceinline__ void copy16(void *shared, const void *global) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(place(shared)), "l"(global) : "memory");
 }
+// 16 bytes that nobody writes meanwhile, or zeros; no branch.
+__device__ __forceinline__ uint4 load_if(const void *p, bool there) {
+    uint4 v;
+    asm("{ .reg .pred q; setp.ne.b32 q, %5, 0; mov.b32 %0, 0; mov.b32 %1, 0; mov.b32 %2, 0; mov.b32 %3, 0;\n"
+        "@q ld.global.nc.v4.u32 {%0,%1,%2,%3}, [%4]; }"
+        : "=&r"(v.x), "=&r"(v.y), "=&r"(v.z), "=&r"(v.w) : "l"(p), "r"((int)there));
+    return v;
+}
+__device__ __forceinline__ void store_if(void *p, const uint4 &v, bool there) {
+    asm volatile("{ .reg .pred q; setp.ne.b32 q, %5, 0; @q st.global.v4.u32 [%0], {%1,%2,%3,%4}; }"
+                 ::"l"(p), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w), "r"((int)there) : "memory");
+}
 __device__ __forceinline__ void copies_done() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 __device__ __forceinline__ unsigned pack(float low, float high) {
     unsigned both;
@@ -72,7 +84,6 @@ __device__ __forceinline__ void read8(const float *p, float (&v)[8]) {
     v[0] = a.x, v[1] = a.y, v[2] = a.z, v[3] = a.w, v[4] = b.x, v[5] = b.y, v[6] = b.z, v[7] = b.w;
 }
 
-__device__ __forceinline__ uint4 load(const bf16 *p) { return __ldg((const uint4 *)p); }  // nobody writes it meanwhile
 __device__ __forceinline__ uint4 peek(const bf16 *p) { return *(const uint4 *)p; }
 __device__ __forceinline__ void store(bf16 *p, const uint4 &q) { *(uint4 *)p = q; }
 
@@ -187,45 +198,50 @@ __device__ __forceinline__ void backward(const float *rows, int count, const flo
 // in different banks. Its pixels lie in a row in memory too: whole images, or with BANDED rows of one; around them are
 // TOP rows and LEFT columns of zeros.
 //
-// What a tile is made of has two parts: `first` begins to load the eight channels of a pixel, `second` makes them.
+// What a tile is made of has two parts: `first` begins to load the eight channels of a pixel, `second` makes them, with
+// numbers that each thread reads once a tile.
 
 // relu(scale y + shift), or with the shortcut: + x, at every XS-th pixel, channels padded with zeros.
 template <int SOURCE, int ALL, int H, int W, int XC, int XS, int XH, int XW>
 struct Activations {
     const bf16 *y, *x;
-    const float *scale, *shift;  // in shared memory: registers are scarcer
-    int from;                    // the first of the eight channels
+    const float *scale, *shift;
+    int from;  // the first of the eight channels
     struct Held { uint4 y, x; };
+    struct Own { float scale[8], shift[8]; };
 
-    __device__ __forceinline__ Held first(int pixel) const {
+    __device__ __forceinline__ Own own() const {
+        Own own;
+        if (SOURCE != PLAIN) read8(scale, own.scale), read8(shift, own.shift);
+        return own;
+    }
+
+    __device__ __forceinline__ Held first(int pixel, bool there) const {
         Held held;
-        held.y = load(y + pixel * ALL + from);
+        held.y = load_if(y + pixel * ALL + from, there);
         if (SOURCE == RESIDUAL) {
             if (XC == ALL && XS == 1) {
-                held.x = load(x + pixel * ALL + from);
+                held.x = load_if(x + pixel * ALL + from, there);
             } else {
                 constexpr int EXTRA = (ALL - XC) / 2;
                 const int w = pixel % W, h = pixel / W % H, b = pixel / (W * H);
-                held.x = nothing();
-                if (from >= EXTRA && from < EXTRA + XC)
-                    held.x = load(x + ((b * XH + h * XS) * XW + w * XS) * XC + from - EXTRA);
+                const bool known = there && from >= EXTRA && from < EXTRA + XC;
+                held.x = load_if(x + ((b * XH + h * XS) * XW + w * XS) * XC + from - EXTRA, known);
             }
         }
         return held;
     }
 
-    __device__ __forceinline__ uint4 second(const Held &held) const {
+    __device__ __forceinline__ uint4 second(const Held &held, const Own &own) const {
         if (SOURCE == PLAIN) return held.y;
-        float v[8], k[8], d[8];
+        float v[8], x[8];
         unpack8(held.y, v);
-        read8(scale, k);
-        read8(shift, d);
 #pragma unroll
-        for (int i = 0; i < 8; i++) v[i] = v[i] * k[i] + d[i];
+        for (int i = 0; i < 8; i++) v[i] = v[i] * own.scale[i] + own.shift[i];
         if (SOURCE == RESIDUAL) {
-            unpack8(held.x, k);
+            unpack8(held.x, x);
 #pragma unroll
-            for (int i = 0; i < 8; i++) v[i] += k[i];
+            for (int i = 0; i < 8; i++) v[i] += x[i];
         }
         return make_uint4(pack_relu(v[0], v[1]), pack_relu(v[2], v[3]), pack_relu(v[4], v[5]), pack_relu(v[6], v[7]));
     }
@@ -237,10 +253,12 @@ struct Pixels {
     const bf16 *x;
     int from;
     struct Held { uint4 x; };
+    struct Own {};
 
-    __device__ __forceinline__ Held first(int pixel) const {
+    __device__ __forceinline__ Own own() const { return {}; }
+    __device__ __forceinline__ Held first(int pixel, bool there) const {
         Held held = {nothing()};
-        if (from == 0) {
+        if (there && from == 0) {
             const bf16 *p = x + pixel * REAL;
             held.x.x = p[0];
             if (REAL > 1) held.x.x |= (unsigned)p[1 % REAL] << 16;
@@ -249,7 +267,7 @@ struct Pixels {
         }
         return held;
     }
-    __device__ __forceinline__ uint4 second(const Held &held) const { return held.x; }
+    __device__ __forceinline__ uint4 second(const Held &held, const Own &) const { return held.x; }
 };
 
 // BatchNorm's way back: a g + b y + c.
@@ -259,56 +277,83 @@ struct Gradients {
     const float *a, *b, *c;
     int from;
     struct Held { uint4 g, y; };
+    struct Own { float a[8], b[8], c[8]; };
 
-    __device__ __forceinline__ Held first(int pixel) const {
-        return {load(g + pixel * ALL + from), load(y + pixel * ALL + from)};
+    __device__ __forceinline__ Own own() const {
+        Own own;
+        read8(a, own.a), read8(b, own.b), read8(c, own.c);
+        return own;
     }
-    __device__ __forceinline__ uint4 second(const Held &held) const {
-        float g[8], y[8], k[8], d[8];
+    __device__ __forceinline__ Held first(int pixel, bool there) const {
+        return {load_if(g + pixel * ALL + from, there), load_if(y + pixel * ALL + from, there)};
+    }
+    __device__ __forceinline__ uint4 second(const Held &held, const Own &own) const {
+        float g[8], y[8];
         unpack8(held.g, g);
         unpack8(held.y, y);
-        read8(b, k);
-        read8(c, d);
 #pragma unroll
-        for (int i = 0; i < 8; i++) d[i] += k[i] * y[i];
-        read8(a, k);
-#pragma unroll
-        for (int i = 0; i < 8; i++) d[i] += k[i] * g[i];
-        return pack8(d);
+        for (int i = 0; i < 8; i++) g[i] = own.a[i] * g[i] + (own.b[i] * y[i] + own.c[i]);
+        return pack8(g);
     }
 };
+
+__device__ constexpr int largest(int a, int b) { return a > b ? a : b; }
 
 template <int COUNT>
 __device__ __forceinline__ void clear(bf16 *tile) {
     for (int i = threadIdx.x * 8; i < COUNT; i += THREADS * 8) store(tile + i, nothing());
 }
 
-// Fill the inside of a tile, from row `top` of `image` on; `kept`, where given, receives OWN rows behind the first TOP.
+// Zeros around the inside of a tile.
+template <int C, int IMAGES, bool BANDED, int SH, int SW, int TOP, int LEFT, int H, int W>
+__device__ __forceinline__ void edge(bf16 *tile) {
+    constexpr int OCT = C / 8, SIDES = SW - W, ENDS = BANDED ? 0 : SH - H;
+#pragma unroll 1
+    for (unsigned i = threadIdx.x; i < IMAGES * SH * SIDES * OCT; i += THREADS) {
+        const int c = i / OCT % largest(SIDES, 1), row = i / (OCT * largest(SIDES, 1));
+        store(tile + (row * SW + (c < LEFT ? c : W + c)) * (C + 8) + i % OCT * 8, nothing());
+    }
+#pragma unroll 1
+    for (unsigned i = threadIdx.x; i < IMAGES * ENDS * W * OCT; i += THREADS) {
+        const int w = i / OCT % W, e = i / (OCT * W) % largest(ENDS, 1), image = i / (OCT * W * largest(ENDS, 1));
+        store(tile + ((image * SH + (e < TOP ? e : H + e)) * SW + LEFT + w) * (C + 8) + i % OCT * 8, nothing());
+    }
+}
+
+// Fill the inside of a tile, from row `top` of `image` on; with OWN, `kept` receives that many rows behind the first TOP.
 template <int C, int IMAGES, bool BANDED, int SH, int SW, int TOP, int LEFT, int H, int W, int OWN, int DEEP, class Make>
 __device__ __forceinline__ void fill(bf16 *tile, const Make &make, int image, int batch, int top, bf16 *kept) {
-    constexpr int OCT = C / 8, CHUNKS = (BANDED ? SH : IMAGES * H) * W * OCT, EACH = (CHUNKS + THREADS - 1) / THREADS;
-    const int oct = threadIdx.x % OCT, begin = (image * H + (BANDED ? top : 0)) * W;
-#pragma unroll 1
+    constexpr int OCT = C / 8, STEP = THREADS / OCT, ALL = (BANDED ? SH : IMAGES * H) * W, EACH = (ALL + STEP - 1) / STEP;
+    // A thread's pixels stand below each other, STEP / W rows apart, so that their places differ by constants: if even.
+    constexpr bool EVEN = STEP % W == 0 && (BANDED || H % (STEP / W) == 0);
+    constexpr int DOWN = EVEN ? STEP / W : 1;
+    const int oct = threadIdx.x % OCT, pixel0 = threadIdx.x / OCT, r0 = pixel0 / W, w0 = pixel0 % W;
+    const int begin = (image * H + (BANDED ? top : 0)) * W;
+    const typename Make::Own own = make.own();
+#pragma unroll
     for (int round = 0; round < EACH; round += DEEP) {
         typename Make::Held held[DEEP];
 #pragma unroll
         for (int d = 0; d < DEEP; d++) {
-            const int pixel = (threadIdx.x + (round + d) * THREADS) / OCT;
-            const bool there = BANDED ? (unsigned)(top + pixel / W) < H : IMAGES == 1 || image + pixel / (H * W) < batch;
-            if (there && pixel < CHUNKS / OCT) held[d] = make.first(begin + pixel);
+            const int k = round + d, pixel = pixel0 + k * STEP, r = EVEN ? r0 + k * DOWN : pixel / W;
+            if (k >= EACH) continue;
+            const bool there = BANDED ? (unsigned)(top + r) < H : IMAGES == 1 || image + (EVEN ? k * DOWN : r) / H < batch;
+            held[d] = make.first(begin + pixel, there && ((k + 1) * STEP <= ALL || pixel < ALL));
         }
 #pragma unroll
         for (int d = 0; d < DEEP; d++) {
-            const int pixel = (threadIdx.x + (round + d) * THREADS) / OCT, r = pixel / W, w = pixel % W;
-            const bool there = BANDED ? (unsigned)(top + r) < H : IMAGES == 1 || image + pixel / (H * W) < batch;
-            if (pixel >= CHUNKS / OCT) continue;
-            uint4 value = nothing();
-            if (there) {
-                value = make.second(held[d]);
-                if (kept && (!BANDED || (r >= TOP && r < TOP + OWN))) store(kept + (begin + pixel) * C + oct * 8, value);
+            const int k = round + d, pixel = pixel0 + k * STEP, r = EVEN ? r0 + k * DOWN : pixel / W;
+            const int w = EVEN ? w0 : pixel % W;
+            if (k >= EACH || ((k + 1) * STEP > ALL && pixel >= ALL)) continue;
+            const bool there = BANDED ? (unsigned)(top + r) < H : IMAGES == 1 || image + (EVEN ? k * DOWN : r) / H < batch;
+            uint4 value = make.second(held[d], own);
+            if (!there) value = nothing();
+            if (OWN && kept) {
+                const bool mine = there && (!BANDED || (r >= TOP && r < TOP + OWN));
+                store_if(kept + (begin + pixel) * C + oct * 8, value, mine);
             }
-            const int at = BANDED ? r * SW + w + LEFT : (r / H * SH + r % H + TOP) * SW + w + LEFT;
-            store(tile + at * (C + 8) + oct * 8, value);
+            const int i = BANDED ? 0 : (EVEN ? k * DOWN : r) / H, row = BANDED ? r : EVEN ? r0 + k * DOWN % H + TOP : r % H + TOP;
+            store(tile + ((i * SH + row) * SW + w + LEFT) * (C + 8) + oct * 8, value);
         }
     }
 }
@@ -326,15 +371,13 @@ __device__ __forceinline__ void copy_rows(bf16 *shared, const bf16 *from, int st
 constexpr int COEFFICIENTS = 7 * 64;  // numbers per channel that a program holds in shared memory
 
 // Numbers of bf16 that a tile, the results of its convolution, and sums may take turns in.
-__device__ constexpr int room(int tile, int results) {
-    const int more = tile > results ? tile : results;
-    return more > 8 * THREADS ? more : 8 * THREADS;
-}
+__device__ constexpr int room(int tile, int results) { return largest(largest(tile, results), 8 * THREADS); }
 
-// Whether pixel m of a tile is beyond the last row or the last image.
-template <int H, int W, int ROWS, int IMAGES>
+// Whether pixel m of a tile, one of every STEP, is beyond its end, the last row or the last image.
+template <int H, int W, int ROWS, int IMAGES, int STEP>
 __device__ __forceinline__ bool outside(int m, int image, int row, int batch) {
-    return (H % ROWS && row + m / W % ROWS >= H) || (IMAGES > 1 && image + m / (ROWS * W) >= batch);
+    return (IMAGES * ROWS * W % STEP && m >= IMAGES * ROWS * W) || (H % ROWS && row + m / W % ROWS >= H) ||
+           (IMAGES > 1 && image + m / (ROWS * W) >= batch);
 }
 
 #if defined(CONV) || defined(BACK)
@@ -419,10 +462,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, GIVEN_TOGETHER) conv(const
 
     for (int t = blockIdx.x * a.per; t < a.tiles && t < (blockIdx.x + 1) * a.per; t++) {
         const int image = t / BANDS * IMAGES, row = t % BANDS * ROWS;
-        clear<SIZE>(tile);
-        __syncthreads();
-        fill<CI, IMAGES, (BANDS > 1), SH, SW, 1, 1, H, W, ROWS * STRIDE, DEPTH>(tile, make, image, a.batch,
-                                                                                row * STRIDE - 1, kept);
+        edge<CI, IMAGES, (BANDS > 1), SH, SW, 1, 1, H, W>(tile);
+        fill<CI, IMAGES, (BANDS > 1), SH, SW, 1, 1, H, W, KEEP * ROWS * STRIDE, DEPTH>(tile, make, image, a.batch,
+                                                                                       row * STRIDE - 1, kept);
         copies_done();
         __syncthreads();
         float acc[MT][NT][4] = {};
@@ -448,12 +490,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, GIVEN_TOGETHER) conv(const
         put<PIXELS>(tile, acc);
         __syncthreads();
         const int oct = threadIdx.x % (NB / 8), begin = (image * HO + row) * WO;
-#pragma unroll 2
-        for (int chunk = threadIdx.x; chunk < PIXELS * (NB / 8); chunk += THREADS) {
-            const int m = chunk / (NB / 8);
-            if (outside<HO, WO, ROWS, IMAGES>(m, image, row, a.batch)) continue;
-            const uint4 q = peek(tile + m * WIDE + oct * 8);
-            store(out + (begin + m) * CO + oct * 8, q);
+#pragma unroll
+        for (int k = 0; k < PIXELS; k += THREADS / (NB / 8)) {
+            const int m = threadIdx.x / (NB / 8) + k;
+            const bool there = !outside<HO, WO, ROWS, IMAGES, THREADS / (NB / 8)>(m, image, row, a.batch);
+            uint4 q = peek(tile + (PIXELS % (THREADS / (NB / 8)) == 0 || m < PIXELS ? m : 0) * WIDE + oct * 8);
+            store_if(out + (begin + m) * CO + oct * 8, q, there);
+            if (!there) q = nothing();
             float v[8];
             unpack8(q, v);
 #pragma unroll
@@ -520,8 +563,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, GIVEN_TOGETHER) back(const
 
     for (int t = blockIdx.x * a.per; t < a.tiles && t < (blockIdx.x + 1) * a.per; t++) {
         const int image = t / BANDS * IMAGES, row = t % BANDS * ROWS;
-        clear<ZERO + PIXEL>(tile);
-        __syncthreads();
+        edge<CO, IMAGES, (BANDS > 1), SH, SW, EDGE, EDGE, HO, WO>(tile);
+        if (STRIDE > 1 && threadIdx.x < PIXEL / 8) store(tile + ZERO + threadIdx.x * 8, nothing());
         fill<CO, IMAGES, (BANDS > 1), SH, SW, EDGE, EDGE, HO, WO, 0, DEPTH>(tile, make, image, a.batch,
                                                                           EDGE ? row - 1 : row / 2, 0);
         copies_done();
@@ -564,31 +607,30 @@ extern "C" __global__ void __launch_bounds__(THREADS, GIVEN_TOGETHER) back(const
         float scale[8], shift[8];
         if (!OUTER) read8(own + 2 * a.lanes * CI, scale), read8(own + 3 * a.lanes * CI, shift);
         const int begin = (image * H + row) * W;
-#pragma unroll 2
-        for (int chunk = threadIdx.x; chunk < PIXELS * (NB / 8); chunk += THREADS) {
-            const int m = chunk / (NB / 8);
-            if (outside<H, W, ROWS, IMAGES>(m, image, row, a.batch)) continue;
+#pragma unroll
+        for (int k = 0; k < PIXELS; k += THREADS / (NB / 8)) {
+            const int m = threadIdx.x / (NB / 8) + k;
+            const bool there = !outside<H, W, ROWS, IMAGES, THREADS / (NB / 8)>(m, image, row, a.batch);
             const size_t pixel = here + (begin + m) * CI + oct * 8;
             float v[8], y[8], other[8];
-            unpack8(load(a.before + pixel), y);
-            unpack8(peek(tile + m * WIDE + oct * 8), v);
+            unpack8(load_if(a.before + pixel, there), y);
+            unpack8(peek(tile + (PIXELS % (THREADS / (NB / 8)) == 0 || m < PIXELS ? m : 0) * WIDE + oct * 8), v);
             if (OUTER) {
                 const int w = m % W, h = row + m / W % ROWS, b = image + m / (W * ROWS);
-                if (STRIDE == 1 || (h % STRIDE == 0 && w % STRIDE == 0)) {
-                    const int from = STRIDE == 1 ? begin + m : (b * HO + h / STRIDE) * WO + w / STRIDE;
-                    unpack8(load(a.shortcut + behind + from * CO + (CO - CI) / 2 + n0 + oct * 8), other);
+                const int from = STRIDE == 1 ? begin + m : (b * HO + h / STRIDE) * WO + w / STRIDE;
+                const bool met = there && (STRIDE == 1 || (h % STRIDE == 0 && w % STRIDE == 0));
+                unpack8(load_if(a.shortcut + behind + from * CO + (CO - CI) / 2 + n0 + oct * 8, met), other);
 #pragma unroll
-                    for (int i = 0; i < 8; i++) v[i] += other[i];
-                }
-                unpack8(load(a.x + pixel), other);
+                for (int i = 0; i < 8; i++) v[i] += other[i];
+                unpack8(load_if(a.x + pixel, there), other);
             } else {
 #pragma unroll
-                for (int i = 0; i < 8; i++) other[i] = y[i] * scale[i] + shift[i];
+                for (int i = 0; i < 8; i++) other[i] = there ? y[i] * scale[i] + shift[i] : 0.0f;
             }
 #pragma unroll
             for (int i = 0; i < 8; i++) v[i] = other[i] > 0 ? v[i] : 0.0f;
             const uint4 q = pack8(v);
-            store(a.out + pixel, q);
+            store_if(a.out + pixel, q, there);
             unpack8(q, v);
 #pragma unroll
             for (int i = 0; i < 8; i++) first[i] += v[i], second[i] += v[i] * y[i];
@@ -620,6 +662,27 @@ struct Grad {
     float *dgamma, *dbeta, *out;  // [lanes, CO] each; [programs, lanes, 9, CI, CO]
     int batch, lanes, rows, per, tiles;
 };
+
+// A warp's sums to shared memory [9][BI][BO], or added to what it holds.
+template <bool OUT>
+__device__ __forceinline__ void exchange(float *total, float (&acc)[9][2][4], int ci, int co) {
+    const int thread = threadIdx.x % 32;
+#pragma unroll
+    for (int tap = 0; tap < 9; tap++) {
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            const int row = tap * BI + ci + j / 2 * 8 + thread / 4, column = co + j % 2 * 8 + thread % 4 * 2;
+            float2 *p = (float2 *)(total + row * BO + column);
+            float &x = acc[tap][j % 2][j / 2 * 2], &y = acc[tap][j % 2][j / 2 * 2 + 1];
+            if (OUT) {
+                *p = make_float2(x, y);
+            } else {
+                const float2 other = *p;
+                x += other.x, y += other.y;
+            }
+        }
+    }
+}
 
 // The gradient of a convolution's weights, a share of the pixels per program; and those of BatchNorm's scale and shift.
 extern "C" __global__ void __launch_bounds__(THREADS, GIVEN_TOGETHER) grad(const Grad a) {
@@ -685,22 +748,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, GIVEN_TOGETHER) grad(const
         }
         __syncthreads();
     }
-    for (int turn = 0; turn < GROUPS; turn++) {  // one after another, so that the order is fixed
-        if (group == turn) {
+    // Groups of warps hand over to the half of them, always in the same pairs, until one has it all.
 #pragma unroll
-            for (int tap = 0; tap < 9; tap++) {
-#pragma unroll
-                for (int j = 0; j < 4; j++) {
-                    float2 *p = (float2 *)(total + (tap * BI + ci + j / 2 * 8 + thread / 4) * BO + co + j % 2 * 8 + thread % 4 * 2);
-                    float2 sum = turn ? *p : make_float2(0, 0);
-                    sum.x += acc[tap][j % 2][j / 2 * 2];
-                    sum.y += acc[tap][j % 2][j / 2 * 2 + 1];
-                    *p = sum;
-                }
-            }
-        }
+    for (int half = GROUPS / 2; half >= 1; half /= 2) {
+        if (group >= half && group < 2 * half) exchange<true>(total + (group - half) * 9 * BI * BO, acc, ci, co);
+        __syncthreads();
+        if (group < half) exchange<false>(total + group * 9 * BI * BO, acc, ci, co);
         __syncthreads();
     }
+    if (group == 0) exchange<true>(total, acc, ci, co);
+    __syncthreads();
     float *out = a.out + ((size_t)blockIdx.x * a.lanes + lane) * 9 * CI * CO;
     for (int i = threadIdx.x; i < 9 * BI * BO; i += THREADS)
         out[(i / (BI * BO) * CI + i0 + i / BO % BI) * CO + o0 + i % BO] = total[i];
@@ -769,8 +826,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) tail(const Tail a) {
     make.shift = coefficients + C + from;
     float sum[8] = {}, none[8] = {};
     for (int pixel = threadIdx.x / (C / 8); pixel < H * W; pixel += THREADS / (C / 8)) {
-        const uint4 q = make.second(make.first(b * H * W + pixel));
-        store(a.kept + (((size_t)lane * a.batch + b) * H * W + pixel) * C + from, q);
+        const uint4 q = make.second(make.first(b * H * W + pixel, true), make.own());
+        store_if(a.kept + (((size_t)lane * a.batch + b) * H * W + pixel) * C + from, q, true);
         float v[8];
         unpack8(q, v);
 #pragma unroll
@@ -809,12 +866,12 @@ extern "C" __global__ void __launch_bounds__(THREADS) pool(const Pool a) {
         for (int pixel = threadIdx.x / (C / 8); pixel < H * W; pixel += THREADS / (C / 8)) {
             const size_t at = (((size_t)lane * a.batch + b) * H * W + pixel) * C + from;
             float x[8], y[8], v[8];
-            unpack8(load(a.kept + at), x);
-            unpack8(load(a.y + at), y);
+            unpack8(load_if(a.kept + at, true), x);
+            unpack8(load_if(a.y + at, true), y);
 #pragma unroll
             for (int i = 0; i < 8; i++) v[i] = x[i] > 0 ? df[i] / (H * W) : 0.0f;
             const uint4 q = pack8(v);
-            store(a.out + at, q);
+            store_if(a.out + at, q, true);
             unpack8(q, v);
 #pragma unroll
             for (int i = 0; i < 8; i++) first[i] += v[i], second[i] += v[i] * ((y[i] - mean[i]) * rstd[i]);
