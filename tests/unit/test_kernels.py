@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -32,6 +32,7 @@ on_gpu = pytest.mark.skipif(not cuda.available(torch.device("cuda")), reason="no
 sizes = st.integers(1, 40)
 
 
+@settings(deadline=None)
 @given(sizes, sizes, sizes, sizes, st.integers(2, 600), st.booleans(), st.floats(0.1, 600))
 def test_tiles_and_programs_cover_every_row_of_every_image_once(
     lanes: int, batch: int, high: int, wide: int, target: int, even: bool, wanted: float
