@@ -497,7 +497,12 @@ def bench(
             rest = ["" if rows[-1][n] is None else text.format(rows[-1][n]) for n, text in shown.items()]
             table.add_row(row.phase, row.engine, str(row.clients), f"{row.ms:.3f}", *rest)
     if as_json:
-        typer.echo(json.dumps(rows, indent=1))
+        from fedcc.experiments.store import environment
+
+        settings = {"model": model, "batch": batch, "steps": length}
+        typer.echo(
+            json.dumps({"settings": settings, "machine": environment(str(where), threads), "rows": rows}, indent=1)
+        )
     else:
         console.print(table)
 

@@ -187,7 +187,7 @@ def numbers(record: Record) -> dict[str, float]:
     ...          "bytes": {"up": 8}, "log": {"0": {"alpha": 0.5}}})
     {'accuracy': 50.0, 'clients': 20.0, 'bytes/up': 8.0, 'log/alpha': 0.5}
     """
-    found = {name: record.get(name) for name in ("accuracy", "targets")}
+    found = {name: record.get(name) for name in ("accuracy", "accuracy_recalibrated", "targets")}
     for name in ("clients", "local"):
         if values := list(record.get(name, {}).values()):
             found[name] = sum(values) / len(values)

@@ -235,7 +235,10 @@ def test_skew_prints_the_table_and_writes_the_picture(
 
 def test_bench_compares_engines_in_one_table(capsys: Capsys) -> None:
     options = ("--device", "cpu", "--model", "resnet8", "--steps", 1, "--batch", 4, "--clients", "1,2")
-    rows = json.loads(call(capsys, "bench", *options, "--json").out)
+    found = json.loads(call(capsys, "bench", *options, "--json").out)
+    rows = found["rows"]
+    assert found["settings"] == {"model": "resnet8", "batch": 4, "steps": 1}
+    assert {"torch", "commit", "gpu"} <= set(found["machine"])
     assert {row["phase"] for row in rows} == {"fit", "refine", "predict"}
     for phase in ("fit", "refine", "predict"):
         plain, *others = [row for row in rows if row["phase"] == phase]

@@ -52,6 +52,7 @@ def test_uplinks_and_accuracy_are_the_simulators(method: str, tmp_path: Path) ->
     found = RunFolder(folder.run).summary()
     assert found is not None
     assert found["accuracy"]["final"] == simulated.accuracy
+    assert ["accuracy_recalibrated" in r for r in records(folder)] == [method == "fedavg"] * 2
     assert [r["federation"]["present"] for r in records(folder)] == [list(NAMES)] * 2
     test = folder.test()
     assert test is not None

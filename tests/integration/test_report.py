@@ -46,7 +46,9 @@ def test_the_command_writes_a_report(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "warning: runs/broken.json: is not valid JSON" in done.err
     names = {p.relative_to(out).as_posix() for p in out.rglob("*") if p.is_file()}
     tabular = {
-        f"tables/{n}.{e}" for n in ("digits", "digits-clients", "table1", "table2") for e in ("md", "csv", "tex")
+        f"tables/{n}.{e}"
+        for n in ("digits", "digits-clients", "digits-recalibrated", "table1", "table2")
+        for e in ("md", "csv", "tex")
     }
     assert tabular | {"index.html", "tables/runs.csv", "tables/report.tex", "tables/table1-paper.tex"} <= names
     drawn = {n.partition("_digits-classes-1_")[2].removesuffix(".pdf") for n in names if n.endswith(".pdf")}
@@ -55,6 +57,8 @@ def test_the_command_writes_a_report(tmp_path: Path, capsys: pytest.CaptureFixtu
     html = (out / "index.html").read_text()
     assert 'href="../runs/digits_classes-1/fedcc/seed0/summary.json"' in html
     assert "broken.json" in html
+    assert "averaged" in html
+    assert html.count("re-estimated on the public images") == 1
 
 
 def test_a_run_of_now_is_understood(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

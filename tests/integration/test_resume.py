@@ -147,6 +147,23 @@ def test_rounds_after_the_checkpoint_are_cut(copy: Path, whole: Path, capsys: Ca
     ended(done, copy, whole)
 
 
+def test_an_averaged_model_has_its_second_number_in_every_round(tmp_path: Path, capsys: Capsys) -> None:
+    whole, folder = tmp_path / "whole", tmp_path / "r"
+    words = ("run", "fedavg", *QUICK, "--rounds", 3, *EACH, "--keep-checkpoints", "--out")
+    for place in (whole, folder):
+        assert call(capsys, *words, place).code == 0
+    (folder / "summary.json").unlink()
+    checkpoints(folder)[-1].unlink()
+    done = call(capsys, "resume", folder)
+    assert "going on after round 2" in done.out
+    ended(done, folder, whole)
+    curve = [r["accuracy_recalibrated"] for r in RunFolder(folder).metrics()]
+    best = {"best": max(curve), "best_round": 1 + curve.index(max(curve))}
+    summary = RunFolder(folder).summary()
+    assert summary is not None
+    assert summary["accuracy"]["recalibrated"] == {"final": curve[2], "rounds": curve, **best}
+
+
 def truncate(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-1000])
 

@@ -18,7 +18,7 @@ from fedcc.report import latex, markdown, paper, spreadsheet
 from fedcc.report.page import embedded, page
 from fedcc.report.records import Found, Run, find
 from fedcc.report.style import look
-from fedcc.report.tables import Table, Value, client_table, filled, leads, standing, tables
+from fedcc.report.tables import Table, Value, client_table, filled, leads, recalibrated, standing, tables
 
 CIFAR = {"data": "cifar10", "skew": "classes:1"}
 EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(2)>|`[x](javascript:1)\n# &"
@@ -153,6 +153,11 @@ def test_an_odd_part_is_left_out_and_the_rest_counts(tmp_path: Path) -> None:
     (run,) = found.runs
     assert (run.log, run.counts, run.sent) == ({}, (), None)
     assert [said.partition(" left out")[0] for _, said in found.problems] == ["bytes", "log", "counts"]
+    averaged = synthetic.record("fedavg", rounds=2)
+    averaged["accuracy"]["recalibrated"]["best"] = "high"
+    found = read(tmp_path, averaged)
+    assert found.runs[0].recalibrated is None
+    assert found.problems[0][1].startswith("re-estimated accuracies left out: accuracy.recalibrated.best")
 
 
 @pytest.mark.parametrize(
@@ -350,6 +355,28 @@ def test_without_unknown_the_rule_changes_nothing(tmp_path: Path) -> None:
         plain, valid = cells[("cifar10", "classes:1"), "global"], cells[("cifar10", "classes:1"), "valid"]
         assert (valid.value == plain.value) is same
         assert (valid.value is None) is not same
+
+
+def test_averaged_models_stand_twice_in_a_table_of_their_own(tmp_path: Path) -> None:
+    old = synthetic.record("fedavg", seed=2, **CIFAR)
+    del old["accuracy"]["recalibrated"]  # a record from before there was one
+    kept = [synthetic.record(m, final=20.0 + s, seed=s, **CIFAR) for m in ("fedavg", "fedcc") for s in range(2)]
+    (table,) = built(tmp_path, old, *kept)
+    again = recalibrated(table)
+    assert again is not None
+    assert [row.title for row in again.rows] == ["FedAvg, averaged", "FedAvg, re-estimated"]
+    assert again.scenarios == (("cifar10", "classes:1"),)
+    averaged, anew = (row.cells["cifar10", "classes:1"] for row in again.rows)
+    assert (str(averaged.final), str(anew.final)) == ("20.5 ±0.7", "23.5 ±0.7")
+    assert [r.recalibrated.best for r in anew.runs if r.recalibrated] == [r.best for r in anew.runs]
+    assert recalibrated(replace(table, rows=tuple(r for r in table.rows if r.method == "fedcc"))) is None
+    for text in (markdown.page(Found(tuple(table.runs), ()), [table], tmp_path), markdown.block([table], tmp_path)):
+        assert "| FedAvg, averaged | 20.5 ±0.7" in text
+        assert "| FedAvg, re-estimated | 23.5 ±0.7" in text
+    rows = list(csv.DictReader(io.StringIO(spreadsheet.comparison(again))))
+    assert [(row["variant"], row["final"]) for row in rows if row["seeds"] != "0"] == [
+        ("averaged", "20.5000"), ("re-estimated", "23.5000")
+    ]  # fmt: skip
 
 
 # ------------------------------------------------------------------------------------------------------------- writers

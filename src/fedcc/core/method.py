@@ -49,6 +49,7 @@ class Method(ABC, Generic[Up, Down]):
     note: ClassVar[str] = ""  # what must stand beside its numbers wherever they appear ("reconstruction")
     trains_clients: ClassVar[bool] = True  # clients have models of their own worth looking at
     scores: ClassVar[Literal["logits", "shares"]] = "logits"  # what ``predict`` gives; shares are none below 0
+    averaged: ClassVar[bool] = False  # predicts with an average, whose BatchNorm statistics are worth taking anew
     uploads_models: ClassVar[bool] = False  # clients hand their models over once, at the end, for prediction
 
     def __post_init__(self) -> None:

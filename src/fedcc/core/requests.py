@@ -132,6 +132,17 @@ class Predict(Request[Outputs]):
 
 
 @dataclass(frozen=True, eq=False)
+class Recalibrate(Request[Model]):
+    """The same model with BatchNorm's running statistics taken anew, from one pass over these samples' clean inputs.
+
+    Weights and counters stay, nothing is drawn; a network without BatchNorm comes back as it is.
+    """
+
+    model: Model
+    samples: Samples
+
+
+@dataclass(frozen=True, eq=False)
 class Gather(Request[tuple[Any, ...]]):
     """Several requests at once: an engine may serve them together."""
 

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from fedcc.core.requests import Executor, Fit, Gather, Init, Predict, Request
+from fedcc.core.requests import Executor, Fit, Gather, Init, Predict, Recalibrate, Request
 
 T = TypeVar("T")
 
@@ -61,7 +61,7 @@ def drive(coroutines: Sequence[Coroutine[Any, Any, T]], executor: Executor) -> l
 
 def signature(request: Request[Any]) -> Hashable:
     """Equal for requests that may be served as one: the same kind on the same network."""
-    return (kind(request), request.model.arch if isinstance(request, Predict | Fit) else None)
+    return (kind(request), request.model.arch if isinstance(request, Predict | Recalibrate | Fit) else None)
 
 
 def kind(request: Request[Any]) -> Hashable:
@@ -71,8 +71,8 @@ def kind(request: Request[Any]) -> Hashable:
     """
     if isinstance(request, Init):
         return (Init, request.arch)
-    if isinstance(request, Predict):
-        return (Predict, request.samples.view, request.samples.shape)
+    if isinstance(request, Predict | Recalibrate):
+        return (type(request), request.samples.view, request.samples.shape)
     if isinstance(request, Fit):
         return (
             Fit,

@@ -40,9 +40,10 @@ SETTINGS = {
     ("back", 32): Setting(256, 3, 1, 396),
     ("back", 64): Setting(128, 2, 2, 396),
     ("grad", 16): Setting(512, 2, 2, 264),
-    ("grad", 32): Setting(256, 1, 2, 132),
+    ("grad", 32): Setting(256, 2, 2, 132),
     ("grad", 64): Setting(256, 2, 2, 264),
 }
+BESIDE = 64  # programs a lane of weights' gradients at most, so that the chain of layers finds room beside them
 Defines = dict[str, int]
 Values = list[Tensor | float]
 
@@ -274,7 +275,7 @@ def weights(given: Tensor, known: Made | None, back: Back, made: Made, stride: i
     tiles = Tiles.of(lanes, batch, ho, wo, how.pixels)
     inner, outer = min(cin, 32), min(cout, 32)
     blocks = cin // inner * (cout // outer)
-    per = tiles.per(how.programs / lanes / blocks)
+    per = tiles.per(min(how.programs / lanes, BESIDE) / blocks)
     programs = -(-tiles.each // per)
     sh, sw = (tiles.rows - 1) * stride + 3, (wo - 1) * stride + 3
     room = 2 * (tiles.images * sh * sw * (inner + 8) + -(-tiles.pixels // 16) * 16 * (outer + 8))

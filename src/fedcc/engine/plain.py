@@ -15,12 +15,13 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils._pytree import tree_map_only
 
 from fedcc.core.model import Arch, Model, Outputs
-from fedcc.core.requests import Fit, Fitted, Init, Predict, Recipe, Request
+from fedcc.core.requests import Fit, Fitted, Init, Predict, Recalibrate, Recipe, Request
 from fedcc.core.rng import Key
 from fedcc.core.samples import Samples
 from fedcc.core.step import Batch, Step, Tensors
 from fedcc.engine.adam import Adam
 from fedcc.engine.plan import augmentation, batches
+from fedcc.engine.statistics import statistics
 from fedcc.nets.network import Network, build
 
 Precision = Literal["fp32", "bf16", "fp64"]
@@ -74,6 +75,8 @@ class Plain:
                 phase, answer = request.key.phase, self.fit(request)
             elif isinstance(request, Predict):
                 phase, answer = "predict", self.predict(request)
+            elif isinstance(request, Recalibrate):
+                phase, answer = "recalibrate", self.recalibrate(request)
             elif isinstance(request, Init):
                 phase, answer = "init", self.init(request)
             else:
@@ -85,7 +88,7 @@ class Plain:
         self.seconds[phase] = self.seconds.get(phase, 0.0) + time.perf_counter() - begun
         return answer
 
-    # -- the three requests
+    # -- the four requests
 
     def init(self, request: Init) -> Model:
         state = build(request.arch, request.key).state_dict()
@@ -101,6 +104,17 @@ class Plain:
         if not parts:
             raise ValueError("there is nothing to predict: no samples were given")
         return Outputs(torch.cat([p.logits for p in parts]), torch.cat([p.features for p in parts]))
+
+    @torch.no_grad()
+    def recalibrate(self, request: Recalibrate) -> Model:
+        samples, module = request.samples, self._load(request.model, "recalibrate")
+        if not len(samples):
+            raise ValueError("there is nothing to take statistics from: no samples were given")
+        x = samples.x if len(samples) > 1 else torch.cat([samples.x] * 2)  # BatchNorm refuses a batch of one
+        parts = x.tensor_split(-(-len(x) // PREDICT_BATCH))  # of equal size, so that none is tiny
+        inputs = (samples.view.clean(x.to(self.device), self.dtype) for x in parts)
+        found = statistics(module, lambda x: self._forward(module, x), inputs)
+        return request.model.with_(found) if found else request.model
 
     def fit(self, fit: Fit) -> Fitted:
         steps = fit.steps

@@ -135,7 +135,7 @@ def execute(
 def summary(experiment: Experiment, result: Result, seconds: float) -> dict[str, Any]:
     """The record that tables are made from, complete in itself."""
     best_round, best = result.best if result.curve else (None, None)  # a federation may have no test set
-    machine = environment(experiment)
+    machine = environment(experiment.device, experiment.threads)
     return {
         "format": SUMMARY_FORMAT,
         "method": result.method.name,
@@ -158,6 +158,7 @@ def summary(experiment: Experiment, result: Result, seconds: float) -> dict[str,
             "clients": result.rounds[-1]["clients"],
             "local": result.rounds[-1]["local"],
             **table2(result.rounds[-1]),
+            **recalibrated(result.rounds),
         },
         "log": logs(result.rounds),
         "bytes": {
@@ -186,6 +187,17 @@ def table2(last: Record) -> dict[str, dict[str, dict[str, float]]]:
     found = {"local": last["local"], "global": last["clients"]}
     found |= {name: last.get(name, {}) for name in ("valid", "valid_labels", "local_full")}
     return {"table2": {name: values for name, values in found.items() if values}} if last["clients"] else {}
+
+
+def recalibrated(rounds: Sequence[Record]) -> dict[str, dict[str, Any]]:
+    """The averaged model's accuracies with statistics of the public samples; nothing where there are none."""
+    curve = [r.get("accuracy_recalibrated") for r in rounds]
+    known = [v for v in curve if v is not None]
+    if not known:
+        return {}
+    best = max(known)
+    first = rounds[curve.index(best)]["round"]
+    return {"recalibrated": {"final": known[-1], "best": best, "best_round": first, "rounds": curve}}
 
 
 def logs(rounds: Sequence[Record]) -> dict[str, dict[str, list[float | None]]]:

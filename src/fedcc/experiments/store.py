@@ -117,7 +117,7 @@ class RunFolder:
             self.clear()
             if partition is not None:
                 partition.save(self.path / "partition.npz")
-            self.write("environment.json", environment(experiment))
+            self.write("environment.json", environment(experiment.device, experiment.threads))
             (self.path / "metrics.jsonl").write_bytes(b"")
             with written_whole(self.path / "experiment.toml") as file:  # last: it says that the run has begun
                 file.write(experiment.toml().encode())
@@ -185,9 +185,9 @@ def _temporary(name: str) -> bool:
     return name.startswith(".") and name.endswith(".tmp")
 
 
-def environment(experiment: Experiment) -> dict[str, Any]:
-    """The machine and the software that a run's numbers come from."""
-    gpu = torch.cuda.get_device_name(experiment.device) if experiment.device.startswith("cuda") else None
+def environment(device: str, threads: int) -> dict[str, Any]:
+    """The machine and the software that numbers come from."""
+    gpu = torch.cuda.get_device_name(device) if device.startswith("cuda") else None
     return {
         "fedcc": version("fedcc"),
         "commit": commit(),
@@ -197,7 +197,7 @@ def environment(experiment: Experiment) -> dict[str, Any]:
         "platform": platform.platform(),
         "processor": processor(),
         "cores": os.cpu_count(),
-        "threads": experiment.threads,
+        "threads": threads,
         "gpu": gpu,
         "cuda": torch.version.cuda if gpu else None,
         "arguments": sys.argv[1:],

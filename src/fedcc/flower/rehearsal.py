@@ -12,7 +12,7 @@ from torch import Tensor
 from fedcc.core.messages import Data, Weights
 from fedcc.core.method import AnyMethod
 from fedcc.core.model import HEAD, Arch, Model, Outputs, State
-from fedcc.core.requests import Fit, Fitted, Init, Predict, Request
+from fedcc.core.requests import Fit, Fitted, Init, Predict, Recalibrate, Request
 from fedcc.core.rng import Key
 from fedcc.core.roles import Client, Server
 from fedcc.core.samples import Samples
@@ -38,6 +38,8 @@ class Shapes:
         if isinstance(request, Fit):
             model = request.model
             return Fitted(model, 1, 0.0, {}, HEAD if request.only == "head" else _network(model.arch)[1])
+        if isinstance(request, Recalibrate):
+            return request.model
         if isinstance(request, Predict):
             model, n = request.model, len(request.samples)
             width = model.state["head.weight"].shape[1]

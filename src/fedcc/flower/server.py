@@ -167,7 +167,9 @@ class Server:
         samples = Samples({"x": self.test["x"], "y": self.test["y"]}, self.folder.task.view).to(self.engine.device)
         trained, executor = self.ensemble(cohort, t, samples.x)
         hidden = self.test.get("public_y")
-        return trained, evaluate(self.method, trained, samples, executor, downs=downs, hidden=hidden)
+        return trained, evaluate(
+            self.method, trained, samples, executor, downs=downs, hidden=hidden, public=self.public
+        )
 
     def query(self, source: Path, target: Path) -> None:
         """The method's scores for the images of a file."""

@@ -29,6 +29,7 @@ class FedAvg(Method[Weights, Weights]):
 
     family: ClassVar[Family] = "parameters"
     source: ClassVar[str] = "McMahan et al., AISTATS 2017"
+    averaged: ClassVar[bool] = True
 
     async def start(self, s: Server) -> Mapping[int, Weights]:
         s.models["global"] = await s.init(one_network(self.name, s.archs))

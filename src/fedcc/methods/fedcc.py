@@ -18,14 +18,12 @@ from torch import Tensor
 
 from fedcc.core.messages import Predictions
 from fedcc.core.method import Family, Method, Trained, option
-from fedcc.core.requests import Predict, gather
+from fedcc.core.requests import Predict, Recalibrate, gather
 from fedcc.core.roles import Client, Server
 from fedcc.core.samples import Samples
 from fedcc.losses import CrossEntropy, Distill, SoftCrossEntropy
 from fedcc.methods import abstention as eq
 from fedcc.methods.ssl import PACES
-
-CALIBRATION_STEPS = 100  # with BatchNorm's momentum of 0.1 nothing of the old statistics is left: 0.9^100 < 3e-5
 
 
 @dataclass(frozen=True)
@@ -81,8 +79,7 @@ class FedCC(Method[Predictions, Predictions]):
             recipe=c.recipe_(epochs=self.epochs_refine, pace=PACES[self.refine_epoch]),
         )
         if self.bn_recalibrate == "public":
-            still = c.recipe_(lr=0.0, steps=CALIBRATION_STEPS)
-            await c.fit("calibrate", SoftCrossEntropy("public"), public=c.public.with_(target=labels), recipe=still)
+            c.model = await Recalibrate(c.model, c.public)
 
         shared = (await c.predict(c.public)).logits.softmax(-1)
         c.log["unknown"] = float(shared[:, -1].mean())

@@ -37,6 +37,7 @@ class FedDF(FedAvg):
 
     family: ClassVar[Family] = "distillation"
     source: ClassVar[str] = "Lin et al., NeurIPS 2020"
+    averaged: ClassVar[bool] = False  # trained on the public samples, statistics included
 
     average: Literal["logits", "probs"] = option("logits", "what the teacher averages", "official commands")
     epochs: int | None = option(None, "epochs of distillation; the run's by default", "parity", low=0)

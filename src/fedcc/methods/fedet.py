@@ -35,6 +35,7 @@ class FedET(FedAvg):
 
     family: ClassVar[Family] = "distillation"
     source: ClassVar[str] = "Cho et al., IJCAI 2022"
+    averaged: ClassVar[bool] = False  # trained on the public samples, statistics included
 
     lam: float = option(0.05, "weight of the diversity term", "port for CIFAR-10", low=0)
     temperature: float = option(1.0, "temperature of the diversity term, times its square", "ports: 1, 3", low=1e-3)

@@ -41,6 +41,7 @@ class FedNova(Method[Update, Weights]):
 
     family: ClassVar[Family] = "parameters"
     source: ClassVar[str] = "Wang et al., NeurIPS 2020"
+    averaged: ClassVar[bool] = True
     normaliser: Literal["steps", "momentum"] = option("steps", "a_k: steps, or as for SGD with momentum", "Adam")
     momentum: float = option(0.9, "the momentum that normaliser=momentum reckons with", "paper", low=0, high=1)
     server_momentum: float = option(0.0, "momentum of the server's update", "paper", low=0, high=1)

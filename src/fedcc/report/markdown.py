@@ -22,6 +22,7 @@ from fedcc.report.tables import (
     View,
     client_table,
     filled,
+    recalibrated,
     scenario_title,
     standing,
     title_of,
@@ -146,6 +147,12 @@ different things.
 """
 
 
+HOW_RECALIBRATED = """\
+Parameter-based methods, each global model evaluated twice: with BatchNorm's running statistics as they were averaged,
+as in the table above, and with statistics re-estimated on the public images, without labels. Training is the same.
+"""
+
+
 def page(found: Found, made: Sequence[Table], beside: Path) -> str:
     """Everything on one page: tables, what is open, and each run with its record and its command."""
     parts = [
@@ -155,6 +162,9 @@ def page(found: Found, made: Sequence[Table], beside: Path) -> str:
     ]
     for table in made:
         parts.append(whole(table, beside))
+        if again := recalibrated(table):
+            parts += ["### BatchNorm statistics re-estimated\n", HOW_RECALIBRATED]
+            parts += [f"{plain(title_of(d))}:\n\n{comparison(again, d, beside)}" for d in again.data]
         if table.of_paper:
             parts.append(open_ends(table))
     shown = [c for t in made if not t.variants and (c := client_table(t))]
@@ -220,17 +230,26 @@ def block(made: Sequence[Table], beside: Path) -> str:
     table = next((t for t in made if t.of_paper), None)
     if table is None:
         return "Nothing was run by the paper's protocol yet.\n"
-    columns = [s for s in table.scenarios if any(r.cells[s].runs for r in table.rows)]
-    rows = []
-    for row in table.rows:
-        if any(row.cells[s].runs for s in columns):
-            rows.append([plain(row.title), *(_brief(row.cells[s], beside) for s in columns)])
     text = (
         "Accuracy on the global test set after the last round, in percent; in brackets the paper's number. "
         f"{sentence(table)} {filled(table)} of the {len(paper.TABLE1)} cells of the paper's Table I have been run."
     )
+    parts = [wrapped(text), _briefly(table, beside)]
+    if again := recalibrated(table):
+        parts += [HOW_RECALIBRATED, _briefly(again, beside)]
+    return "\n".join(parts)
+
+
+def _briefly(table: Table, beside: Path) -> str:
+    """What was run of a table, final round alone."""
+    columns = [s for s in table.scenarios if any(r.cells[s].runs for r in table.rows)]
     head = ["method", *(f"{plain(title_of(d))} {code(s)}" for d, s in columns)]
-    return wrapped(text) + "\n" + grid(head, rows)
+    rows = [
+        [plain(row.title), *(_brief(row.cells[s], beside) for s in columns)]
+        for row in table.rows
+        if any(row.cells[s].runs for s in columns)
+    ]
+    return grid(head, rows)
 
 
 def _brief(cell: Cell, beside: Path) -> str:

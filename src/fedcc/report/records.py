@@ -31,6 +31,16 @@ class Odd(ValueError):
 
 
 @dataclass(frozen=True)
+class Scored:
+    """The accuracies of an averaged model with BatchNorm's statistics taken anew from the public samples."""
+
+    final: float
+    best: float
+    best_round: int
+    curve: tuple[float | None, ...]
+
+
+@dataclass(frozen=True)
 class Run:
     """One finished run, checked: the part of its record that tables and figures are made from."""
 
@@ -49,6 +59,7 @@ class Run:
     experiment: Mapping[str, Any]
     settings: Mapping[str, Any]
     command: str
+    recalibrated: Scored | None = None
     targets: tuple[float | None, ...] = ()
     tests: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # Table II: accuracy by test and client
     log: Mapping[str, Mapping[str, tuple[float | None, ...]]] = field(default_factory=dict)  # by name and client
@@ -206,6 +217,7 @@ def _read(file: Path, name: str, problems: list[tuple[str, str]]) -> Run:
         experiment={k: _plain(v, k) for k, v in experiment.items() if k != "settings"},
         settings={k: _plain(v, k) for k, v in _mapping(record.get("settings"), "settings").items()},
         command=_text(record.get("command"), "command", 20_000),
+        recalibrated=part("re-estimated accuracies", lambda: _recalibrated(accuracy.get("recalibrated")), None),
         targets=part("targets", lambda: _series(accuracy.get("targets", []), "accuracy.targets", 0, 100), ()),
         tests=part("accuracies of clients", lambda: _tests(accuracy), {}),
         log=part("log", lambda: _log(record.get("log", {})), {}),
@@ -284,6 +296,19 @@ def _plain(value: Any, what: str) -> Any:
 
 def _series(value: Any, what: str, low: float = -math.inf, high: float = math.inf) -> tuple[float | None, ...]:
     return tuple(None if v is None else _number(v, what, low, high) for v in _list(value, what))
+
+
+def _recalibrated(value: Any) -> Scored | None:
+    """Only averaged models have them, and only in records from when they were stored."""
+    if value is None:
+        return None
+    stored, what = _mapping(value, "accuracy.recalibrated"), "accuracy.recalibrated."
+    return Scored(
+        final=_number(stored.get("final"), f"{what}final", 0, 100),
+        best=_number(stored.get("best"), f"{what}best", 0, 100),
+        best_round=int(_number(stored.get("best_round"), f"{what}best_round", 1)),
+        curve=_series(stored.get("rounds"), f"{what}rounds", 0, 100),
+    )
 
 
 def _tests(accuracy: Mapping[str, Any]) -> dict[str, dict[str, float]]:

@@ -316,6 +316,35 @@ def _protocol(runs: Sequence[Run]) -> str:
     return ", ".join(said)
 
 
+def recalibrated(table: Table) -> Table | None:
+    """The averaged models of a table twice, as averaged and with statistics taken anew; None where no run says."""
+    rows = []
+    for row in table.rows:
+        old = {s: tuple(r for r in cell.runs if r.recalibrated) for s, cell in row.cells.items()}
+        new = {
+            s: tuple(
+                replace(r, final=again.final, best=again.best, best_round=again.best_round, curve=again.curve)
+                for r in runs
+                if (again := r.recalibrated)
+            )
+            for s, runs in old.items()
+        }
+        for word, held in (("averaged", old), ("re-estimated", new)) if any(old.values()) else ():
+            extra = ", ".join(filter(None, (row.extra, word)))
+            rows.append(replace(row, extra=extra, cells={s: Cell(runs) for s, runs in held.items()}))
+    if not rows:
+        return None
+    return replace(
+        table,
+        slug=f"{table.slug}-recalibrated",
+        title=f"{table.title}: BatchNorm statistics re-estimated",
+        scenarios=tuple(s for s in table.scenarios if any(row.cells[s].runs for row in rows)),
+        rows=tuple(rows),
+        of_paper=False,
+        with_paper=False,
+    )
+
+
 # ------------------------------------------------------------------------------------------------------------ Table II
 
 TESTS = {
