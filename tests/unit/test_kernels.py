@@ -382,9 +382,7 @@ def near(found: Tensor, expected: Tensor, error: float) -> None:
 
 
 @pytest.mark.parametrize(("shape", "depth", "batch"), [((3, 16, 16), 8, 5), ((1, 10, 10), 14, 7)])
-def test_a_stacked_resnet_on_kernels(
-    shape: tuple[int, int, int], depth: int, batch: int, device: torch.device
-) -> None:  # fmt: skip
+def test_a_stacked_resnet_on_kernels(shape: tuple[int, int, int], depth: int, batch: int, device: torch.device) -> None:
     """Features, gradients and running statistics, for sizes that halve evenly and that do not."""
     arch, generator = Arch((ResNet(depth, shape[0]),), 5, shape), torch.Generator().manual_seed(0)
     stack = Stacked(arch, True).train()
