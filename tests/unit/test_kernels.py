@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -32,6 +32,7 @@ on_gpu = pytest.mark.skipif(not cuda.available(torch.device("cuda")), reason="no
 sizes = st.integers(1, 40)
 
 
+@settings(deadline=None)
 @given(sizes, sizes, sizes, sizes, st.integers(2, 600), st.booleans(), st.floats(0.1, 600))
 def test_tiles_and_programs_cover_every_row_of_every_image_once(
     lanes: int, batch: int, high: int, wide: int, target: int, even: bool, wanted: float
@@ -48,7 +49,7 @@ def test_tiles_and_programs_cover_every_row_of_every_image_once(
     inside = [(image, row) for image, row in seen if image < batch and row < high]
     assert sorted(inside) == [(image, row) for image in range(batch) for row in range(high)]
     assert tiles.pixels == tiles.images * tiles.rows * wide
-    assert tiles.images == 1 or bands == 1
+    assert tiles.images == 1 or tiles.rows == high  # so that a tile's pixels lie in a row
     assert not (even and bands > 1 and tiles.rows % 2)
 
 
@@ -381,9 +382,7 @@ def near(found: Tensor, expected: Tensor, error: float) -> None:
 
 
 @pytest.mark.parametrize(("shape", "depth", "batch"), [((3, 16, 16), 8, 5), ((1, 10, 10), 14, 7)])
-def test_a_stacked_resnet_on_kernels(
-    shape: tuple[int, int, int], depth: int, batch: int, device: torch.device
-) -> None:  # fmt: skip
+def test_a_stacked_resnet_on_kernels(shape: tuple[int, int, int], depth: int, batch: int, device: torch.device) -> None:
     """Features, gradients and running statistics, for sizes that halve evenly and that do not."""
     arch, generator = Arch((ResNet(depth, shape[0]),), 5, shape), torch.Generator().manual_seed(0)
     stack = Stacked(arch, True).train()
