@@ -148,14 +148,12 @@ __device__ __forceinline__ void normalise(const float *rows, int count, const fl
                                           float momentum, float eps, int track, bool keeps, float *work,
                                           float *coefficients) {
     add_up<C>(rows + (size_t)lane * count * 2 * C, count, work, coefficients);
-    float scale = 0, shift = 0;
     if (threadIdx.x < C) {
         const int at = lane * C + threadIdx.x;
         const float m = coefficients[threadIdx.x] / pixels;
         const float v = fmaxf(coefficients[C + threadIdx.x] / pixels - m * m, 0.0f);
         const float rstd = 1.0f / sqrtf(v + eps);
-        scale = gamma[at] * rstd;
-        shift = beta[at] - m * scale;
+        const float scale = gamma[at] * rstd, shift = beta[at] - m * scale;
         if (keeps) {
             stats[at] = m;
             stats[lanes * C + at] = rstd;
@@ -166,9 +164,6 @@ __device__ __forceinline__ void normalise(const float *rows, int count, const fl
                 var[at] += momentum * (v * (pixels / (pixels - 1)) - var[at]);
             }
         }
-    }
-    __syncthreads();
-    if (threadIdx.x < C) {
         coefficients[threadIdx.x] = scale;
         coefficients[C + threadIdx.x] = shift;
     }
