@@ -411,6 +411,10 @@ static inline void copy16(void *shared, const void *global) {
 }
 
 // cp.async.wait_all: this thread's own copies
+static inline void copy16_if(void *shared, const void *global, bool there) {
+    if (there) copy16(shared, global);
+}
+
 static inline void copies_done() {
     for (auto &copy : emulator::current->copies) memcpy(copy.first, copy.second, 16);
     emulator::current->copies.clear();

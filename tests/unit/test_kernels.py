@@ -174,8 +174,8 @@ def check_statistics(read: Input, found: Input, track: bool) -> None:
 
 
 def shared_out(monkeypatch: pytest.MonkeyPatch, pixels: int, depth: int, programs: int) -> None:
-    """Have every kernel work so: tiles of about so many pixels, about so many programs a lane."""
-    setting = Setting(pixels, 1, depth, programs * LANES)
+    """Have every kernel work so: tiles of about so many pixels, about so many programs a lane; several loads: ahead."""
+    setting = Setting(pixels, 1, depth, programs * LANES, ahead=int(depth > 1))
     monkeypatch.setattr(kernels, "SETTINGS", dict.fromkeys(kernels.SETTINGS, setting))
     monkeypatch.setattr(kernels, "DEVICE", 0)  # which never idles
 

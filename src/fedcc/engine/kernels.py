@@ -29,6 +29,7 @@ class Setting(NamedTuple):
     together: int  # blocks that share a multiprocessor: more have fewer registers each
     depth: int  # loads under way in each thread
     programs: int  # wanted in all: fewer leave the device idle, more have more sums to add up
+    ahead: int = 0  # whether the next tile is fetched while this one is worked on: takes shared memory
 
 
 # By kernel and the wider channel count.
@@ -55,6 +56,7 @@ class Tiles(NamedTuple):
     images: int
     each: int  # tiles of a lane
     pixels: int  # of a tile
+    bands: int  # tiles of an image
 
     @staticmethod
     def of(lanes: int, batch: int, high: int, wide: int, target: int, even: bool = False) -> Tiles:
@@ -66,7 +68,11 @@ class Tiles(NamedTuple):
         rows += even and bands > 1 and rows % 2
         bands = -(-high // rows)
         images = max(1, min(batch, target // (high * wide))) if bands == 1 else 1
-        return Tiles(rows, images, -(-batch // images) * bands, images * rows * wide)
+        return Tiles(rows, images, -(-batch // images) * bands, images * rows * wide, bands)
+
+    def read(self, high: int, wide: int, rows: int) -> int:
+        """Pixels that a tile is made of, of images of this size: whole ones, or so many rows of one."""
+        return (rows if self.bands > 1 else self.images * high) * wide
 
     def per(self, wanted: float) -> int:
         """Tiles of a program, so that there are about so many programs a lane."""
@@ -204,14 +210,14 @@ def conv(
     defines = {
         "SOURCE": given.source, "KEEP": keeps, "FIXED": fixed, "REAL": real, "CI": cin, "CO": cout, "H": high,
         "W": wide, "STRIDE": stride, "ROWS": tiles.rows, "IMAGES": tiles.images, "NB": block,
-        "MT": -(-tiles.pixels // (16 * WARPS // across)), "DEPTH": how.depth, "TOGETHER": how.together,
-        **given.defines(),
+        "MT": -(-tiles.pixels // (16 * WARPS // across)), "DEPTH": how.depth, "AHEAD": how.ahead,
+        "TOGETHER": how.together, **given.defines(),
     }  # fmt: skip
     values: Values = [*given.values(kept), layer.weight, made.y, made.sums, batch, lanes]
-    launch(
-        "conv", (programs, lanes, cout // block), 4 * NUMBERS + 2 * (room + 9 * cin * (block + 8)), defines,
-        [*values, *given.numbers(per, tiles.each, int(track))],
-    )  # fmt: skip
+    fetched = how.ahead * given.source * tiles.read(high, wide, sh) * cin  # one tensor for NORM, two for RESIDUAL
+    shared = 4 * NUMBERS + 2 * (room + 9 * cin * (block + 8) + fetched)
+    numbers = given.numbers(per, tiles.each, int(track))
+    launch("conv", (programs, lanes, cout // block), shared, defines, [*values, *numbers])
     return made, kept
 
 
@@ -257,13 +263,14 @@ def conv_back(
     defines = {
         "OUTER": outer is not None, "CI": cin, "CO": cout, "H": high, "W": wide, "STRIDE": stride, "ROWS": tiles.rows,
         "IMAGES": tiles.images, "NB": block, "MT": -(-tiles.pixels // (16 * WARPS // across)),
-        "DEPTH": how.depth, "TOGETHER": how.together,
+        "DEPTH": how.depth, "AHEAD": how.ahead, "TOGETHER": how.together,
     }  # fmt: skip
     values: Values = [
         back.g, made.y, back.sums, made.norm.gamma, made.stats, made.norm.weight, before.y, before.stats, x, shortcut,
         out.g, out.sums, batch, lanes, back.sums.shape[1], per, tiles.each,
     ]  # fmt: skip
-    shared = 4 * NUMBERS + 2 * (room + 9 * block * (cout + 8))
+    fetched = how.ahead * 2 * tiles.read(made.y.shape[2], wo, sh) * cout
+    shared = 4 * NUMBERS + 2 * (room + 9 * block * (cout + 8) + fetched)
     launch("back", (programs, lanes, cin // block), shared, defines, values)
     return out
 
@@ -283,19 +290,22 @@ def weights(given: Tensor, known: Made | None, back: Back, made: Made, stride: i
     per = tiles.per(min(how.programs / lanes, BESIDE) / blocks)
     programs = -(-tiles.each // per)
     sh, sw = (tiles.rows - 1) * stride + 3, (wo - 1) * stride + 3
-    room = 2 * (tiles.images * sh * sw * (inner + 8) + -(-tiles.pixels // 16) * 16 * (outer + 8))
+    room = max(2 * (tiles.images * sh * sw * (inner + 8) + -(-tiles.pixels // 16) * 16 * (outer + 8)), 4 * SUMS)
+    if how.ahead:
+        activations = 0 if real < cin else tiles.read(high, wide, sh) * inner
+        room += 2 * (activations + 2 * tiles.read(ho, wo, tiles.rows) * outer)
     part, dnorm = _floats(given, programs, lanes, 9, cin, cout), _floats(given, 2, lanes, cout)
     defines = {
         "SOURCE": NORM if known is not None else PLAIN if real == cin else IMAGE, "REAL": real, "CI": cin, "CO": cout,
         "H": high, "W": wide, "STRIDE": stride, "ROWS": tiles.rows, "IMAGES": tiles.images, "DEPTH": how.depth,
-        "TOGETHER": how.together,
+        "AHEAD": how.ahead, "TOGETHER": how.together,
     }  # fmt: skip
     values: Values = [
         given, made.stats if known is None else known.stats, back.g, made.y, back.sums, made.norm.gamma, made.stats,
         dnorm[0], dnorm[1], part, batch, lanes, back.sums.shape[1], per, tiles.each,
     ]  # fmt: skip
     halves = max(1, WARPS // (inner * outer // 256) // 2)  # of the groups of warps that add up
-    shared = 4 * NUMBERS + max(room, 4 * SUMS, 4 * 9 * inner * outer * halves)
+    shared = 4 * NUMBERS + max(room, 4 * 9 * inner * outer * halves)
     launch("grad", (programs, lanes, blocks), shared, defines, values)
     out = _floats(given, lanes, cout, real, 3, 3)
     defines = {"CI": cin, "CO": cout, "REAL": real}

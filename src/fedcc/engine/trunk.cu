@@ -32,6 +32,10 @@ __device__ __forceinline__ void mma(float (&d)[4], const unsigned (&a)[4], unsig
 __device__ __forceinline__ void copy16(void *shared, const void *global) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(place(shared)), "l"(global) : "memory");
 }
+__device__ __forceinline__ void copy16_if(void *shared, const void *global, bool there) {
+    asm volatile("{ .reg .pred q; setp.ne.b32 q, %2, 0; @q cp.async.cg.shared.global [%0], [%1], 16; }"
+                 ::"r"(place(shared)), "l"(global), "r"((int)there) : "memory");
+}
 // 16 bytes that nobody writes meanwhile, or zeros; no branch.
 __device__ __forceinline__ uint4 load_if(const void *p, bool there) {
     uint4 v;
@@ -191,16 +195,14 @@ __device__ __forceinline__ void backward(const float *rows, int count, const flo
 
 // ------------------------------------------------------------------------------------------------ tiles
 
-// A tile in shared memory: IMAGES x SH x SW pixels of C channels each, C + 8 numbers apart, so that eight neighbours lie
-// in different banks. Its pixels lie in a row in memory too: whole images, or with BANDED rows of one; around them are
-// TOP rows and LEFT columns of zeros.
-//
-// What a tile is made of has two parts: `first` begins to load the eight channels of a pixel, `second` makes them, with
-// numbers that each thread reads once a tile.
+// What a tile is made of: `first` loads the eight channels of a pixel, or `fetch` has them copied to shared memory ahead of
+// time, from where `fetched` takes them; `second` makes of them what the tile holds, with numbers that each thread reads
+// once a tile. SOURCES is how many tensors are fetched.
 
 // relu(scale y + shift), or with the shortcut: + x, at every XS-th pixel, channels padded with zeros.
 template <int SOURCE, int ALL, int H, int W, int XC, int XS, int XH, int XW>
 struct Activations {
+    static constexpr int SOURCES = SOURCE == RESIDUAL ? 2 : 1, EXTRA = (ALL - XC) / 2;
     const bf16 *y, *x;
     const float *scale, *shift;
     int from;  // the first of the eight channels
@@ -213,19 +215,29 @@ struct Activations {
         return own;
     }
 
+    __device__ __forceinline__ bool known() const { return XC == ALL || (from >= EXTRA && from < EXTRA + XC); }
+
+    __device__ __forceinline__ const bf16 *shortcut(int pixel) const {
+        if (XC == ALL && XS == 1) return x + pixel * ALL + from;
+        return x + ((pixel / (W * H) * XH + pixel / W % H * XS) * XW + pixel % W * XS) * XC + from - EXTRA;
+    }
+
     __device__ __forceinline__ Held first(int pixel, bool there) const {
         Held held;
         held.y = load_if(y + pixel * ALL + from, there);
-        if (SOURCE == RESIDUAL) {
-            if (XC == ALL && XS == 1) {
-                held.x = load_if(x + pixel * ALL + from, there);
-            } else {
-                constexpr int EXTRA = (ALL - XC) / 2;
-                const int w = pixel % W, h = pixel / W % H, b = pixel / (W * H);
-                const bool known = there && from >= EXTRA && from < EXTRA + XC;
-                held.x = load_if(x + ((b * XH + h * XS) * XW + w * XS) * XC + from - EXTRA, known);
-            }
-        }
+        if (SOURCE == RESIDUAL) held.x = load_if(shortcut(pixel), there && known());
+        return held;
+    }
+
+    __device__ __forceinline__ void fetch(int pixel, bool there, bf16 *ahead, int apart) const {
+        copy16_if(ahead, y + pixel * ALL + from, there);
+        if (SOURCE == RESIDUAL) copy16_if(ahead + apart, shortcut(pixel), there && known());
+    }
+
+    __device__ __forceinline__ Held fetched(const bf16 *ahead, int apart) const {
+        Held held;
+        held.y = peek(ahead);
+        if (SOURCE == RESIDUAL) held.x = known() ? peek(ahead + apart) : nothing();
         return held;
     }
 
@@ -244,9 +256,10 @@ struct Activations {
     }
 };
 
-// The first channels of an image's pixel, the others zero.
+// The first channels of an image's pixel, the others zero; too short to be fetched.
 template <int REAL>
 struct Pixels {
+    static constexpr int SOURCES = 0;
     const bf16 *x;
     int from;
     struct Held { uint4 x; };
@@ -264,12 +277,15 @@ struct Pixels {
         }
         return held;
     }
+    __device__ __forceinline__ void fetch(int, bool, bf16 *, int) const {}
+    __device__ __forceinline__ Held fetched(const bf16 *, int) const { return {nothing()}; }
     __device__ __forceinline__ uint4 second(const Held &held, const Own &) const { return held.x; }
 };
 
 // BatchNorm's way back: a g + b y + c.
 template <int ALL>
 struct Gradients {
+    static constexpr int SOURCES = 2;
     const bf16 *g, *y;
     const float *a, *b, *c;
     int from;
@@ -284,6 +300,11 @@ struct Gradients {
     __device__ __forceinline__ Held first(int pixel, bool there) const {
         return {load_if(g + pixel * ALL + from, there), load_if(y + pixel * ALL + from, there)};
     }
+    __device__ __forceinline__ void fetch(int pixel, bool there, bf16 *ahead, int apart) const {
+        copy16_if(ahead, g + pixel * ALL + from, there);
+        copy16_if(ahead + apart, y + pixel * ALL + from, there);
+    }
+    __device__ __forceinline__ Held fetched(const bf16 *ahead, int apart) const { return {peek(ahead), peek(ahead + apart)}; }
     __device__ __forceinline__ uint4 second(const Held &held, const Own &own) const {
         float g[8], y[8];
         unpack8(held.g, g);
@@ -301,59 +322,88 @@ __device__ __forceinline__ void clear(bf16 *tile) {
     for (int i = threadIdx.x * 8; i < COUNT; i += THREADS * 8) store(tile + i, nothing());
 }
 
-// Zeros around the inside of a tile.
+// A tile in shared memory: IMAGES x SH x SW pixels of C channels each, C + 8 numbers apart, so that eight neighbours lie
+// in different banks. Its pixels lie in a row in memory too: whole images, or with BANDED rows of one; around them are
+// TOP rows and LEFT columns of zeros. A thread's pixels are STEP apart.
 template <int C, int IMAGES, bool BANDED, int SH, int SW, int TOP, int LEFT, int H, int W>
-__device__ __forceinline__ void edge(bf16 *tile) {
-    constexpr int OCT = C / 8, SIDES = SW - W, ENDS = BANDED ? 0 : SH - H;
-#pragma unroll 1
-    for (unsigned i = threadIdx.x; i < IMAGES * SH * SIDES * OCT; i += THREADS) {
-        const int c = i / OCT % largest(SIDES, 1), row = i / (OCT * largest(SIDES, 1));
-        store(tile + (row * SW + (c < LEFT ? c : W + c)) * (C + 8) + i % OCT * 8, nothing());
-    }
-#pragma unroll 1
-    for (unsigned i = threadIdx.x; i < IMAGES * ENDS * W * OCT; i += THREADS) {
-        const int w = i / OCT % W, e = i / (OCT * W) % largest(ENDS, 1), image = i / (OCT * W * largest(ENDS, 1));
-        store(tile + ((image * SH + (e < TOP ? e : H + e)) * SW + LEFT + w) * (C + 8) + i % OCT * 8, nothing());
-    }
-}
+struct Tile {
+    static constexpr int OCT = C / 8, STEP = THREADS / OCT, ALL = (BANDED ? SH : IMAGES * H) * W;
+    static constexpr int EACH = (ALL + STEP - 1) / STEP, SIZE = IMAGES * SH * SW * (C + 8);
+    static constexpr int APART = ALL * C;  // of what is fetched of two tensors
+    // Whether a thread's pixels stand below each other, whole rows apart, so that their places differ by constants.
+    static constexpr bool EVEN = STEP % W == 0 && (BANDED || H % (STEP / W) == 0);
+    static constexpr int DOWN = EVEN ? STEP / W : 1;
+    int image, batch, top;  // the first image and row
 
-// Fill the inside of a tile, from row `top` of `image` on; with OWN, `kept` receives that many rows behind the first TOP.
-template <int C, int IMAGES, bool BANDED, int SH, int SW, int TOP, int LEFT, int H, int W, int OWN, int DEEP, class Make>
-__device__ __forceinline__ void fill(bf16 *tile, const Make &make, int image, int batch, int top, bf16 *kept) {
-    constexpr int OCT = C / 8, STEP = THREADS / OCT, ALL = (BANDED ? SH : IMAGES * H) * W, EACH = (ALL + STEP - 1) / STEP;
-    // A thread's pixels stand below each other, STEP / W rows apart, so that their places differ by constants: if even.
-    constexpr bool EVEN = STEP % W == 0 && (BANDED || H % (STEP / W) == 0);
-    constexpr int DOWN = EVEN ? STEP / W : 1;
-    const int oct = threadIdx.x % OCT, pixel0 = threadIdx.x / OCT, r0 = pixel0 / W, w0 = pixel0 % W;
-    const int begin = (image * H + (BANDED ? top : 0)) * W;
-    const typename Make::Own own = make.own();
-#pragma unroll
-    for (int round = 0; round < EACH; round += DEEP) {
-        typename Make::Held held[DEEP];
-#pragma unroll
-        for (int d = 0; d < DEEP; d++) {
-            const int k = round + d, pixel = pixel0 + k * STEP, r = EVEN ? r0 + k * DOWN : pixel / W;
-            if (k >= EACH) continue;
-            const bool there = BANDED ? (unsigned)(top + r) < H : IMAGES == 1 || image + (EVEN ? k * DOWN : r) / H < batch;
-            held[d] = make.first(begin + pixel, there && ((k + 1) * STEP <= ALL || pixel < ALL));
+    __device__ __forceinline__ int pixel(int k) const { return threadIdx.x / OCT + k * STEP; }
+    __device__ __forceinline__ int place(int k) const { return (image * H + (BANDED ? top : 0)) * W + pixel(k); }
+    __device__ __forceinline__ bool within(int k) const { return (k + 1) * STEP <= ALL || pixel(k) < ALL; }
+    __device__ __forceinline__ int row(int k) const {
+        return EVEN ? threadIdx.x / OCT / W + k * DOWN : pixel(k) / W;
+    }
+    __device__ __forceinline__ int number(int k) const { return BANDED ? 0 : (EVEN ? k * DOWN : row(k)) / H; }
+    __device__ __forceinline__ bool there(int k) const {
+        return BANDED ? (unsigned)(top + row(k)) < H : IMAGES == 1 || image + number(k) < batch;
+    }
+    __device__ __forceinline__ int at(int k) const {
+        const int r = BANDED ? row(k) : EVEN ? threadIdx.x / OCT / W + k * DOWN % H + TOP : row(k) % H + TOP;
+        const int w = EVEN ? threadIdx.x / OCT % W : pixel(k) % W;
+        return ((number(k) * SH + r) * SW + w + LEFT) * (C + 8) + threadIdx.x % OCT * 8;
+    }
+
+    // Zeros around the inside.
+    __device__ __forceinline__ void edge(bf16 *tile) const {
+        constexpr int SIDES = SW - W, ENDS = BANDED ? 0 : SH - H;
+#pragma unroll 1
+        for (unsigned i = threadIdx.x; i < IMAGES * SH * SIDES * OCT; i += THREADS) {
+            const int c = i / OCT % largest(SIDES, 1), row = i / (OCT * largest(SIDES, 1));
+            store(tile + (row * SW + (c < LEFT ? c : W + c)) * (C + 8) + i % OCT * 8, nothing());
         }
-#pragma unroll
-        for (int d = 0; d < DEEP; d++) {
-            const int k = round + d, pixel = pixel0 + k * STEP, r = EVEN ? r0 + k * DOWN : pixel / W;
-            const int w = EVEN ? w0 : pixel % W;
-            if (k >= EACH || ((k + 1) * STEP > ALL && pixel >= ALL)) continue;
-            const bool there = BANDED ? (unsigned)(top + r) < H : IMAGES == 1 || image + (EVEN ? k * DOWN : r) / H < batch;
-            uint4 value = make.second(held[d], own);
-            if (!there) value = nothing();
-            if (OWN && kept) {
-                const bool mine = there && (!BANDED || (r >= TOP && r < TOP + OWN));
-                store_if(kept + (begin + pixel) * C + oct * 8, value, mine);
-            }
-            const int i = BANDED ? 0 : (EVEN ? k * DOWN : r) / H, row = BANDED ? r : EVEN ? r0 + k * DOWN % H + TOP : r % H + TOP;
-            store(tile + ((i * SH + row) * SW + w + LEFT) * (C + 8) + oct * 8, value);
+#pragma unroll 1
+        for (unsigned i = threadIdx.x; i < IMAGES * ENDS * W * OCT; i += THREADS) {
+            const int w = i / OCT % W, e = i / (OCT * W) % largest(ENDS, 1), image = i / (OCT * W * largest(ENDS, 1));
+            store(tile + ((image * SH + (e < TOP ? e : H + e)) * SW + LEFT + w) * (C + 8) + i % OCT * 8, nothing());
         }
     }
-}
+
+    // Begin to copy what the inside is made of; each thread takes up its own copies.
+    template <class Make>
+    __device__ __forceinline__ void fetch(bf16 *ahead, const Make &make) const {
+#pragma unroll
+        for (int k = 0; k < EACH; k++)
+            make.fetch(place(k), there(k) && within(k), ahead + (k * THREADS + threadIdx.x) * 8, APART);
+    }
+
+    // Fill the inside, DEEP loads at a time, or from what was fetched; with OWN, `kept` receives that many rows behind
+    // the first TOP.
+    template <int OWN, int DEEP, bool FETCHED, class Make>
+    __device__ __forceinline__ void fill(bf16 *tile, const Make &make, bf16 *kept, const bf16 *ahead) const {
+        const typename Make::Own own = make.own();
+#pragma unroll
+        for (int round = 0; round < EACH; round += DEEP) {
+            typename Make::Held held[DEEP];
+#pragma unroll
+            for (int d = 0; d < DEEP; d++) {
+                const int k = round + d;
+                if (k >= EACH || (FETCHED && !within(k))) continue;
+                if (FETCHED) held[d] = make.fetched(ahead + (k * THREADS + threadIdx.x) * 8, APART);
+                if (!FETCHED) held[d] = make.first(place(k), there(k) && within(k));
+            }
+#pragma unroll
+            for (int d = 0; d < DEEP; d++) {
+                const int k = round + d;
+                if (k >= EACH || !within(k)) continue;
+                uint4 value = make.second(held[d], own);
+                if (!there(k)) value = nothing();
+                if (OWN && kept) {
+                    const bool mine = there(k) && (!BANDED || (row(k) >= TOP && row(k) < TOP + OWN));
+                    store_if(kept + place(k) * C + threadIdx.x % OCT * 8, value, mine);
+                }
+                store(tile + at(k), value);
+            }
+        }
+    }
+};
 
 // Rows of N numbers, `stride` apart, into shared memory, N + 8 apart.
 template <int ROWS, int N>
@@ -380,7 +430,7 @@ __device__ __forceinline__ bool outside(int m, int image, int row, int batch) {
 #if defined(CONV) || defined(BACK)
 // Both directions: 16 MT pixels by 8 NT channels per warp, NB channels per program, tiles of IMAGES x ROWS x all columns.
 constexpr int CI = GIVEN_CI, CO = GIVEN_CO, H = GIVEN_H, W = GIVEN_W, STRIDE = GIVEN_STRIDE, ROWS = GIVEN_ROWS;
-constexpr int IMAGES = GIVEN_IMAGES, NB = GIVEN_NB, MT = GIVEN_MT, DEPTH = GIVEN_DEPTH;
+constexpr int IMAGES = GIVEN_IMAGES, NB = GIVEN_NB, MT = GIVEN_MT, DEPTH = GIVEN_DEPTH, AHEAD = GIVEN_AHEAD;
 constexpr int HO = (H + STRIDE - 1) / STRIDE, WO = (W + STRIDE - 1) / STRIDE;
 constexpr int ACROSS = NB == 64 ? 2 : 1, NT = NB / 8 / ACROSS;
 
@@ -422,10 +472,12 @@ struct Conv {
 // out = conv3x3(activations of in), and its sums.
 extern "C" __global__ void __launch_bounds__(THREADS, GIVEN_TOGETHER) conv(const Conv a) {
     constexpr int SH = (ROWS - 1) * STRIDE + 3, SW = (WO - 1) * STRIDE + 3, PIXEL = CI + 8, WIDE = NB + 8;
-    constexpr int PIXELS = IMAGES * ROWS * WO, BANDS = (HO + ROWS - 1) / ROWS, SIZE = IMAGES * SH * SW * PIXEL;
+    constexpr int PIXELS = IMAGES * ROWS * WO, BANDS = (HO + ROWS - 1) / ROWS;
+    typedef Tile<CI, IMAGES, (BANDS > 1), SH, SW, 1, 1, H, W> Read;
     SHARED(unsigned char, memory);
     float *coefficients = (float *)memory;
-    bf16 *tile = (bf16 *)(coefficients + COEFFICIENTS), *weights = tile + room(SIZE, PIXELS * WIDE);
+    bf16 *tile = (bf16 *)(coefficients + COEFFICIENTS), *weights = tile + room(Read::SIZE, PIXELS * WIDE);
+    bf16 *ahead = weights + 9 * CI * WIDE;
     float *work = (float *)tile;  // before the first tile and behind the last
     const int lane = blockIdx.y, n0 = blockIdx.z * NB, thread = threadIdx.x % 32, warp = threadIdx.x / 32;
     const size_t pixels = (size_t)lane * a.batch * H * W;
@@ -435,8 +487,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, GIVEN_TOGETHER) conv(const
     Pixels<REAL> make;
     make.x = a.in + pixels * REAL;
 #else
-    normalise<CI, FIXED>(a.part, a.rows, a.gamma, a.beta, a.mean, a.var, a.stats, lane, a.lanes, (float)a.batch * H * W,
-                  a.momentum, a.eps, a.track, blockIdx.x == 0 && blockIdx.z == 0, work, coefficients);
     Activations<SOURCE, CI, H, W, XC, XS, XH, XW> make;
     make.y = a.in + pixels * CI;
     make.x = a.extra + (size_t)lane * a.batch * XH * XW * XC;
@@ -444,6 +494,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, GIVEN_TOGETHER) conv(const
     make.shift = make.scale + CI;
 #endif
     make.from = threadIdx.x % (CI / 8) * 8;
+    constexpr bool FETCHED = AHEAD && make.SOURCES;
+    const auto read = [&](int t) { return Read{t / BANDS * IMAGES, a.batch, t % BANDS * ROWS * STRIDE - 1}; };
+    const int begin = blockIdx.x * a.per, end = begin + a.per < a.tiles ? begin + a.per : a.tiles;
+    if (FETCHED) read(begin).fetch(ahead, make);
+#if GIVEN_SOURCE != 0
+    normalise<CI, FIXED>(a.part, a.rows, a.gamma, a.beta, a.mean, a.var, a.stats, lane, a.lanes, (float)a.batch * H * W,
+                         a.momentum, a.eps, a.track, blockIdx.x == 0 && blockIdx.z == 0, work, coefficients);
+#endif
     bf16 *kept = KEEP && blockIdx.z == 0 ? a.kept + pixels * CI : 0;
     bf16 *out = a.out + (size_t)lane * a.batch * HO * WO * CO + n0;
 
@@ -457,13 +515,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, GIVEN_TOGETHER) conv(const
     const int column = (thread / 8 % 2 * 8 + thread % 8) * WIDE + warp % ACROSS * NT * 8 + thread / 16 * 8;
     float first[8] = {}, second[8] = {};
 
-    for (int t = blockIdx.x * a.per; t < a.tiles && t < (blockIdx.x + 1) * a.per; t++) {
+    for (int t = begin; t < end; t++) {
         const int image = t / BANDS * IMAGES, row = t % BANDS * ROWS;
-        edge<CI, IMAGES, (BANDS > 1), SH, SW, 1, 1, H, W>(tile);
-        fill<CI, IMAGES, (BANDS > 1), SH, SW, 1, 1, H, W, KEEP * ROWS * STRIDE, DEPTH>(tile, make, image, a.batch,
-                                                                                       row * STRIDE - 1, kept);
         copies_done();
+        read(t).edge(tile);
+        read(t).template fill<KEEP * ROWS * STRIDE, DEPTH, FETCHED>(tile, make, kept, ahead);
         __syncthreads();
+        if (FETCHED && t + 1 < end) read(t + 1).fetch(ahead, make);
         float acc[MT][NT][4] = {};
 #pragma unroll
         for (int tap = 0; tap < 9; tap++) {
@@ -486,13 +544,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, GIVEN_TOGETHER) conv(const
         __syncthreads();
         put<PIXELS>(tile, acc);
         __syncthreads();
-        const int oct = threadIdx.x % (NB / 8), begin = (image * HO + row) * WO;
+        const int oct = threadIdx.x % (NB / 8), from = (image * HO + row) * WO;
 #pragma unroll
         for (int k = 0; k < PIXELS; k += THREADS / (NB / 8)) {
             const int m = threadIdx.x / (NB / 8) + k;
             const bool there = !outside<HO, WO, ROWS, IMAGES, THREADS / (NB / 8)>(m, image, row, a.batch);
             uint4 q = peek(tile + (PIXELS % (THREADS / (NB / 8)) == 0 || m < PIXELS ? m : 0) * WIDE + oct * 8);
-            store_if(out + (begin + m) * CO + oct * 8, q, there);
+            store_if(out + (from + m) * CO + oct * 8, q, there);
             if (!there) q = nothing();
             float v[8];
             unpack8(q, v);
@@ -526,17 +584,18 @@ struct Back {
 extern "C" __global__ void __launch_bounds__(THREADS, GIVEN_TOGETHER) back(const Back a) {
     constexpr int EDGE = STRIDE == 1, SH = EDGE ? ROWS + 2 : ROWS / 2 + 1, SW = EDGE ? W + 2 : WO + 1;
     constexpr int PIXEL = CO + 8, WIDE = NB + 8, LONG = CO + 8, PIXELS = IMAGES * ROWS * W, BANDS = (H + ROWS - 1) / ROWS;
-    constexpr int ZERO = IMAGES * SH * SW * PIXEL;  // a pixel of zeros, for taps that meet nothing
+    typedef Tile<CO, IMAGES, (BANDS > 1), SH, SW, EDGE, EDGE, HO, WO> Read;
+    constexpr int ZERO = Read::SIZE;  // a pixel of zeros, for taps that meet nothing
     SHARED(unsigned char, memory);
     float *coefficients = (float *)memory;
     bf16 *tile = (bf16 *)(coefficients + COEFFICIENTS), *weights = tile + room(ZERO + PIXEL, PIXELS * WIDE);
+    bf16 *ahead = weights + 9 * NB * LONG;
     float *work = (float *)tile;
     const int lane = blockIdx.y, n0 = blockIdx.z * NB, thread = threadIdx.x % 32, warp = threadIdx.x / 32;
     const size_t behind = (size_t)lane * a.batch * HO * WO * CO, here = (size_t)lane * a.batch * H * W * CI + n0;
 
     for (int tap = 0; tap < 9; tap++)
         copy_rows<NB, CO>(weights + tap * NB * LONG, a.weight + ((size_t)(lane * 9 + tap) * CI + n0) * CO, CO);
-    backward<CO>(a.part, a.rows, a.gamma, a.stats, lane, a.lanes, (float)a.batch * HO * WO, work, coefficients);
     Gradients<CO> make;
     make.g = a.g + behind;
     make.y = a.y + behind;
@@ -544,6 +603,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, GIVEN_TOGETHER) back(const
     make.a = coefficients + make.from;
     make.b = make.a + CO;
     make.c = make.b + CO;
+    const auto read = [&](int t) {
+        return Read{t / BANDS * IMAGES, a.batch, EDGE ? t % BANDS * ROWS - 1 : t % BANDS * ROWS / 2};
+    };
+    const int begin = blockIdx.x * a.per, end = begin + a.per < a.tiles ? begin + a.per : a.tiles;
+    if (AHEAD) read(begin).fetch(ahead, make);
+    backward<CO>(a.part, a.rows, a.gamma, a.stats, lane, a.lanes, (float)a.batch * HO * WO, work, coefficients);
 
     int at[MT];
 #pragma unroll
@@ -558,14 +623,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, GIVEN_TOGETHER) back(const
     const float *own = a.known + lane * CI + n0 + oct * 8;
     float first[8] = {}, second[8] = {};
 
-    for (int t = blockIdx.x * a.per; t < a.tiles && t < (blockIdx.x + 1) * a.per; t++) {
+    for (int t = begin; t < end; t++) {
         const int image = t / BANDS * IMAGES, row = t % BANDS * ROWS;
-        edge<CO, IMAGES, (BANDS > 1), SH, SW, EDGE, EDGE, HO, WO>(tile);
-        if (STRIDE > 1 && threadIdx.x < PIXEL / 8) store(tile + ZERO + threadIdx.x * 8, nothing());
-        fill<CO, IMAGES, (BANDS > 1), SH, SW, EDGE, EDGE, HO, WO, 0, DEPTH>(tile, make, image, a.batch,
-                                                                          EDGE ? row - 1 : row / 2, 0);
         copies_done();
+        read(t).edge(tile);
+        if (STRIDE > 1 && threadIdx.x < PIXEL / 8) store(tile + ZERO + threadIdx.x * 8, nothing());
+        read(t).template fill<0, DEPTH, AHEAD>(tile, make, 0, ahead);
         __syncthreads();
+        if (AHEAD && t + 1 < end) read(t + 1).fetch(ahead, make);
         float acc[MT][NT][4] = {};
 #pragma unroll
         for (int tap = 0; tap < 9; tap++) {
@@ -603,18 +668,18 @@ extern "C" __global__ void __launch_bounds__(THREADS, GIVEN_TOGETHER) back(const
         __syncthreads();
         float scale[8], shift[8];
         if (!OUTER) read8(own + 2 * a.lanes * CI, scale), read8(own + 3 * a.lanes * CI, shift);
-        const int begin = (image * H + row) * W;
+        const int pixels = (image * H + row) * W;
 #pragma unroll
         for (int k = 0; k < PIXELS; k += THREADS / (NB / 8)) {
             const int m = threadIdx.x / (NB / 8) + k;
             const bool there = !outside<H, W, ROWS, IMAGES, THREADS / (NB / 8)>(m, image, row, a.batch);
-            const size_t pixel = here + (begin + m) * CI + oct * 8;
+            const size_t pixel = here + (pixels + m) * CI + oct * 8;
             float v[8], y[8], other[8];
             unpack8(load_if(a.before + pixel, there), y);
             unpack8(peek(tile + (PIXELS % (THREADS / (NB / 8)) == 0 || m < PIXELS ? m : 0) * WIDE + oct * 8), v);
             if (OUTER) {
                 const int w = m % W, h = row + m / W % ROWS, b = image + m / (W * ROWS);
-                const int from = STRIDE == 1 ? begin + m : (b * HO + h / STRIDE) * WO + w / STRIDE;
+                const int from = STRIDE == 1 ? pixels + m : (b * HO + h / STRIDE) * WO + w / STRIDE;
                 const bool met = there && (STRIDE == 1 || (h % STRIDE == 0 && w % STRIDE == 0));
                 unpack8(load_if(a.shortcut + behind + from * CO + (CO - CI) / 2 + n0 + oct * 8, met), other);
 #pragma unroll
@@ -647,7 +712,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, GIVEN_TOGETHER) back(const
 // ------------------------------------------------------------------------------------------------ weights
 
 constexpr int SOURCE = GIVEN_SOURCE, REAL = GIVEN_REAL, CI = GIVEN_CI, CO = GIVEN_CO, H = GIVEN_H, W = GIVEN_W;
-constexpr int STRIDE = GIVEN_STRIDE, ROWS = GIVEN_ROWS, IMAGES = GIVEN_IMAGES, DEPTH = GIVEN_DEPTH;
+constexpr int STRIDE = GIVEN_STRIDE, ROWS = GIVEN_ROWS, IMAGES = GIVEN_IMAGES, DEPTH = GIVEN_DEPTH, AHEAD = GIVEN_AHEAD;
 constexpr int HO = (H + STRIDE - 1) / STRIDE, WO = (W + STRIDE - 1) / STRIDE;
 constexpr int BI = CI < 32 ? CI : 32, BO = CO < 32 ? CO : 32;  // a program's channels
 
@@ -686,26 +751,23 @@ extern "C" __global__ void __launch_bounds__(THREADS, GIVEN_TOGETHER) grad(const
     constexpr int SH = (ROWS - 1) * STRIDE + 3, SW = (WO - 1) * STRIDE + 3, PI = BI + 8, PO = BO + 8;
     constexpr int PIXELS = IMAGES * ROWS * WO, STEPS = (PIXELS + 15) / 16, BANDS = (HO + ROWS - 1) / ROWS;
     constexpr int PAIRS = BI / 16 * (BO / 16), GROUPS = WARPS / PAIRS;
+    typedef Tile<BI, IMAGES, (BANDS > 1), SH, SW, 1, 1, H, W> Left;
+    typedef Tile<BO, IMAGES, (BANDS > 1), ROWS, WO, 0, 0, HO, WO> Right;
     SHARED(unsigned char, memory);
     float *coefficients = (float *)memory, *total = coefficients + COEFFICIENTS, *work = total;
-    bf16 *left = (bf16 *)total, *right = left + IMAGES * SH * SW * PI;
+    bf16 *left = (bf16 *)total, *right = left + Left::SIZE, *ahead = left + room(Left::SIZE + STEPS * 16 * PO, 0);
     const int lane = blockIdx.y, i0 = blockIdx.z % (CI / BI) * BI, o0 = blockIdx.z / (CI / BI) * BO;
     const int thread = threadIdx.x % 32, warp = threadIdx.x / 32, pair = warp % PAIRS, group = warp / PAIRS;
     const int ci = pair % (BI / 16) * 16, co = pair / (BI / 16) * 16;
     const size_t before = (size_t)lane * a.batch * H * W, behind = (size_t)lane * a.batch * HO * WO * CO;
 
-    backward<CO>(a.part, a.rows, a.gamma, a.stats, lane, a.lanes, (float)a.batch * HO * WO, work, coefficients);
-    if (blockIdx.x == 0 && blockIdx.z == 0 && threadIdx.x < CO) {
-        a.dbeta[lane * CO + threadIdx.x] = coefficients[3 * CO + threadIdx.x];
-        a.dgamma[lane * CO + threadIdx.x] = coefficients[4 * CO + threadIdx.x];
-    }
     Gradients<CO> dy;
     dy.g = a.g + behind;
     dy.y = a.y + behind;
     dy.from = o0 + threadIdx.x % (BO / 8) * 8;
     dy.a = coefficients + dy.from;
-    dy.b = coefficients + CO + dy.from;
-    dy.c = coefficients + 2 * CO + dy.from;
+    dy.b = dy.a + CO;
+    dy.c = dy.b + CO;
 #if GIVEN_SOURCE == 0
     Pixels<REAL> make;
     make.x = a.in + before * REAL;
@@ -718,16 +780,29 @@ extern "C" __global__ void __launch_bounds__(THREADS, GIVEN_TOGETHER) grad(const
     make.shift = make.scale + CI;
     if (SOURCE == NORM && threadIdx.x < 2 * CI)
         coefficients[5 * 64 + threadIdx.x] = a.known[((2 + threadIdx.x / CI) * a.lanes + lane) * CI + threadIdx.x % CI];
-    __syncthreads();
 #endif
-    clear<IMAGES * SH * SW * PI + STEPS * 16 * PO>(left);  // what is beyond the pixels counts nothing
+    constexpr bool FETCHED = AHEAD && make.SOURCES;
+    bf16 *next = ahead + (FETCHED ? Left::APART : 0);  // room for what is fetched of dy
+    const auto reads = [&](int t) { return Left{t / BANDS * IMAGES, a.batch, t % BANDS * ROWS * STRIDE - 1}; };
+    const auto meets = [&](int t) { return Right{t / BANDS * IMAGES, a.batch, t % BANDS * ROWS}; };
+    const int begin = blockIdx.x * a.per, end = begin + a.per < a.tiles ? begin + a.per : a.tiles;
+    if (FETCHED) reads(begin).fetch(ahead, make);
+    if (AHEAD) meets(begin).fetch(next, dy);
+    backward<CO>(a.part, a.rows, a.gamma, a.stats, lane, a.lanes, (float)a.batch * HO * WO, work, coefficients);
+    if (blockIdx.x == 0 && blockIdx.z == 0 && threadIdx.x < CO) {
+        a.dbeta[lane * CO + threadIdx.x] = coefficients[3 * CO + threadIdx.x];
+        a.dgamma[lane * CO + threadIdx.x] = coefficients[4 * CO + threadIdx.x];
+    }
+    clear<Left::SIZE + STEPS * 16 * PO>(left);  // what is beyond the pixels counts nothing
     __syncthreads();
     float acc[9][2][4] = {};
-    for (int t = blockIdx.x * a.per; t < a.tiles && t < (blockIdx.x + 1) * a.per; t++) {
-        const int image = t / BANDS * IMAGES, row = t % BANDS * ROWS;
-        fill<BI, IMAGES, (BANDS > 1), SH, SW, 1, 1, H, W, 0, DEPTH>(left, make, image, a.batch, row * STRIDE - 1, 0);
-        fill<BO, IMAGES, (BANDS > 1), ROWS, WO, 0, 0, HO, WO, 0, DEPTH>(right, dy, image, a.batch, row, 0);
+    for (int t = begin; t < end; t++) {
+        copies_done();
+        reads(t).template fill<0, DEPTH, FETCHED>(left, make, 0, ahead);
+        meets(t).template fill<0, DEPTH, AHEAD>(right, dy, 0, next);
         __syncthreads();
+        if (FETCHED && t + 1 < end) reads(t + 1).fetch(ahead, make);
+        if (AHEAD && t + 1 < end) meets(t + 1).fetch(next, dy);
 #pragma unroll 1
         for (int step = group; step < STEPS; step += GROUPS) {
             unsigned b[4], c[4];
