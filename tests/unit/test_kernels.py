@@ -419,6 +419,31 @@ def test_a_stacked_resnet_on_kernels(shape: tuple[int, int, int], depth: int, ba
         near(own[name], tensors[name], 1e-5)
 
 
+@pytest.mark.parametrize(("shape", "depth", "batch"), [((3, 16, 16), 8, 5), ((1, 10, 10), 8, 3)])
+def test_a_stacked_resnet_that_predicts(
+    shape: tuple[int, int, int], depth: int, batch: int, device: torch.device
+) -> None:  # fmt: skip
+    """By running statistics, which stay; as near to fp32 as rounding to bf16 in every layer allows."""
+    arch, generator = Arch((ResNet(depth, shape[0]),), 5, shape), torch.Generator().manual_seed(0)
+    networks = [build(arch, Key(0, client=k)).eval() for k in range(LANES)]
+    for network in networks:
+        for name, buffer in network.named_buffers():
+            if "running" in name:
+                buffer += 0.3 * torch.rand(buffer.shape, generator=generator)
+    x = torch.randn(LANES, batch, *shape, generator=generator).bfloat16()
+    stack = Stacked(arch, True).eval()
+    tensors = stacked_state([n.state_dict() for n in networks], stack.template)
+    own = {n: t.to(device, copy=True) for n, t in tensors.items()}
+    stack.hold(own)
+    found = stack(x.to(device))
+    with torch.no_grad():
+        expected = [network(image.float()) for network, image in zip(networks, x, strict=True)]
+    for k in range(LANES):
+        near(found.features[k], expected[k].features, 0.02)
+        near(found.logits[k], expected[k].logits, 0.02)
+    assert all(torch.equal(own[n].cpu(), tensors[n]) for n in tensors)
+
+
 def test_networks_and_precisions_that_the_kernels_do_not_know() -> None:
     assert not Stacked(Arch((ResNet(8, 5),), 5, (5, 8, 8)), True).fast  # they would read four of the five channels
     with pytest.raises(ValueError, match="in bf16, not in fp32"):
