@@ -44,6 +44,7 @@ SETTINGS = {
     ("grad", 32): Setting(256, 2, 2, 132),
     ("grad", 64): Setting(256, 2, 2, 264),
 }
+CHAIN = ("conv", "tail", "pool", "back")  # layer behind layer: each may begin while the one before it ends
 BESIDE = 64  # programs a lane of weights' gradients at most, so that the chain of layers finds room beside them
 Defines = dict[str, int]
 Values = list[Tensor | float]
@@ -135,7 +136,7 @@ def launch(
     if _listing:
         _listing[-1].append(("trunk.cu", name, given))
         return
-    cuda.launch("trunk.cu", name, given, grid, THREADS, shared, values)
+    cuda.launch("trunk.cu", name, given, grid, THREADS, shared, values, early=name in CHAIN)
 
 
 def _new(like: Tensor, *shape: int) -> Tensor:
