@@ -231,7 +231,7 @@ def run(
                     majority={c.id: c.majority for c in cohort.present if c.majority is not None},
                     downs=done.downs,
                     hidden=federation.hidden,
-                    public=server.public,
+                    readings=method.readings(server.public),
                 )
             spent["evaluate"] = time.perf_counter() - now
             logs, majorities = {c.id: c.log for c in cohort.present}, {c.id: c.majority for c in cohort.present}
@@ -325,7 +325,7 @@ def record_of(
     return {
         "round": done.t,
         "accuracy": found.accuracy,
-        **({} if found.recalibrated is None else {"accuracy_recalibrated": found.recalibrated}),
+        "readings": found.readings,
         **{name: {str(k): v for k, v in getattr(found, name).items()} for name in by_client},
         "targets": found.targets,
         "majority": {

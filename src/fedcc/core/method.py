@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass, field, fields, replace
 from types import UnionType
 from typing import Any, ClassVar, Generic, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from fedcc.core.model import Model
+from fedcc.core.requests import Recalibrate, gather
 from fedcc.core.roles import Client, Server
 from fedcc.core.samples import Samples
 
@@ -37,6 +38,10 @@ class Trained:
     server: Mapping[str, Model] = field(default_factory=dict)
 
 
+Reading = Callable[[Trained, Samples], Coroutine[Any, Any, Tensor]]
+"""A way to predict with trained models: a method's ``predict``, or another one of the same form."""
+
+
 class Method(ABC, Generic[Up, Down]):
     """A federated method: subclass it as a frozen dataclass of hyper-parameters.
 
@@ -49,7 +54,7 @@ class Method(ABC, Generic[Up, Down]):
     note: ClassVar[str] = ""  # what must stand beside its numbers wherever they appear ("reconstruction")
     trains_clients: ClassVar[bool] = True  # clients have models of their own worth looking at
     scores: ClassVar[Literal["logits", "shares"]] = "logits"  # what ``predict`` gives; shares are none below 0
-    averaged: ClassVar[bool] = False  # predicts with an average, whose BatchNorm statistics are worth taking anew
+    averaged: ClassVar[bool] = False  # predicts with an average, whose BatchNorm statistics fit no data
     uploads_models: ClassVar[bool] = False  # clients hand their models over once, at the end, for prediction
 
     def __post_init__(self) -> None:
@@ -94,6 +99,18 @@ class Method(ABC, Generic[Up, Down]):
     @abstractmethod
     async def predict(self, t: Trained, samples: Samples) -> Tensor:
         """Scores [N, classes] by the method's own rule; [clients, N, classes] where each client predicts alone."""
+
+    def readings(self, public: Samples) -> Mapping[str, Reading]:
+        """Other ways to read the same trained models, by name: evaluated beside ``predict``, never trained with.
+
+        An averaged model is read with BatchNorm's statistics of the public samples too.
+        """
+
+        async def re_estimated(t: Trained, samples: Samples) -> Tensor:
+            models = await gather(*(Recalibrate(model, public) for model in t.server.values()))
+            return await self.predict(replace(t, server=dict(zip(t.server, models, strict=True))), samples)
+
+        return {"re-estimated": re_estimated} if self.averaged else {}
 
     def probabilities(self, scores: Tensor) -> Tensor:
         """What ``predict`` gives, as probabilities."""

@@ -3,13 +3,13 @@
 Ye, Ayan, An and Carle, "FedCC: Towards Addressing Label Distribution Skews in Distillation-Based Federated Learning".
 Shares C + 1 probabilities on the public samples [n_u, C + 1], the last one "unknown"; receives C soft targets
 [n_u, C]; predicts by the ensemble of all clients' models, Eq. (11).
-Deviations and the choices where the paper is silent: docs/deviations.md, F-1 to F-29.
+Deviations and the choices where the paper is silent: docs/deviations.md, F-1 to F-30.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 import torch
@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedcc.core.messages import Predictions
-from fedcc.core.method import Family, Method, Trained, option
+from fedcc.core.method import Family, Method, Reading, Trained, option
 from fedcc.core.requests import Predict, Recalibrate, gather
 from fedcc.core.roles import Client, Server
 from fedcc.core.samples import Samples
@@ -54,9 +54,15 @@ class FedCC(Method[Predictions, Predictions]):
     refine_epoch: Literal["max", "labelled", "public"] = option("max", "which set's length makes an epoch", "F-15")
     bn_recalibrate: Literal["none", "public"] = option("none", "BatchNorm's statistics from public data", "F-19")
     trust: float = option(1.0, "exponent of the known mass in the weights mu; 0 for equal weights", "F-29", low=0)
+    mirror: bool = option(False, "predicts with each image and its mirror image; shares as ever", "F-30")
 
     def outputs(self, classes: int) -> int:
         return classes + 1
+
+    async def start(self, s: Server) -> Mapping[int, Predictions | None]:
+        if self.mirror:
+            _ = s.public.at(torch.arange(0)).mirrored  # an error now, not after the first round
+        return await super().start(s)
 
     async def client(self, c: Client, down: Predictions | None) -> Predictions:
         known = c.classes
@@ -89,8 +95,19 @@ class FedCC(Method[Predictions, Predictions]):
         return s.to_all(Predictions(eq.targets(torch.stack([up.values for up in ups.values()]), self.trust)))
 
     async def predict(self, t: Trained, samples: Samples) -> Tensor:
-        outputs = await gather(*(Predict(model, samples) for model in t.clients.values()))
-        return eq.aggregate(torch.stack([o.logits.softmax(-1) for o in outputs]), self.trust)[:, :-1]  # Sec. IV-C
+        shown = (samples, samples.mirrored) if self.mirror else (samples,)
+        outputs = await gather(*(Predict(model, s) for s in shown for model in t.clients.values()))
+        votes = torch.stack([o.logits.softmax(-1) for o in outputs]).chunk(len(shown))
+        return eq.aggregate(torch.stack(votes).mean(0), self.trust)[:, :-1]  # Sec. IV-C
+
+    def readings(self, public: Samples) -> Mapping[str, Reading]:
+        """Other exponents and mirror images at inference, where that is not what the method does anyway."""
+        others = {"trust=2": replace(self, trust=2.0), "trust=4": replace(self, trust=4.0)}
+        if public.are_images:
+            others["mirror"] = replace(self, mirror=True)
+            others["mirror,trust=4"] = replace(self, mirror=True, trust=4.0)
+        new = {other: name for name, other in reversed(others.items()) if other != self}  # the first name of equals
+        return {name: other.predict for other, name in reversed(new.items())}
 
     def pseudo_labels(self, c: Client, bias: Tensor, logits: Tensor) -> Tensor:
         """Soft pseudo labels of the public samples by the model after the fit phase (theta_0), Eqs. (8)-(10)."""
