@@ -46,7 +46,12 @@ RELEVANT: dict[str, list[str]] = {
     "methods/clusters.py": ["unit/test_fedhkt.py"],
     "methods/clusterwise.py": ["unit/test_fedconcat.py"],
     "methods/fedavg.py": ["unit/test_baselines.py", "property/test_averaging.py"],
-    "methods/fedcc.py": ["unit/test_fedcc_equations.py", "unit/test_fedcc_options.py", "property/test_fedcc.py"],
+    "methods/fedcc.py": [
+        "unit/test_fedcc_equations.py",
+        "unit/test_fedcc_options.py",
+        "unit/test_readings.py",
+        "property/test_fedcc.py",
+    ],
     "methods/fedmd.py": ["unit/test_baselines.py", "unit/test_lsr.py"],
     "methods/fednova.py": ["unit/test_fednova.py", "property/test_normalised_averaging.py"],
     "methods/fedct.py": ["unit/test_fedct.py", "property/test_distillation.py"],

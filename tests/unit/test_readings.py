@@ -227,7 +227,7 @@ def test_an_averaged_model_is_read_with_statistics_of_the_public_samples(name: s
     assert all(same(before[n], m.state) for n, m in tiny.server.models.items())
     state = {n: v.float() for n, v in trained.server["global"].state.items() if n.startswith("trunks")}
     entering = tiny.public.x @ state["trunks.0.0.weight"].T
-    x = (tiny.shown.x @ state["trunks.0.0.weight"].T - entering.mean(0)) / (entering.var(0) + 1e-5).sqrt()
+    x = (tiny.test.x @ state["trunks.0.0.weight"].T - entering.mean(0)) / (entering.var(0) + 1e-5).sqrt()
     features = (x * state["trunks.0.1.weight"] + state["trunks.0.1.bias"]).relu()
     head = (trained.server["global"].state[f"head.{n}"].float() for n in ("weight", "bias"))
     answers = nn.functional.linear(features, *head).argmax(-1)
