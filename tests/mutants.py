@@ -39,6 +39,7 @@ RELEVANT: dict[str, list[str]] = {
     "gradients.py": ["unit/test_fedsam.py", "unit/test_engine.py"],
     "clustering.py": ["unit/test_clustering.py", "unit/test_fedconcat.py", "unit/test_fedhkt.py"],
     "core/step.py": ["unit/test_core.py", "unit/test_fedsam.py", "unit/test_engine.py"],
+    "core/method.py": ["unit/test_readings.py", "unit/test_core.py"],
     "core/model.py": ["unit/test_core.py", "unit/test_fedconcat.py"],
     "engine/plain.py": ["unit/test_engine.py"],
     "methods/abstention.py": [*SHARED[:3], "unit/test_fedcc_options.py"],

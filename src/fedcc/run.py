@@ -275,6 +275,8 @@ def server_of(
     method: AnyMethod, public: Samples, classes: int, recipe: Recipe, seed: int, archs: Mapping[int, Arch]
 ) -> Server:
     """The server of clients with these networks, wherever they are."""
+    if reason := method.refusal(public):
+        raise ValueError(reason)
     return Server(
         public=public,
         classes=classes,

@@ -66,7 +66,7 @@ def test_samples_have_mirror_images() -> None:
 
 @pytest.mark.parametrize("shape", [(3, 6), (3, 4, 4), (3, 1, 4, 1), (3, 1, 2, 4, 4)])
 def test_only_images_have_mirror_images(shape: tuple[int, ...]) -> None:
-    with pytest.raises(ValueError, match=r"only images .* of two or more columns") as error:
+    with pytest.raises(ValueError, match=r"mirror images are for images .* of two or more columns") as error:
         _ = Samples({"x": torch.zeros(shape)}).mirrored
     assert str(error.value).endswith(f"got inputs of shape {list(shape[1:])}")
 

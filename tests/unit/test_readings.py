@@ -22,6 +22,7 @@ from fedcc.evaluate.accuracy import Remembering, percent
 from fedcc.experiments.execute import readings
 from fedcc.methods import METHODS, FedAvg, FedCC
 from fedcc.methods.abstention import aggregate
+from fedcc.run import rehearse
 from recording import Recording, same
 from tiny import Mlp, Tiny
 
@@ -133,11 +134,14 @@ def test_mirror_changes_nothing_where_images_are_symmetric(trained: Trained, eng
 
 
 def test_mirror_refuses_what_is_no_image_before_anything_is_trained() -> None:
-    tiny = Tiny(FedCC(mirror=True))
-    asked = tiny.cohort.executor = tiny.executor = Recording(tiny.executor)
-    with pytest.raises(ValueError, match=r"only images .* two or more columns have a mirror image.* shape \[6\]"):
-        tiny.run(1)
-    assert not asked.fits()
+    x, y = torch.randn(60, 6), torch.arange(60) % 3
+    rows = fedcc.Federation.of([(x[k::3], y[k::3]) for k in range(3)], x[:30], (x, y), Mlp())
+    with pytest.raises(ValueError, match=r"mirror is for images .* of two or more columns, got inputs of shape \[6\]"):
+        fedcc.run(FedCC(mirror=True), rows, 1, device="cpu", on_snapshot=pytest.fail)
+    with pytest.raises(ValueError, match="mirror is for images"):
+        rehearse(FedCC(mirror=True), rows)
+    rehearse(FedCC(), rows)
+    rehearse(FedCC(mirror=True), federation())
 
 
 # -- what they cost, and that nothing else changes

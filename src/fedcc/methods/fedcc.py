@@ -9,7 +9,7 @@ Deviations and the choices where the paper is silent: docs/deviations.md, F-1 to
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import torch
@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedcc.core.messages import Predictions
-from fedcc.core.method import Family, Method, Reading, Trained, option
+from fedcc.core.method import Family, Method, Trained, option
 from fedcc.core.requests import Predict, Recalibrate, gather
 from fedcc.core.roles import Client, Server
 from fedcc.core.samples import Samples
@@ -34,6 +34,7 @@ class FedCC(Method[Predictions, Predictions]):
     source: ClassVar[str] = "Ye et al., FedCC"
     scores = "shares"
     uploads_models: ClassVar[bool] = True
+    read_with = ({"trust": 2.0}, {"trust": 4.0}, {"mirror": True}, {"mirror": True, "trust": 4.0})
 
     lam: float = option(0.2, "weight of the public loss in Eq. (4)", "Sec. V-A", low=0)
     delta: float = option(1e-3, "smoothing of the bias probe, Eq. (9)", "Sec. V-A", low=0, high=1)
@@ -54,15 +55,10 @@ class FedCC(Method[Predictions, Predictions]):
     refine_epoch: Literal["max", "labelled", "public"] = option("max", "which set's length makes an epoch", "F-15")
     bn_recalibrate: Literal["none", "public"] = option("none", "BatchNorm's statistics from public data", "F-19")
     trust: float = option(1.0, "exponent of the known mass in the weights mu; 0 for equal weights", "F-29", low=0)
-    mirror: bool = option(False, "predicts with each image and its mirror image; shares as ever", "F-30")
+    mirror: bool = option(False, "each image and its mirror image at inference", "F-30", images=True)
 
     def outputs(self, classes: int) -> int:
         return classes + 1
-
-    async def start(self, s: Server) -> Mapping[int, Predictions | None]:
-        if self.mirror:
-            _ = s.public.at(torch.arange(0)).mirrored  # an error now, not after the first round
-        return await super().start(s)
 
     async def client(self, c: Client, down: Predictions | None) -> Predictions:
         known = c.classes
@@ -97,17 +93,7 @@ class FedCC(Method[Predictions, Predictions]):
     async def predict(self, t: Trained, samples: Samples) -> Tensor:
         shown = (samples, samples.mirrored) if self.mirror else (samples,)
         outputs = await gather(*(Predict(model, s) for s in shown for model in t.clients.values()))
-        votes = torch.stack([o.logits.softmax(-1) for o in outputs]).chunk(len(shown))
-        return eq.aggregate(torch.stack(votes).mean(0), self.trust)[:, :-1]  # Sec. IV-C
-
-    def readings(self, public: Samples) -> Mapping[str, Reading]:
-        """Other exponents and mirror images at inference, where that is not what the method does anyway."""
-        others = {"trust=2": replace(self, trust=2.0), "trust=4": replace(self, trust=4.0)}
-        if public.are_images:
-            others["mirror"] = replace(self, mirror=True)
-            others["mirror,trust=4"] = replace(self, mirror=True, trust=4.0)
-        new = {other: name for name, other in reversed(others.items()) if other != self}  # the first name of equals
-        return {name: other.predict for other, name in reversed(new.items())}
+        return eq.aggregate(eq.votes([o.logits for o in outputs], len(shown)), self.trust)[:, :-1]  # Sec. IV-C
 
     def pseudo_labels(self, c: Client, bias: Tensor, logits: Tensor) -> Tensor:
         """Soft pseudo labels of the public samples by the model after the fit phase (theta_0), Eqs. (8)-(10)."""
