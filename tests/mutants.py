@@ -42,7 +42,7 @@ RELEVANT: dict[str, list[str]] = {
     "core/method.py": ["unit/test_readings.py", "unit/test_core.py"],
     "core/model.py": ["unit/test_core.py", "unit/test_fedconcat.py"],
     "engine/plain.py": ["unit/test_engine.py"],
-    "methods/abstention.py": [*SHARED[:3], "unit/test_fedcc_options.py"],
+    "methods/abstention.py": [*SHARED[:3], "unit/test_fedcc_options.py", "unit/test_readings.py"],
     "methods/bounds.py": ["unit/test_baselines.py", "unit/test_ssl.py"],
     "methods/clusters.py": ["unit/test_fedhkt.py"],
     "methods/clusterwise.py": ["unit/test_fedconcat.py"],
