@@ -404,6 +404,17 @@ def test_other_readings_stand_below_the_table_but_not_in_a_readme(tmp_path: Path
     assert "FedCC, read with trust=2 & $23.5_{\\pm0.7}$" in latex.comparison(found.table)
 
 
+def test_a_page_has_readings_of_some_seeds_alone(tmp_path: Path) -> None:
+    """The first seed was run before there were any: numbers still link to the runs of their cell."""
+    old, *new = [synthetic.record(m, seed=s, **CIFAR) for m in ("fedcc", "fedavg") for s in range(2)]
+    del old["accuracy"]["readings"], new[1]["accuracy"]["readings"]
+    made = built(tmp_path, old, *new)
+    html = page(Found(tuple(made[0].runs), ()), made, tmp_path, "Title")
+    linked = re.search(r"read with mirror</small>.*?href=\"#(runs-\d+)\"", html, re.DOTALL)
+    assert linked is not None
+    assert html.count(f'id="{linked[1]}"') == 1
+
+
 # ------------------------------------------------------------------------------------------------------------- writers
 
 
