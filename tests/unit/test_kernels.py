@@ -6,7 +6,7 @@ must be what torch gives in float64, to the bit. Then a whole trunk, against lay
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -16,9 +16,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fedcc.core.model import Arch
-from fedcc.core.requests import Fit, Init, Recipe
+from fedcc.core.requests import Fit, Frozen, Init, Predict, Recipe
 from fedcc.core.rng import Key
 from fedcc.core.samples import Samples, View
+from fedcc.core.step import Loss, Step
 from fedcc.engine import cuda, kernels
 from fedcc.engine.fused import Fused
 from fedcc.engine.kernels import IMAGE, NORM, PLAIN, RESIDUAL, Back, Input, Layer, Made, Setting, Tape, Tiles
@@ -419,6 +420,31 @@ def test_a_stacked_resnet_on_kernels(shape: tuple[int, int, int], depth: int, ba
         near(own[name], tensors[name], 1e-5)
 
 
+@pytest.mark.parametrize(("shape", "depth", "batch"), [((3, 16, 16), 8, 5), ((1, 10, 10), 8, 3)])
+def test_a_stacked_resnet_that_predicts(
+    shape: tuple[int, int, int], depth: int, batch: int, device: torch.device
+) -> None:  # fmt: skip
+    """By running statistics, which stay; as near to fp32 as rounding to bf16 in every layer allows."""
+    arch, generator = Arch((ResNet(depth, shape[0]),), 5, shape), torch.Generator().manual_seed(0)
+    networks = [build(arch, Key(0, client=k)).eval() for k in range(LANES)]
+    for network in networks:
+        for name, buffer in network.named_buffers():
+            if "running" in name:
+                buffer += 0.3 * torch.rand(buffer.shape, generator=generator)
+    x = torch.randn(LANES, batch, *shape, generator=generator).bfloat16()
+    stack = Stacked(arch, True).eval()
+    tensors = stacked_state([n.state_dict() for n in networks], stack.template)
+    own = {n: t.to(device, copy=True) for n, t in tensors.items()}
+    stack.hold(own)
+    found = stack(x.to(device))
+    with torch.no_grad():
+        expected = [network(image.float()) for network, image in zip(networks, x, strict=True)]
+    for k in range(LANES):
+        near(found.features[k], expected[k].features, 0.02)
+        near(found.logits[k], expected[k].logits, 0.02)
+    assert all(torch.equal(own[n].cpu(), tensors[n]) for n in tensors)
+
+
 def test_networks_and_precisions_that_the_kernels_do_not_know() -> None:
     assert not Stacked(Arch((ResNet(8, 5),), 5, (5, 8, 8)), True).fast  # they would read four of the five channels
     with pytest.raises(ValueError, match="in bf16, not in fp32"):
@@ -448,6 +474,30 @@ def test_a_fit_on_kernels_is_the_one_on_library_layers(device: torch.device) -> 
     fits = ragged(device, 2, 2)
     ours, library = (Fused(device, "bf16", kernels=kernels, graphs=False) for kernels in (True, False))
     assert losses(ours, fits) == pytest.approx(losses(library, fits), rel=0.02)
+
+
+@dataclass(frozen=True)
+class Imitate(Loss):
+    """A loss that reads a frozen network."""
+
+    def __call__(self, step: Step) -> Tensor:
+        return (step["private"].logits - step.seen["teacher"].logits).square().mean()
+
+
+def test_networks_that_are_not_trained_run_on_kernels_too(device: torch.device) -> None:
+    """A teacher, the trunk beneath a head that is trained alone, and predictions."""
+    ours, library = (Fused(device, "bf16", kernels=kernels, graphs=False) for kernels in (True, False))
+    fits = ragged(device, 2, 2)
+    teachers = [Frozen(fit.model, "private") for fit in reversed(fits)]
+    asked = {"loss": Imitate(), "only": "head"}
+    fits = [replace(fit, frozen={"teacher": t}, **asked) for fit, t in zip(fits, teachers, strict=True)]
+    assert losses(ours, fits) == pytest.approx(losses(library, fits), rel=0.02)
+    for fitted, fit in zip(ours.serve(fits), fits, strict=True):
+        changed = {n for n, value in fitted.model.state.items() if not torch.equal(value, fit.model.state[n])}
+        assert changed == {"head.weight", "head.bias"}
+    wanted = [Predict(fit.model, fits[0].streams["public"]) for fit in fits]
+    for found, expected in zip(ours.serve(wanted), library.serve(wanted), strict=True):
+        near(found.logits, expected.logits.cpu(), 0.02)
 
 
 @on_gpu

@@ -15,7 +15,10 @@ MOST_CHANNELS = 4  # that an image may have
 
 
 class FastTrunk(nn.Module):
-    """Features of all lanes, ``[lanes, batch, 64]``, from images ``[lanes, batch, channels, H, W]``, while training."""
+    """Features of all lanes, ``[lanes, batch, 64]``, from images ``[lanes, batch, channels, H, W]``.
+
+    Gradients are those of training; what is not trained has none.
+    """
 
     def __init__(self, trunk: _ResNet, name: str, slots: dict[str, Tensor]):
         super().__init__()
@@ -27,12 +30,12 @@ class FastTrunk(nn.Module):
         self.convs = [conv for conv, _ in self.layers]
         self.order: Tensor | None = None  # where each packed weight stands among the others
         self.begins: list[int] = []
-        self.known: set[tuple[int, ...]] = set()  # shapes whose kernels are compiled
+        self.known: set[tuple[Any, ...]] = set()  # what kernels are compiled for
         self.beside: Any = None
         self.still = False
 
     def forward(self, x: Tensor) -> Tensor:
-        from fedcc.engine.kernels import Beside, Layer, Trunk, compiled
+        from fedcc.engine.kernels import Beside, Layer, Trunk, compiled, predicted
 
         images = x.permute(0, 1, 3, 4, 2).contiguous()
         if self.beside is None:
@@ -43,9 +46,11 @@ class FastTrunk(nn.Module):
             gamma, beta, mean, var = (t.detach() for t in tensors)
             layers.append(Layer(packed[conv], gamma, beta, mean, var, *self.norm))
             trained += [self.weight(conv), *tensors[:2]]
-        if images.shape not in self.known:
-            compiled(images, layers, self.strides)
-            self.known.add(images.shape)
+        if (self.training, images.shape) not in self.known:
+            compiled(images, layers, self.strides, self.training)
+            self.known.add((self.training, images.shape))
+        if not self.training:
+            return predicted(images, layers, self.strides)
         run: Any = Trunk.apply
         features: Tensor = run(images, layers, self.strides, not self.still, self.beside, *trained)
         return features

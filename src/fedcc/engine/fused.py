@@ -99,7 +99,7 @@ class Fused:
         """The models of a group side by side, a few inputs at a time."""
         arch = requests[0].model.arch
         if arch not in self.stacks:
-            self.stacks[arch] = Stacked(arch).eval()
+            self.stacks[arch] = Stacked(arch, self.kernels).eval()
         stack = self.stacks[arch]
         answers: list[Outputs] = []
         for at in range(0, len(requests), MOST_LANES):
@@ -339,7 +339,7 @@ class Lanes:
         fit, device = kit.fit, kit.device
         self.kit, self.width, self.fit = kit, width, fit
         self.stack = Stacked(fit.model.arch, engine.kernels)
-        self.teachers = {name: Stacked(f.model.arch).eval() for name, f in fit.frozen.items()}
+        self.teachers = {name: Stacked(f.model.arch, engine.kernels).eval() for name, f in fit.frozen.items()}
         only = fit.only
         self.stack.train(only is None)
         if only is not None:

@@ -181,8 +181,13 @@ class Input(NamedTuple):
         return [rows, *between, *norm]
 
 
-def conv(given: Input, layer: Layer, stride: int, track: bool, keeps: bool) -> tuple[Made, Tensor | None]:
-    """A layer's convolution, and the activations that it read, if they are to be kept."""
+def conv(
+    given: Input, layer: Layer, stride: int, track: bool, keeps: bool, fixed: bool = False
+) -> tuple[Made, Tensor | None]:  # fmt: skip
+    """A layer's convolution, and the activations that it read, if they are to be kept.
+
+    ``fixed``: BatchNorm by its running statistics; there are no sums then.
+    """
     lanes, batch, high, wide, real = given.tensor.shape
     cin, cout = layer.weight.shape[2:]
     ho, wo = -(-high // stride), -(-wide // stride)
@@ -197,8 +202,8 @@ def conv(given: Input, layer: Layer, stride: int, track: bool, keeps: bool) -> t
                 _floats(layer.weight, 4, lanes, cout))  # fmt: skip
     kept = _new(layer.weight, lanes, batch, high, wide, cin) if keeps else None
     defines = {
-        "SOURCE": given.source, "KEEP": keeps, "REAL": real, "CI": cin, "CO": cout, "H": high, "W": wide,
-        "STRIDE": stride, "ROWS": tiles.rows, "IMAGES": tiles.images, "NB": block,
+        "SOURCE": given.source, "KEEP": keeps, "FIXED": fixed, "REAL": real, "CI": cin, "CO": cout, "H": high,
+        "W": wide, "STRIDE": stride, "ROWS": tiles.rows, "IMAGES": tiles.images, "NB": block,
         "MT": -(-tiles.pixels // (16 * WARPS // across)), "DEPTH": how.depth, "TOGETHER": how.together,
         **given.defines(),
     }  # fmt: skip
@@ -210,11 +215,11 @@ def conv(given: Input, layer: Layer, stride: int, track: bool, keeps: bool) -> t
     return made, kept
 
 
-def tail(given: Input, track: bool) -> tuple[Tensor, Tensor]:
+def tail(given: Input, track: bool, fixed: bool = False) -> tuple[Tensor, Tensor]:
     """The last activations, and the features: their means over pixels, [lanes, batch, C]."""
     lanes, batch, high, wide, channels = given.tensor.shape
     kept, features = torch.empty_like(given.tensor), _floats(given.tensor, lanes, batch, channels)
-    defines = {"C": channels, "H": high, "W": wide, **given.defines()}
+    defines = {"C": channels, "H": high, "W": wide, "FIXED": fixed, **given.defines()}
     values: Values = [*given.values(kept), features, batch, lanes, *given.numbers(int(track))]
     launch("tail", (batch, lanes, 1), 4 * (SUMS + NUMBERS), defines, values)
     return features, kept
@@ -354,6 +359,16 @@ def forward(images: Tensor, layers: list[Layer], strides: list[int], track: bool
     return features, Tape(images, stem, blocks, last)
 
 
+def predicted(images: Tensor, layers: list[Layer], strides: list[int]) -> Tensor:
+    """Features by running statistics; nothing is kept for a way back."""
+    made, _ = conv(Input(images), layers[0], 1, False, False, fixed=True)
+    x: Tensor | None = None
+    for stride, first, second in zip(strides, layers[1::2], layers[2::2], strict=True):
+        inner, x = conv(Input(made=made, x=x), first, stride, False, True, fixed=True)
+        made, _ = conv(Input(made=inner), second, 1, False, False, fixed=True)
+    return tail(Input(made=made, x=x), False, fixed=True)[0]
+
+
 def backward(df: Tensor, tape: Tape, beside: Beside) -> list[Tensor]:
     """The gradients of all layers' weights, scales and shifts."""
     grads: list[Tensor] = []
@@ -370,12 +385,15 @@ def backward(df: Tensor, tape: Tape, beside: Beside) -> list[Tensor]:
     return grads
 
 
-def compiled(images: Tensor, layers: list[Layer], strides: list[int]) -> None:
-    """Compile what a step will launch, on all cores."""
+def compiled(images: Tensor, layers: list[Layer], strides: list[int], trains: bool) -> None:
+    """Compile what a step or a prediction will launch, on all cores."""
     if images.device.type == "cuda":
         with listed() as found:
-            features, tape = forward(images, layers, strides, False)
-            backward(features, tape, Beside(images.device))
+            if trains:
+                features, tape = forward(images, layers, strides, False)
+                backward(features, tape, Beside(images.device))
+            else:
+                predicted(images, layers, strides)
         cuda.compile_all(found, images.device)
 
 

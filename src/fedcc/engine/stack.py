@@ -138,7 +138,7 @@ class Stacked(nn.Module):
     def forward(self, x: Tensor) -> Outputs:
         """Outputs ``[K, batch, ...]`` of inputs ``[K, batch, ...]``."""
         clients, batch = x.shape[:2]
-        if self.fast and self.training:
+        if self.fast and (self.training or not any(trunk.training for trunk in self.trunks)):
             parts = [trunk(x) for trunk in self.fast]
             features = parts[0] if len(parts) == 1 else torch.cat(parts, -1)
             return Outputs(self.head.each(features), features)

@@ -142,19 +142,21 @@ __device__ __forceinline__ void sum_up(float (&first)[8], float (&second)[8], fl
 
 // BatchNorm's scale and shift of each channel from the sums of the layer before: coefficients[0..C), [C..2C). The
 // first program of a lane keeps mean, 1/std, scale and shift for the way back, and moves the running statistics.
-template <int C>
+//
+// FIXED: of the running statistics instead, as a network that is not trained has them.
+template <int C, bool FIXED>
 __device__ __forceinline__ void normalise(const float *rows, int count, const float *gamma, const float *beta,
                                           float *mean, float *var, float *stats, int lane, int lanes, float pixels,
                                           float momentum, float eps, int track, bool keeps, float *work,
                                           float *coefficients) {
-    add_up<C>(rows + (size_t)lane * count * 2 * C, count, work, coefficients);
+    if (!FIXED) add_up<C>(rows + (size_t)lane * count * 2 * C, count, work, coefficients);
     if (threadIdx.x < C) {
         const int at = lane * C + threadIdx.x;
-        const float m = coefficients[threadIdx.x] / pixels;
-        const float v = fmaxf(coefficients[C + threadIdx.x] / pixels - m * m, 0.0f);
+        const float m = FIXED ? mean[at] : coefficients[threadIdx.x] / pixels;
+        const float v = FIXED ? var[at] : fmaxf(coefficients[C + threadIdx.x] / pixels - m * m, 0.0f);
         const float rstd = 1.0f / sqrtf(v + eps);
         const float scale = gamma[at] * rstd, shift = beta[at] - m * scale;
-        if (keeps) {
+        if (!FIXED && keeps) {
             stats[at] = m;
             stats[lanes * C + at] = rstd;
             stats[2 * lanes * C + at] = scale;
@@ -402,7 +404,7 @@ __device__ __forceinline__ void put(bf16 *results, const float (&acc)[MT][NT][4]
 #ifdef CONV
 // ------------------------------------------------------------------------------------------------ forward
 
-constexpr int SOURCE = GIVEN_SOURCE, KEEP = GIVEN_KEEP, REAL = GIVEN_REAL;
+constexpr int SOURCE = GIVEN_SOURCE, KEEP = GIVEN_KEEP, REAL = GIVEN_REAL, FIXED = GIVEN_FIXED;
 constexpr int XC = GIVEN_XC, XS = GIVEN_XS, XH = GIVEN_XH, XW = GIVEN_XW;
 
 struct Conv {
@@ -433,7 +435,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, GIVEN_TOGETHER) conv(const
     Pixels<REAL> make;
     make.x = a.in + pixels * REAL;
 #else
-    normalise<CI>(a.part, a.rows, a.gamma, a.beta, a.mean, a.var, a.stats, lane, a.lanes, (float)a.batch * H * W,
+    normalise<CI, FIXED>(a.part, a.rows, a.gamma, a.beta, a.mean, a.var, a.stats, lane, a.lanes, (float)a.batch * H * W,
                   a.momentum, a.eps, a.track, blockIdx.x == 0 && blockIdx.z == 0, work, coefficients);
     Activations<SOURCE, CI, H, W, XC, XS, XH, XW> make;
     make.y = a.in + pixels * CI;
@@ -499,7 +501,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, GIVEN_TOGETHER) conv(const
         }
         __syncthreads();
     }
-    sum_up<NB>(first, second, work, a.sums + ((size_t)lane * gridDim.x + blockIdx.x) * 2 * CO + n0, CO);
+    if (!FIXED) sum_up<NB>(first, second, work, a.sums + ((size_t)lane * gridDim.x + blockIdx.x) * 2 * CO + n0, CO);
 }
 #endif
 
@@ -793,7 +795,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) collect(const Collect a) {
 #ifdef TAIL
 // ------------------------------------------------------------------------------------------------ the trunk's end
 
-constexpr int C = GIVEN_C, H = GIVEN_H, W = GIVEN_W;
+constexpr int C = GIVEN_C, H = GIVEN_H, W = GIVEN_W, FIXED = GIVEN_FIXED;
 constexpr int XC = GIVEN_XC, XS = GIVEN_XS, XH = GIVEN_XH, XW = GIVEN_XW;
 
 struct Tail {
@@ -811,7 +813,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) tail(const Tail a) {
     SHARED(unsigned char, memory);
     float *work = (float *)memory, *coefficients = work + 4 * THREADS;
     const int lane = blockIdx.y, b = blockIdx.x, from = threadIdx.x % (C / 8) * 8;
-    normalise<C>(a.part, a.rows, a.gamma, a.beta, a.mean, a.var, a.stats, lane, a.lanes, (float)a.batch * H * W,
+    normalise<C, FIXED>(a.part, a.rows, a.gamma, a.beta, a.mean, a.var, a.stats, lane, a.lanes, (float)a.batch * H * W,
                  a.momentum, a.eps, a.track, b == 0, work, coefficients);
     Activations<RESIDUAL, C, H, W, XC, XS, XH, XW> make;
     make.y = a.in + (size_t)lane * a.batch * H * W * C;
