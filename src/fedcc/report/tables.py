@@ -332,7 +332,7 @@ as in the table above, and with statistics re-estimated on the public images, wi
 
 OTHERWISE = """\
 The same trained models, read in other ways: what follows "read with" is set for the prediction of the test images
-alone. Training and what clients and server send are the same; the first row is that of the table above.
+alone. Training and what clients and server send are the same; the first row has the same runs as they are.
 """
 
 
