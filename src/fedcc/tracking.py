@@ -190,7 +190,7 @@ def numbers(record: Record) -> dict[str, float]:
     """
     found = {name: record.get(name) for name in ("accuracy", "targets")}
     for name, value in record.get("readings", {}).items():
-        found[f"readings/{re.sub('[^a-z0-9]+', '-', name)}"] = value  # MLflow refuses "=" and ","
+        found[f"readings/{re.sub('[^A-Za-z0-9]+', '-', name)}"] = value  # MLflow refuses "=" and ","
     for name in ("clients", "local"):
         if values := list(record.get(name, {}).values()):
             found[name] = sum(values) / len(values)

@@ -420,7 +420,7 @@ def test_a_stacked_resnet_on_kernels(shape: tuple[int, int, int], depth: int, ba
         near(own[name], tensors[name], 1e-5)
 
 
-@pytest.mark.parametrize(("shape", "depth", "batch"), [((3, 16, 16), 8, 5), ((1, 10, 10), 8, 3)])
+@pytest.mark.parametrize(("shape", "depth", "batch"), [((3, 16, 16), 8, 5), ((1, 2, 12), 8, 3)])
 def test_a_stacked_resnet_that_predicts(
     shape: tuple[int, int, int], depth: int, batch: int, device: torch.device
 ) -> None:  # fmt: skip
@@ -443,6 +443,15 @@ def test_a_stacked_resnet_that_predicts(
         near(found.features[k], expected[k].features, 0.02)
         near(found.logits[k], expected[k].logits, 0.02)
     assert all(torch.equal(own[n].cpu(), tensors[n]) for n in tensors)
+
+
+def test_batchnorm_needs_more_than_one_value(device: torch.device) -> None:
+    """As the library's says, instead of a variance of nothing."""
+    arch = Arch((ResNet(8, 1),), 5, (1, 4, 4))
+    stack = Stacked(arch, True).train()
+    stack.hold({n: t.to(device) for n, t in stacked_state([build(arch, Key(0)).state_dict()], stack.template).items()})
+    with pytest.raises(ValueError, match="more than one value per channel"):
+        stack(torch.zeros(1, 1, 1, 4, 4, dtype=torch.bfloat16, device=device))
 
 
 def test_networks_and_precisions_that_the_kernels_do_not_know() -> None:

@@ -404,6 +404,16 @@ def test_other_readings_stand_below_the_table_but_not_in_a_readme(tmp_path: Path
     assert "FedCC, read with trust=2 & $23.5_{\\pm0.7}$" in latex.comparison(found.table)
 
 
+def test_all_rows_of_readings_are_of_the_same_runs(tmp_path: Path) -> None:
+    """Where one seed lacks a reading, its cell is empty: the mean of the others would be of other seeds."""
+    kept = [synthetic.record("fedcc", final=20.0 + 9 * s, seed=s, **CIFAR) for s in range(2)]
+    del kept[1]["accuracy"]["readings"]["trust=2"]
+    (found,) = readings(built(tmp_path, *kept)[0])
+    shown = {row.title: len(row.cells["cifar10", "classes:1"].runs) for row in found.table.rows}
+    assert shown.pop("FedCC, read with trust=2", 0) == 0
+    assert set(shown.values()) == {2}
+
+
 def test_a_page_has_readings_of_some_seeds_alone(tmp_path: Path) -> None:
     """The first seed was run before there were any: numbers still link to the runs of their cell."""
     old, *new = [synthetic.record(m, seed=s, **CIFAR) for m in ("fedcc", "fedavg") for s in range(2)]

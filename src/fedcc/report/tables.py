@@ -361,14 +361,18 @@ def _read(row: Row, again: bool) -> list[Row]:
     every = [r for cell in row.cells.values() for r in cell.runs]
     names = [n for n in dict.fromkeys(n for r in every for n in r.readings) if (n == "re-estimated") is again]
 
-    def made(word: str, chosen: Callable[[Run], Run | None]) -> Row:
-        cells = {s: Cell(tuple(found for r in c.runs if (found := chosen(r)))) for s, c in row.cells.items()}
+    def made(word: str, read: Callable[[Run], Run | None]) -> Row:
+        """A cell is empty where one of its runs lacks this reading: all rows are of the same runs."""
+        cells = {}
+        for scenario, cell in row.cells.items():
+            found = [read(r) for r in cell.runs if any(n in r.readings for n in names)]
+            cells[scenario] = Cell(tuple(r for r in found if r) if all(found) else ())
         return replace(row, extra=", ".join(filter(None, (row.extra, word))), cells=cells)
 
     def by(name: str) -> Callable[[Run], Run | None]:
         return lambda r: replace(r, **vars(r.readings[name])) if name in r.readings else None
 
-    own = made("averaged" if again else "", lambda r: r if any(n in r.readings for n in names) else None)
+    own = made("averaged" if again else "", lambda r: r)
     return [own, *(made(n if again else f"read with {n}", by(n)) for n in names)] if names else []
 
 
