@@ -36,12 +36,12 @@ def make(
     path: Path, method: str = "fedcc", names: Sequence[str] = NAMES, rules: Any = None, **given: Any
 ) -> FederationFolder:
     """A federation of digits, small; ``app`` is the app that Flower runs, ``hosts`` are the server's names."""
-    app, hosts = given.pop("app", APP), given.pop("hosts", [])
+    app, hosts, settings = given.pop("app", APP), given.pop("hosts", []), given.pop("settings", {})
     return make_folder(
         path,
         method,
         dict.fromkeys(names),
-        settings={},
+        settings=settings,
         given={**QUICK, **given},
         hosts=hosts,
         port=free_port(),

@@ -11,8 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from PIL import Image
 
+from fedcc.core.samples import Samples
 from fedcc.data import find
 from fedcc.experiments import Experiment
 from fedcc.report import paper
@@ -39,6 +41,7 @@ def record(
         test: {str(k): round(float(rng.uniform(mean - 5, mean + 5)), 4) for k in clients} for test, mean in own.items()
     }
     made = e.made()
+    names = list(made.readings(Samples({"x": torch.zeros(1, 1, 8, 8)})))
     up = down = 11_000_000 if made.family == "parameters" else classes * 200_000
     shared = made.family != "bound"
     return {
@@ -57,7 +60,7 @@ def record(
             "clients": table2["global"],
             "local": table2["local"],
             "table2": table2,
-            **({"recalibrated": recalibrated(curve)} if made.averaged else {}),
+            **({"readings": {name: higher(curve, n + 3) for n, name in enumerate(names)}} if names else {}),
         },
         "log": {
             name: {str(k): [round(float(v), 4) for v in rng.uniform(0, 1, e.rounds)] for k in clients}
@@ -85,11 +88,11 @@ def record(
     }
 
 
-def recalibrated(curve: list[float]) -> dict[str, Any]:
-    """The same curve three points higher."""
-    higher = [min(100.0, round(v + 3, 4)) for v in curve]
-    best = max(higher)
-    return {"final": higher[-1], "best": best, "best_round": 1 + higher.index(best), "rounds": higher}
+def higher(curve: list[float], by: int) -> dict[str, Any]:
+    """The same curve some points higher, as a reading."""
+    found = [min(100.0, round(v + by, 4)) for v in curve]
+    best = max(found)
+    return {"final": found[-1], "best": best, "best_round": 1 + found.index(best), "rounds": found}
 
 
 def analysis(summary: dict[str, Any], samples: int = 300) -> dict[str, Any]:

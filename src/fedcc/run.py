@@ -231,7 +231,7 @@ def run(
                     majority={c.id: c.majority for c in cohort.present if c.majority is not None},
                     downs=done.downs,
                     hidden=federation.hidden,
-                    public=server.public,
+                    readings=method.readings(server.public),
                 )
             spent["evaluate"] = time.perf_counter() - now
             logs, majorities = {c.id: c.log for c in cohort.present}, {c.id: c.majority for c in cohort.present}
@@ -275,6 +275,8 @@ def server_of(
     method: AnyMethod, public: Samples, classes: int, recipe: Recipe, seed: int, archs: Mapping[int, Arch]
 ) -> Server:
     """The server of clients with these networks, wherever they are."""
+    if reason := method.refusal(public):
+        raise ValueError(reason)
     return Server(
         public=public,
         classes=classes,
@@ -325,7 +327,7 @@ def record_of(
     return {
         "round": done.t,
         "accuracy": found.accuracy,
-        **({} if found.recalibrated is None else {"accuracy_recalibrated": found.recalibrated}),
+        "readings": found.readings,
         **{name: {str(k): v for k, v in getattr(found, name).items()} for name in by_client},
         "targets": found.targets,
         "majority": {

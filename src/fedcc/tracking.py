@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -184,10 +185,12 @@ def numbers(record: Record) -> dict[str, float]:
     """A round's record as names and numbers; what is there for each client is averaged.
 
     >>> numbers({"round": 1, "accuracy": 50.0, "targets": None, "clients": {"0": 10.0, "1": 30.0},
-    ...          "bytes": {"up": 8}, "log": {"0": {"alpha": 0.5}}})
-    {'accuracy': 50.0, 'clients': 20.0, 'bytes/up': 8.0, 'log/alpha': 0.5}
+    ...          "readings": {"trust=2": 60.0}, "bytes": {"up": 8}, "log": {"0": {"alpha": 0.5}}})
+    {'accuracy': 50.0, 'readings/trust-2': 60.0, 'clients': 20.0, 'bytes/up': 8.0, 'log/alpha': 0.5}
     """
-    found = {name: record.get(name) for name in ("accuracy", "accuracy_recalibrated", "targets")}
+    found = {name: record.get(name) for name in ("accuracy", "targets")}
+    for name, value in record.get("readings", {}).items():
+        found[f"readings/{re.sub('[^A-Za-z0-9]+', '-', name)}"] = value  # MLflow refuses "=" and ","
     for name in ("clients", "local"):
         if values := list(record.get(name, {}).values()):
             found[name] = sum(values) / len(values)

@@ -52,7 +52,10 @@ def test_uplinks_and_accuracy_are_the_simulators(method: str, tmp_path: Path) ->
     found = RunFolder(folder.run).summary()
     assert found is not None
     assert found["accuracy"]["final"] == simulated.accuracy
-    assert ["accuracy_recalibrated" in r for r in records(folder)] == [method == "fedavg"] * 2
+    assert [list(r["readings"]) for r in records(folder)] == {  # FedCC's clients hand over their models at the end
+        "fedavg": [["re-estimated"]] * 2,
+        "fedcc": [[], ["trust=2", "trust=4", "mirror", "mirror,trust=4"]],
+    }[method]
     assert [r["federation"]["present"] for r in records(folder)] == [list(NAMES)] * 2
     test = folder.test()
     assert test is not None
@@ -68,6 +71,8 @@ def test_clients_that_keep_their_models_are_asked_to_predict(tmp_path: Path) -> 
     assert found is not None
     assert found["accuracy"]["final"] == simulate(folder.experiment).accuracy
     assert found["federation"]["kept_models"] == ["east", "south", "west"]
+    assert [r["readings"] for r in records(folder)] == [{}, {}]  # nobody is asked more than the method needs
+    assert [purpose for _, purpose, _ in desk.sent].count("query.predict") == 3
     assert not (folder.run / "models.json").exists()
     x = folder.test()["x"][:7].numpy()  # type: ignore[index]
     np.savez(tmp_path / "in.npz", x=x)
@@ -75,6 +80,18 @@ def test_clients_that_keep_their_models_are_asked_to_predict(tmp_path: Path) -> 
     answer = np.load(tmp_path / "out.npz")
     assert answer["scores"].shape == (7, 10)
     assert (answer["labels"] == answer["scores"].argmax(1)).all()
+
+
+def test_models_that_stay_at_their_sites_see_mirror_images_too(tmp_path: Path) -> None:
+    folder = make(tmp_path / "f", settings={"mirror": True})
+    desk = Desk(folder, share={"north"})
+    desk.server().train()
+    found = RunFolder(folder.run).summary()
+    assert found is not None
+    simulated = simulate(folder.experiment).accuracy
+    assert found["accuracy"]["final"] == simulated
+    assert simulated != simulate(dataclasses.replace(folder.experiment, settings={})).accuracy
+    assert [purpose for _, purpose, _ in desk.sent].count("query.predict") == 6
 
 
 def test_a_server_that_was_stopped_goes_on_to_the_same_numbers(tmp_path: Path) -> None:

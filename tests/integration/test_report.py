@@ -47,7 +47,15 @@ def test_the_command_writes_a_report(tmp_path: Path, capsys: pytest.CaptureFixtu
     names = {p.relative_to(out).as_posix() for p in out.rglob("*") if p.is_file()}
     tabular = {
         f"tables/{n}.{e}"
-        for n in ("digits", "digits-clients", "digits-recalibrated", "table1", "table2")
+        for n in (
+            "digits",
+            "digits-clients",
+            "digits-re-estimated",
+            "digits-readings",
+            "table1",
+            "table1-readings",
+            "table2",
+        )
         for e in ("md", "csv", "tex")
     }
     assert tabular | {"index.html", "tables/runs.csv", "tables/report.tex", "tables/table1-paper.tex"} <= names
@@ -59,6 +67,7 @@ def test_the_command_writes_a_report(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "broken.json" in html
     assert "averaged" in html
     assert html.count("re-estimated on the public images") == 1
+    assert html.count("<small>read with mirror,trust=4</small>") == 2  # digits, and Table I
 
 
 def test_a_run_of_now_is_understood(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

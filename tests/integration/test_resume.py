@@ -147,9 +147,13 @@ def test_rounds_after_the_checkpoint_are_cut(copy: Path, whole: Path, capsys: Ca
     ended(done, copy, whole)
 
 
-def test_an_averaged_model_has_its_second_number_in_every_round(tmp_path: Path, capsys: Capsys) -> None:
+@pytest.mark.parametrize(
+    ("method", "names"),
+    [("fedavg", ["re-estimated"]), ("fedcc", ["trust=2", "trust=4", "mirror", "mirror,trust=4"])],
+)
+def test_readings_are_there_in_every_round(method: str, names: list[str], tmp_path: Path, capsys: Capsys) -> None:
     whole, folder = tmp_path / "whole", tmp_path / "r"
-    words = ("run", "fedavg", *QUICK, "--rounds", 3, *EACH, "--keep-checkpoints", "--out")
+    words = ("run", method, *QUICK, "--rounds", 3, *EACH, "--keep-checkpoints", "--out")
     for place in (whole, folder):
         assert call(capsys, *words, place).code == 0
     (folder / "summary.json").unlink()
@@ -157,11 +161,14 @@ def test_an_averaged_model_has_its_second_number_in_every_round(tmp_path: Path, 
     done = call(capsys, "resume", folder)
     assert "going on after round 2" in done.out
     ended(done, folder, whole)
-    curve = [r["accuracy_recalibrated"] for r in RunFolder(folder).metrics()]
-    best = {"best": max(curve), "best_round": 1 + curve.index(max(curve))}
-    summary = RunFolder(folder).summary()
+    summary, rounds = RunFolder(folder).summary(), [r["readings"] for r in RunFolder(folder).metrics()]
     assert summary is not None
-    assert summary["accuracy"]["recalibrated"] == {"final": curve[2], "rounds": curve, **best}
+    assert [list(r) for r in rounds] == [names] * 3
+    assert list(summary["accuracy"]["readings"]) == names
+    for name in names:
+        curve = [r[name] for r in rounds]
+        best = {"best": max(curve), "best_round": 1 + curve.index(max(curve))}
+        assert summary["accuracy"]["readings"][name] == {"final": curve[2], "rounds": curve, **best}
 
 
 def truncate(path: Path) -> None:

@@ -90,10 +90,12 @@ def test_metrics_jsonl_has_a_line_a_round(folder: Path) -> None:
     for record in map(json.loads, lines):
         assert record.keys() == {
             "round", "accuracy", "clients", "local", "valid", "valid_labels", "local_full", "targets", "majority",
-            "log", "present", "bytes", "seconds",
+            "log", "present", "bytes", "seconds", "readings",
         }  # fmt: skip
         assert percentage(record["accuracy"])
         assert percentage(record["targets"])
+        assert list(record["readings"]) == ["trust=2", "trust=4", "mirror", "mirror,trust=4"]
+        assert all(map(percentage, record["readings"].values()))
         for part in ("clients", "local", "valid", "valid_labels", "local_full"):
             assert list(record[part]) == CLIENTS
             assert all(map(percentage, record[part].values()))
@@ -195,7 +197,8 @@ def test_a_command_says_every_value(method: str) -> None:
 def test_other_methods_leave_out_what_they_do_not_have(tmp_path: Path, capsys: Capsys) -> None:
     assert call(capsys, "run", "fedavg", *QUICK, "--out", tmp_path / "r").code == 0
     (record,) = RunFolder(tmp_path / "r").metrics()
-    assert percentage(record["accuracy_recalibrated"])  # FedCC's, above, has no such number
+    assert percentage(record["readings"].pop("re-estimated"))
+    assert record["readings"] == {}
     assert (record["targets"], record["log"]) == (None, {})
     assert record["bytes"]["up"] == record["bytes"]["down"] > 0
     summary = RunFolder(tmp_path / "r").summary()

@@ -55,6 +55,22 @@ def test_samples_with_and_without_columns() -> None:
     assert {more.view, more.only("x").view, more.to("cpu").view} == {s.view}
 
 
+def test_samples_have_mirror_images() -> None:
+    s = Samples({"x": torch.arange(24).view(2, 1, 3, 4).to(torch.uint8), "y": torch.arange(2)}, View(scale=0.5))
+    assert s.mirrored["x"][1, 0, 2].tolist() == [23, 22, 21, 20]
+    assert s.mirrored["y"] is s["y"]
+    assert (s.mirrored.view, s.mirrored.x.dtype) == (s.view, torch.uint8)
+    assert s.mirrored is s.mirrored  # so that what was predicted for them is found again
+    assert torch.equal(s.mirrored.mirrored.x, s.x)
+
+
+@pytest.mark.parametrize("shape", [(3, 6), (3, 4, 4), (3, 1, 4, 1), (3, 1, 2, 4, 4)])
+def test_only_images_have_mirror_images(shape: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match=r"mirror images are for images .* of two or more columns") as error:
+        _ = Samples({"x": torch.zeros(shape)}).mirrored
+    assert str(error.value).endswith(f"got inputs of shape {list(shape[1:])}")
+
+
 # -- views
 
 

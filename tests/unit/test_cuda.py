@@ -113,6 +113,17 @@ def test_without_a_folder_to_write_to_it_compiles_all_the_same(folder: Path) -> 
     assert cuda._cubin("step.cu", (), "sm_90").startswith(b"\x7fELF")
 
 
+def test_without_a_home_it_compiles_all_the_same(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def nowhere() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setattr(Path, "home", nowhere)
+    cuda._cubin.cache_clear()
+    assert cuda._cubin("step.cu", (), "sm_90").startswith(b"\x7fELF")
+    assert not folder.exists()
+
+
 def test_many_are_compiled_at_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
     sizes = [stepping.image_defines(1, size, size, True) for size in (8, 16, 24)]

@@ -69,6 +69,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "refine_epoch": "max",
         "bn_recalibrate": "none",
         "trust": 1.0,
+        "mirror": False,
     },
     "ssl": {
         "lam": 0.2,

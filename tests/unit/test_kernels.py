@@ -6,7 +6,7 @@ must be what torch gives in float64, to the bit. Then a whole trunk, against lay
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -16,9 +16,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fedcc.core.model import Arch
-from fedcc.core.requests import Fit, Init, Recipe
+from fedcc.core.requests import Fit, Frozen, Init, Predict, Recipe
 from fedcc.core.rng import Key
 from fedcc.core.samples import Samples, View
+from fedcc.core.step import Loss, Step
 from fedcc.engine import cuda, kernels
 from fedcc.engine.fused import Fused
 from fedcc.engine.kernels import IMAGE, NORM, PLAIN, RESIDUAL, Back, Input, Layer, Made, Setting, Tape, Tiles
@@ -419,7 +420,7 @@ def test_a_stacked_resnet_on_kernels(shape: tuple[int, int, int], depth: int, ba
         near(own[name], tensors[name], 1e-5)
 
 
-@pytest.mark.parametrize(("shape", "depth", "batch"), [((3, 16, 16), 8, 5), ((1, 10, 10), 8, 3)])
+@pytest.mark.parametrize(("shape", "depth", "batch"), [((3, 16, 16), 8, 5), ((1, 2, 12), 8, 3)])
 def test_a_stacked_resnet_that_predicts(
     shape: tuple[int, int, int], depth: int, batch: int, device: torch.device
 ) -> None:  # fmt: skip
@@ -442,6 +443,15 @@ def test_a_stacked_resnet_that_predicts(
         near(found.features[k], expected[k].features, 0.02)
         near(found.logits[k], expected[k].logits, 0.02)
     assert all(torch.equal(own[n].cpu(), tensors[n]) for n in tensors)
+
+
+def test_batchnorm_needs_more_than_one_value(device: torch.device) -> None:
+    """As the library's says, instead of a variance of nothing."""
+    arch = Arch((ResNet(8, 1),), 5, (1, 4, 4))
+    stack = Stacked(arch, True).train()
+    stack.hold({n: t.to(device) for n, t in stacked_state([build(arch, Key(0)).state_dict()], stack.template).items()})
+    with pytest.raises(ValueError, match="more than one value per channel"):
+        stack(torch.zeros(1, 1, 1, 4, 4, dtype=torch.bfloat16, device=device))
 
 
 def test_networks_and_precisions_that_the_kernels_do_not_know() -> None:
@@ -473,6 +483,30 @@ def test_a_fit_on_kernels_is_the_one_on_library_layers(device: torch.device) -> 
     fits = ragged(device, 2, 2)
     ours, library = (Fused(device, "bf16", kernels=kernels, graphs=False) for kernels in (True, False))
     assert losses(ours, fits) == pytest.approx(losses(library, fits), rel=0.02)
+
+
+@dataclass(frozen=True)
+class Imitate(Loss):
+    """A loss that reads a frozen network."""
+
+    def __call__(self, step: Step) -> Tensor:
+        return (step["private"].logits - step.seen["teacher"].logits).square().mean()
+
+
+def test_networks_that_are_not_trained_run_on_kernels_too(device: torch.device) -> None:
+    """A teacher, the trunk beneath a head that is trained alone, and predictions."""
+    ours, library = (Fused(device, "bf16", kernels=kernels, graphs=False) for kernels in (True, False))
+    fits = ragged(device, 2, 2)
+    teachers = [Frozen(fit.model, "private") for fit in reversed(fits)]
+    asked = {"loss": Imitate(), "only": "head"}
+    fits = [replace(fit, frozen={"teacher": t}, **asked) for fit, t in zip(fits, teachers, strict=True)]
+    assert losses(ours, fits) == pytest.approx(losses(library, fits), rel=0.02)
+    for fitted, fit in zip(ours.serve(fits), fits, strict=True):
+        changed = {n for n, value in fitted.model.state.items() if not torch.equal(value, fit.model.state[n])}
+        assert changed == {"head.weight", "head.bias"}
+    wanted = [Predict(fit.model, fits[0].streams["public"]) for fit in fits]
+    for found, expected in zip(ours.serve(wanted), library.serve(wanted), strict=True):
+        near(found.logits, expected.logits.cpu(), 0.02)
 
 
 @on_gpu

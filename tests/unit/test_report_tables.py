@@ -18,7 +18,7 @@ from fedcc.report import latex, markdown, paper, spreadsheet
 from fedcc.report.page import embedded, page
 from fedcc.report.records import Found, Run, find
 from fedcc.report.style import look
-from fedcc.report.tables import Table, Value, client_table, filled, leads, recalibrated, standing, tables
+from fedcc.report.tables import Table, Value, client_table, filled, leads, readings, standing, tables
 
 CIFAR = {"data": "cifar10", "skew": "classes:1"}
 EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(2)>|`[x](javascript:1)\n# &"
@@ -154,10 +154,10 @@ def test_an_odd_part_is_left_out_and_the_rest_counts(tmp_path: Path) -> None:
     assert (run.log, run.counts, run.sent) == ({}, (), None)
     assert [said.partition(" left out")[0] for _, said in found.problems] == ["bytes", "log", "counts"]
     averaged = synthetic.record("fedavg", rounds=2)
-    averaged["accuracy"]["recalibrated"]["best"] = "high"
+    averaged["accuracy"]["readings"]["re-estimated"]["best"] = "high"
     found = read(tmp_path, averaged)
-    assert found.runs[0].recalibrated is None
-    assert found.problems[0][1].startswith("re-estimated accuracies left out: accuracy.recalibrated.best")
+    assert found.runs[0].readings == {}
+    assert found.problems[0][1].startswith("readings left out: accuracy.readings.re-estimated.best")
 
 
 @pytest.mark.parametrize(
@@ -359,17 +359,15 @@ def test_without_unknown_the_rule_changes_nothing(tmp_path: Path) -> None:
 
 def test_averaged_models_stand_twice_in_a_table_of_their_own(tmp_path: Path) -> None:
     old = synthetic.record("fedavg", seed=2, **CIFAR)
-    del old["accuracy"]["recalibrated"]  # a record from before there was one
+    del old["accuracy"]["readings"]  # a record from before there was one
     kept = [synthetic.record(m, final=20.0 + s, seed=s, **CIFAR) for m in ("fedavg", "fedcc") for s in range(2)]
     (table,) = built(tmp_path, old, *kept)
-    again = recalibrated(table)
-    assert again is not None
+    again = readings(table)[0].table
     assert [row.title for row in again.rows] == ["FedAvg, averaged", "FedAvg, re-estimated"]
     assert again.scenarios == (("cifar10", "classes:1"),)
     averaged, anew = (row.cells["cifar10", "classes:1"] for row in again.rows)
     assert (str(averaged.final), str(anew.final)) == ("20.5 ±0.7", "23.5 ±0.7")
-    assert [r.recalibrated.best for r in anew.runs if r.recalibrated] == [r.best for r in anew.runs]
-    assert recalibrated(replace(table, rows=tuple(r for r in table.rows if r.method == "fedcc"))) is None
+    assert [r.readings["re-estimated"].best for r in anew.runs] == [r.best for r in anew.runs]
     for text in (markdown.page(Found(tuple(table.runs), ()), [table], tmp_path), markdown.block([table], tmp_path)):
         assert "| FedAvg, averaged | 20.5 ±0.7" in text
         assert "| FedAvg, re-estimated | 23.5 ±0.7" in text
@@ -377,6 +375,54 @@ def test_averaged_models_stand_twice_in_a_table_of_their_own(tmp_path: Path) -> 
     assert [(row["variant"], row["final"]) for row in rows if row["seeds"] != "0"] == [
         ("averaged", "20.5000"), ("re-estimated", "23.5000")
     ]  # fmt: skip
+
+
+def test_other_readings_stand_below_the_table_but_not_in_a_readme(tmp_path: Path) -> None:
+    old = synthetic.record("fedcc", seed=2, **CIFAR)
+    del old["accuracy"]["readings"]  # a record from before there were any
+    kept = [synthetic.record("fedcc", final=20.0 + s, seed=s, **CIFAR) for s in range(2)]
+    varied = synthetic.record("fedcc", settings={"trust": 2.0}, **CIFAR)
+    table, variants = built(tmp_path, old, *kept, varied)
+    (found,) = readings(table)
+    assert (found.table.slug, found.table.title) == ("table1-readings", "Table I: Other readings")
+    assert found.table.scenarios == (("cifar10", "classes:1"),)
+    shown = {row.title: str(row.cells["cifar10", "classes:1"].final) for row in found.table.rows}
+    assert shown == {  # the synthetic readings are 3, 4, 5 and 6 points higher
+        "FedCC": "20.5 ±0.7",
+        "FedCC, read with trust=2": "23.5 ±0.7",
+        "FedCC, read with trust=4": "24.5 ±0.7",
+        "FedCC, read with mirror": "25.5 ±0.7",
+        "FedCC, read with mirror,trust=4": "26.5 ±0.7",
+    }
+    assert readings(variants) == []  # each would have five rows
+    page = markdown.page(Found(tuple(table.runs), ()), [table], tmp_path)
+    assert page.count("### Other readings\n") == 1
+    assert page.index("## Table I") < page.index("| FedCC, read with mirror | 25.5 ±0.7") < page.index("## Records")
+    assert "read with" not in markdown.block([table], tmp_path)
+    rows = list(csv.DictReader(io.StringIO(spreadsheet.comparison(found.table))))
+    assert [row["variant"] for row in rows if row["seeds"] != "0"][-1] == "read with mirror,trust=4"
+    assert "FedCC, read with trust=2 & $23.5_{\\pm0.7}$" in latex.comparison(found.table)
+
+
+def test_all_rows_of_readings_are_of_the_same_runs(tmp_path: Path) -> None:
+    """Where one seed lacks a reading, its cell is empty: the mean of the others would be of other seeds."""
+    kept = [synthetic.record("fedcc", final=20.0 + 9 * s, seed=s, **CIFAR) for s in range(2)]
+    del kept[1]["accuracy"]["readings"]["trust=2"]
+    (found,) = readings(built(tmp_path, *kept)[0])
+    shown = {row.title: len(row.cells["cifar10", "classes:1"].runs) for row in found.table.rows}
+    assert shown.pop("FedCC, read with trust=2", 0) == 0
+    assert set(shown.values()) == {2}
+
+
+def test_a_page_has_readings_of_some_seeds_alone(tmp_path: Path) -> None:
+    """The first seed was run before there were any: numbers still link to the runs of their cell."""
+    old, *new = [synthetic.record(m, seed=s, **CIFAR) for m in ("fedcc", "fedavg") for s in range(2)]
+    del old["accuracy"]["readings"], new[1]["accuracy"]["readings"]
+    made = built(tmp_path, old, *new)
+    html = page(Found(tuple(made[0].runs), ()), made, tmp_path, "Title")
+    linked = re.search(r"read with mirror</small>.*?href=\"#(runs-\d+)\"", html, re.DOTALL)
+    assert linked is not None
+    assert html.count(f'id="{linked[1]}"') == 1
 
 
 # ------------------------------------------------------------------------------------------------------------- writers

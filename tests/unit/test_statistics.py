@@ -16,11 +16,8 @@ from fedcc.core.samples import Samples, View
 from fedcc.engine import Plain
 from fedcc.engine.fused import Fused
 from fedcc.engine.plain import PREDICT_BATCH
-from fedcc.evaluate import evaluate
-from fedcc.evaluate.accuracy import percent
-from fedcc.methods import METHODS, FedAvg
-from recording import changed, record, same
-from tiny import Mlp, Tiny
+from recording import changed, same
+from tiny import Mlp
 
 STATISTICS = {"running_mean", "running_var"}
 
@@ -100,51 +97,3 @@ def test_the_fused_engine_serves_it_too() -> None:
     asked = [Recalibrate(model, samples) for model in models]
     for a, b in zip(plain.serve(asked), fused.serve(asked), strict=True):
         assert same(a.state, b.state)
-
-
-# -- the second number of a round
-
-
-def test_which_methods_predict_with_an_average() -> None:
-    averaged = {name for name, method in METHODS.items() if method.averaged}
-    assert averaged == {"fedavg", "fedprox", "fednova", "fedrs", "fedsam", "fedlc", "fedmr", "fedvls"}
-
-
-@pytest.mark.parametrize("name", ["fedavg", "fednova", "feddf", "fedmd"])
-def test_an_averaged_model_is_evaluated_twice(name: str) -> None:
-    tiny = Tiny(METHODS[name]()).run(2)
-    trained, asked = tiny.cohort.trained(tiny.server), record(tiny)
-    before = {n: dict(m.state) for n, m in tiny.server.models.items()}
-    found = evaluate(tiny.method, trained, tiny.test, tiny.executor, public=tiny.public)
-    assert found.accuracy == percent(tiny.scores().argmax(-1) == tiny.test["y"])
-    assert all(same(before[n], m.state) for n, m in tiny.server.models.items())
-    assert evaluate(tiny.method, trained, tiny.test, tiny.executor).recalibrated is None
-    if not tiny.method.averaged:
-        assert found.recalibrated is None
-        return
-    requests = [r for group in asked.groups for r in group if isinstance(r, Recalibrate)]
-    assert [r.samples for r in requests] == [tiny.public]
-    state = {n: v.float() for n, v in trained.server["global"].state.items() if n.startswith("trunks")}
-    entering = tiny.public.x @ state["trunks.0.0.weight"].T
-    x = (tiny.test.x @ state["trunks.0.0.weight"].T - entering.mean(0)) / (entering.var(0) + 1e-5).sqrt()
-    features = (x * state["trunks.0.1.weight"] + state["trunks.0.1.bias"]).relu()
-    head = (trained.server["global"].state[f"head.{n}"].float() for n in ("weight", "bias"))
-    answers = nn.functional.linear(features, *head).argmax(-1)
-    assert found.recalibrated == percent(answers == tiny.test["y"])
-
-
-def test_the_second_evaluation_leaves_training_as_it_is() -> None:
-    class Once(FedAvg):
-        averaged = False
-
-    import fedcc
-
-    x, y = drawn(60, 6), torch.arange(60) % 3
-    clients = [(x[k::3], y[k::3]) for k in range(3)]  # one class each
-    federation = fedcc.Federation.of(clients, drawn(30, 6), (x, y), Mlp())
-    twice, once = (fedcc.run(m, federation, 3, epochs=1, device="cpu") for m in (FedAvg(), Once()))
-    assert same(twice.trained.server["global"].state, once.trained.server["global"].state)
-    assert [r.pop("accuracy_recalibrated") for r in twice.rounds] != [r["accuracy"] for r in once.rounds]
-    for a, b in zip(twice.rounds, once.rounds, strict=True):
-        assert a.keys() == b.keys()
-        assert {**a, "seconds": {}} == {**b, "seconds": {}}

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass, field, fields, replace
 from types import UnionType
 from typing import Any, ClassVar, Generic, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from fedcc.core.model import Model
+from fedcc.core.requests import Recalibrate, gather
 from fedcc.core.roles import Client, Server
 from fedcc.core.samples import Samples
 
@@ -22,9 +23,20 @@ Down = TypeVar("Down")
 Family = Literal["parameters", "distillation", "bound"]
 
 
-def option(default: T, meaning: str, source: str = "", *, low: float | None = None, high: float | None = None) -> T:
-    """A hyper-parameter with its meaning, the place its default comes from, and the range it may take."""
-    metadata = {"meaning": meaning, "source": source, "low": low, "high": high}
+def option(
+    default: T,
+    meaning: str,
+    source: str = "",
+    *,
+    low: float | None = None,
+    high: float | None = None,
+    images: bool = False,
+) -> T:
+    """A hyper-parameter with its meaning, the place its default comes from, and the range it may take.
+
+    ``images``: where inputs are no images it keeps its default.
+    """
+    metadata = {"meaning": meaning, "source": source, "low": low, "high": high, "images": images}
     return field(default=default, metadata=metadata)
 
 
@@ -35,6 +47,10 @@ class Trained:
     classes: int
     clients: Mapping[int, Model] = field(default_factory=dict)
     server: Mapping[str, Model] = field(default_factory=dict)
+
+
+Reading = Callable[[Trained, Samples], Coroutine[Any, Any, Tensor]]
+"""A way to predict with trained models: a method's ``predict``, or another one of the same form."""
 
 
 class Method(ABC, Generic[Up, Down]):
@@ -49,7 +65,8 @@ class Method(ABC, Generic[Up, Down]):
     note: ClassVar[str] = ""  # what must stand beside its numbers wherever they appear ("reconstruction")
     trains_clients: ClassVar[bool] = True  # clients have models of their own worth looking at
     scores: ClassVar[Literal["logits", "shares"]] = "logits"  # what ``predict`` gives; shares are none below 0
-    averaged: ClassVar[bool] = False  # predicts with an average, whose BatchNorm statistics are worth taking anew
+    averaged: ClassVar[bool] = False  # predicts with an average, whose BatchNorm statistics fit no data
+    read_with: ClassVar[tuple[Mapping[str, Any], ...]] = ()  # settings that matter to ``predict``, as readings
     uploads_models: ClassVar[bool] = False  # clients hand their models over once, at the end, for prediction
 
     def __post_init__(self) -> None:
@@ -94,6 +111,32 @@ class Method(ABC, Generic[Up, Down]):
     @abstractmethod
     async def predict(self, t: Trained, samples: Samples) -> Tensor:
         """Scores [N, classes] by the method's own rule; [clients, N, classes] where each client predicts alone."""
+
+    def readings(self, public: Samples) -> Mapping[str, Reading]:
+        """Other ways to read the same trained models, by name: evaluated beside ``predict``, never trained with.
+
+        An averaged model is read with BatchNorm's statistics of the public samples, others with the settings of
+        ``read_with``, where these are not the method's own and inputs like the public ones allow them.
+        """
+        others: dict[str, Method[Up, Down]] = {}
+        for settings in self.read_with:
+            other = replace(self, **settings)  # type: ignore[type-var]
+            if other not in (self, *others.values()) and not other.refusal(public):
+                others[",".join(n if v is True else f"{n}={v:g}" for n, v in settings.items())] = other
+
+        async def re_estimated(t: Trained, samples: Samples) -> Tensor:
+            models = await gather(*(Recalibrate(model, public) for model in t.server.values()))
+            return await self.predict(replace(t, server=dict(zip(t.server, models, strict=True))), samples)
+
+        found: dict[str, Reading] = {name: other.predict for name, other in others.items()}
+        return found | ({"re-estimated": re_estimated} if self.averaged else {})
+
+    def refusal(self, samples: Samples) -> str:
+        """Why the method can't be used on inputs like these; empty if it can."""
+        for f in fields(self):  # type: ignore[arg-type]
+            if f.metadata.get("images") and getattr(self, f.name) != f.default and not samples.are_images:
+                return f"{f.name} is for {samples.IMAGES}, got inputs of shape {list(samples.shape)}"
+        return ""
 
     def probabilities(self, scores: Tensor) -> Tensor:
         """What ``predict`` gives, as probabilities."""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from types import MappingProxyType
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -86,6 +87,7 @@ class Samples:
     (3, ['target', 'x', 'y'])
     """
 
+    IMAGES: ClassVar[str] = "images [channels, height, width] of two or more columns"
     columns: Mapping[str, Tensor]
     view: View = field(default=IDENTITY)
 
@@ -109,6 +111,18 @@ class Samples:
     def shape(self) -> tuple[int, ...]:
         """The shape of one input."""
         return tuple(self.x.shape[1:])
+
+    @property
+    def are_images(self) -> bool:
+        """Whether the inputs are ``IMAGES``, which a mirror may change."""
+        return self.x.ndim == 4 and self.x.shape[-1] > 1
+
+    @cached_property
+    def mirrored(self) -> Samples:
+        """The same samples, their images mirrored left to right; one object, however often it is asked for."""
+        if not self.are_images:
+            raise ValueError(f"mirror images are for {self.IMAGES}, got inputs of shape {list(self.shape)}")
+        return self.with_(x=self.x.flip(-1))
 
     def with_(self, **columns: Tensor) -> Samples:
         """The same samples with these columns added or replaced."""

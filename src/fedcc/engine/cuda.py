@@ -26,6 +26,7 @@ from torch import Tensor
 from fedcc.core.files import written_whole
 
 OLDEST = (8, 0)  # compute capability: the first with bf16
+LEAST_SHARED = 160 * 1024  # bytes a block: what the widest kernel takes, and some cheaper GPUs do not have
 STATIC_SHARED, DYNAMIC_SHARED = 1, 8  # CUfunction_attribute: bytes that it takes, and that it may be given
 SERIALIZATION = 6  # CUlaunchAttributeID: programmatic stream serialization
 ALL_SHARED = 97  # CUdevice_attribute: bytes that a block can have in all
@@ -127,7 +128,7 @@ def available(device: torch.device) -> bool:
     if torch.cuda.get_device_capability(device) < OLDEST:
         return False
     with suppress(KernelError):
-        return bool(_nvrtc() and _driver())
+        return bool(_nvrtc()) and _most_shared(_device(_index(device))) >= LEAST_SHARED
     return False
 
 
@@ -163,13 +164,16 @@ def _cubin(file: str, defines: tuple[tuple[str, int], ...], architecture: str) -
     _compiler("nvrtcVersion", byref(major), byref(minor))
     made_of = repr((source(file), defines, architecture, major.value, minor.value))
     known_as = f"{Path(file).stem}-{architecture}-{hashlib.sha256(made_of.encode()).hexdigest()[:32]}.cubin"
-    path = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fedcc" / "kernels" / known_as
-    with suppress(OSError):
+    path = Path()
+    with suppress(OSError, RuntimeError):  # someone may have no home
+        path = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fedcc" / "kernels" / known_as
         stored = path.read_bytes()
         if hashlib.sha256(stored[32:]).digest() == stored[:32]:  # the driver would read past the end of a part of one
             return stored[32:]
     cubin = compiled(source(file), dict(defines), architecture, file)
     with suppress(OSError):  # a folder that can not be written to costs time, no more
+        if not path.name:
+            return cubin
         path.parent.mkdir(parents=True, exist_ok=True)
         with written_whole(path) as out:
             out.write(hashlib.sha256(cubin).digest() + cubin)
@@ -245,10 +249,21 @@ class Kernel:
                 raise KernelError(f"{what}: {error}") from None
 
 
+def _index(device: torch.device) -> int:
+    return torch.cuda.current_device() if device.index is None else device.index
+
+
 def _device(index: int) -> c_int:
     device = c_int()
     _cuda("cuDeviceGet", byref(device), index)
     return device
+
+
+def _most_shared(device: c_int) -> int:
+    """Bytes of shared memory that a block can have."""
+    most = c_int()
+    _cuda("cuDeviceGetAttribute", byref(most), ALL_SHARED, device)
+    return most.value
 
 
 @cache
@@ -265,16 +280,15 @@ def _module(file: str, defines: tuple[tuple[str, int], ...], index: int) -> tupl
 @cache
 def _kernel(file: str, name: str, defines: tuple[tuple[str, int], ...], index: int) -> Kernel:
     context, module = _module(file, defines, index)
-    function, static, most, size = c_void_p(), c_int(), c_int(), c_size_t()
+    function, static, size = c_void_p(), c_int(), c_size_t()
     with _current(context):
         try:
             _cuda("cuModuleGetFunction", byref(function), module, name.encode())
         except KernelError as error:
             raise KernelError(f"no kernel {name!r} in {file} with {dict(defines)}: {error}") from None
         _cuda("cuFuncGetAttribute", byref(static), STATIC_SHARED, function)
-        _cuda("cuDeviceGetAttribute", byref(most), ALL_SHARED, _device(index))
         # All that there is, once and for all: a launch, which may be captured in a graph, has nothing to set.
-        _cuda("cuFuncSetAttribute", function, DYNAMIC_SHARED, most.value - static.value)
+        _cuda("cuFuncSetAttribute", function, DYNAMIC_SHARED, _most_shared(_device(index)) - static.value)
         tells = hasattr(_driver(), "cuFuncGetParamInfo")  # since CUDA 12.4
         if tells:
             _cuda("cuFuncGetParamInfo", function, c_size_t(0), byref(c_size_t()), byref(size))
@@ -283,8 +297,7 @@ def _kernel(file: str, name: str, defines: tuple[tuple[str, int], ...], index: i
 
 def kernel(file: str, name: str, defines: Mapping[str, int], device: torch.device) -> Kernel:
     """A kernel of a ``.cu`` file of this folder; the first call loads it, which a graph's capture does not allow."""
-    index = torch.cuda.current_device() if device.index is None else device.index
-    return _kernel(file, name, tuple(sorted(defines.items())), index)
+    return _kernel(file, name, tuple(sorted(defines.items())), _index(device))
 
 
 def launch(

@@ -35,6 +35,7 @@ MOST_LANES = 64  # more gain nothing: the device is full long before
 STRETCH = 16  # steps between two pauses of a group
 DONE = object()
 PREDICT_ROWS = 8192  # inputs of all clients together in one forward pass
+PREDICT_PIXELS = 2**26  # of one client in one forward pass: kernels count its numbers with 32 bits
 
 
 class Fused:
@@ -108,7 +109,8 @@ class Fused:
                 answers += self.plain.serve(part)
                 continue
             stack.hold(stacked_state([r.model.state for r in part], stack.template))
-            rows, found = max(1, PREDICT_ROWS // len(part)), []
+            pixels = math.prod(part[0].samples.x.shape[2:])
+            rows, found = max(1, min(PREDICT_ROWS // len(part), PREDICT_PIXELS // pixels)), []
             for start in range(0, len(part[0].samples), rows):
                 found.append(self._outputs(stack, torch.stack([self._clean(r.samples, start, rows) for r in part])))
             logits, features = (torch.cat(parts, 1) for parts in zip(*found, strict=True))

@@ -171,7 +171,8 @@ class Input(NamedTuple):
         """The shortcut's shape."""
         x = self.tensor if self.x is None else self.x
         _, _, high, wide, channels = x.shape
-        return {"XC": channels, "XS": 1 if high == self.tensor.shape[2] else 2, "XH": high, "XW": wide}
+        same = (high, wide) == tuple(self.tensor.shape[2:4])
+        return {"XC": channels, "XS": 1 if same else 2, "XH": high, "XW": wide}
 
     def values(self, kept: Tensor | None) -> list[Tensor]:
         """What a kernel needs to make activations; images need none of it, so that anything will do."""
@@ -198,6 +199,8 @@ def conv(
     lanes, batch, high, wide, real = given.tensor.shape
     cin, cout = layer.weight.shape[2:]
     ho, wo = -(-high // stride), -(-wide // stride)
+    if not fixed and batch * ho * wo == 1:
+        raise ValueError("BatchNorm needs more than one value per channel to train, got one image of one pixel")
     how = SETTINGS["conv", max(cin, cout)]
     tiles = Tiles.of(lanes, batch, ho, wo, how.pixels)
     block, across = cout, 2 if cout == 64 else 1

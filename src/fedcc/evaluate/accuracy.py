@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from fedcc.core.messages import Labels, Predictions
-from fedcc.core.method import AnyMethod, Trained
-from fedcc.core.requests import Executor, Predict, Recalibrate, Request
+from fedcc.core.method import AnyMethod, Reading, Trained
+from fedcc.core.requests import Executor, Predict, Request
 from fedcc.core.samples import Samples
 from fedcc.engine.drive import drive
 
@@ -24,9 +24,8 @@ class Evaluation:
     test data distributed like the client's private labels, ``targets`` the accuracy of what the server sent for the
     public samples. Networks that may answer "unknown" have three more, for which that answer is allowed: ``valid``
     (on the global test set, right for labels outside the client's majority classes), ``valid_labels`` (outside the
-    classes that it holds) and ``local_full`` (as ``local``, never right). ``recalibrated`` is the accuracy of an
-    averaged model once more, with BatchNorm's statistics of the public samples. ``Evaluation()`` is that of a round
-    that is not evaluated.
+    classes that it holds) and ``local_full`` (as ``local``, never right). ``readings`` are the accuracies of
+    the same models, read in other ways. ``Evaluation()`` is that of a round that is not evaluated.
     """
 
     accuracy: float | None = None
@@ -36,7 +35,7 @@ class Evaluation:
     valid: dict[int, float] = field(default_factory=dict)
     valid_labels: dict[int, float] = field(default_factory=dict)
     local_full: dict[int, float] = field(default_factory=dict)
-    recalibrated: float | None = None
+    readings: dict[str, float] = field(default_factory=dict)
 
 
 class Remembering:
@@ -45,6 +44,7 @@ class Remembering:
     def __init__(self, executor: Executor):
         self.executor = executor
         self.known: dict[tuple[int, int], Any] = {}
+        self.kept: list[Request[Any]] = []  # while they live nothing else gets their models' and samples' ids
 
     def serve(self, requests: Sequence[Request[Any]]) -> list[Any]:
         def place(request: Request[Any]) -> tuple[int, int] | None:
@@ -55,6 +55,7 @@ class Remembering:
         for request in new:
             if (key := place(request)) is not None:
                 self.known[key] = fresh[id(request)]
+                self.kept.append(request)
         return [fresh[id(r)] if id(r) in fresh else self.known[place(r)] for r in requests]  # type: ignore[index]
 
 
@@ -68,13 +69,13 @@ def evaluate(
     majority: Mapping[int, Tensor] | None = None,
     downs: Mapping[int, Any] | None = None,
     hidden: Tensor | None = None,
-    public: Samples | None = None,
+    readings: Mapping[str, Reading] | None = None,
 ) -> Evaluation:
     """Evaluate what training has left so far.
 
     ``counts`` (private samples per class, by client) asks for the clients' own accuracies, ``majority`` (the classes
     that a client claims to know, as masks) for the valid ones; ``downs`` and ``hidden`` (the public labels) for that
-    of the public targets; ``public`` for that of an averaged model with statistics taken anew.
+    of the public targets; ``readings`` for those of other ways to predict.
     """
     engine, inputs, labels = Remembering(executor), test.only("x"), test["y"]
     scores = drive([method.predict(trained, inputs)], engine)[0]
@@ -89,11 +90,8 @@ def evaluate(
             found.valid_labels[k] = percent(valid(answers, labels, held > 0))
             if majority and k in majority:
                 found.valid[k] = percent(valid(answers, labels, majority[k]))
-    if method.averaged and public is not None:
-        anew = engine.serve([Recalibrate(model, public) for model in trained.server.values()])
-        again = replace(trained, server=dict(zip(trained.server, anew, strict=True)))
-        scores = drive([method.predict(again, inputs)], engine)[0]
-        found = replace(found, recalibrated=percent(scores.argmax(-1) == labels))
+    for name, reading in (readings or {}).items():
+        found.readings[name] = percent(drive([reading(trained, inputs)], engine)[0].argmax(-1) == labels)
     return found
 
 

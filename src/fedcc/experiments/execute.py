@@ -158,7 +158,7 @@ def summary(experiment: Experiment, result: Result, seconds: float) -> dict[str,
             "clients": result.rounds[-1]["clients"],
             "local": result.rounds[-1]["local"],
             **table2(result.rounds[-1]),
-            **recalibrated(result.rounds),
+            **readings(result.rounds),
         },
         "log": logs(result.rounds),
         "bytes": {
@@ -189,15 +189,18 @@ def table2(last: Record) -> dict[str, dict[str, dict[str, float]]]:
     return {"table2": {name: values for name, values in found.items() if values}} if last["clients"] else {}
 
 
-def recalibrated(rounds: Sequence[Record]) -> dict[str, dict[str, Any]]:
-    """The averaged model's accuracies with statistics of the public samples; nothing where there are none."""
-    curve = [r.get("accuracy_recalibrated") for r in rounds]
-    known = [v for v in curve if v is not None]
-    if not known:
-        return {}
-    best = max(known)
-    first = rounds[curve.index(best)]["round"]
-    return {"recalibrated": {"final": known[-1], "best": best, "best_round": first, "rounds": curve}}
+def readings(rounds: Sequence[Record]) -> dict[str, dict[str, Any]]:
+    """The accuracies of the models read in other ways, by name; nothing where there are none.
+
+    A round that is not evaluated, or that an earlier version left in a checkpoint, has none.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    for name in dict.fromkeys(name for r in rounds for name in r.get("readings", {})):
+        curve = [r.get("readings", {}).get(name) for r in rounds]
+        known = [v for v in curve if v is not None]
+        first = rounds[curve.index(max(known))]["round"]
+        found[name] = {"final": known[-1], "best": max(known), "best_round": first, "rounds": curve}
+    return {"readings": found} if found else {}
 
 
 def logs(rounds: Sequence[Record]) -> dict[str, dict[str, list[float | None]]]:

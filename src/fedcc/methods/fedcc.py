@@ -3,7 +3,7 @@
 Ye, Ayan, An and Carle, "FedCC: Towards Addressing Label Distribution Skews in Distillation-Based Federated Learning".
 Shares C + 1 probabilities on the public samples [n_u, C + 1], the last one "unknown"; receives C soft targets
 [n_u, C]; predicts by the ensemble of all clients' models, Eq. (11).
-Deviations and the choices where the paper is silent: docs/deviations.md, F-1 to F-29.
+Deviations and the choices where the paper is silent: docs/deviations.md, F-1 to F-30.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ class FedCC(Method[Predictions, Predictions]):
     source: ClassVar[str] = "Ye et al., FedCC"
     scores = "shares"
     uploads_models: ClassVar[bool] = True
+    read_with = ({"trust": 2.0}, {"trust": 4.0}, {"mirror": True}, {"mirror": True, "trust": 4.0})
 
     lam: float = option(0.2, "weight of the public loss in Eq. (4)", "Sec. V-A", low=0)
     delta: float = option(1e-3, "smoothing of the bias probe, Eq. (9)", "Sec. V-A", low=0, high=1)
@@ -54,6 +55,7 @@ class FedCC(Method[Predictions, Predictions]):
     refine_epoch: Literal["max", "labelled", "public"] = option("max", "which set's length makes an epoch", "F-15")
     bn_recalibrate: Literal["none", "public"] = option("none", "BatchNorm's statistics from public data", "F-19")
     trust: float = option(1.0, "exponent of the known mass in the weights mu; 0 for equal weights", "F-29", low=0)
+    mirror: bool = option(False, "each image and its mirror image at inference", "F-30", images=True)
 
     def outputs(self, classes: int) -> int:
         return classes + 1
@@ -89,8 +91,9 @@ class FedCC(Method[Predictions, Predictions]):
         return s.to_all(Predictions(eq.targets(torch.stack([up.values for up in ups.values()]), self.trust)))
 
     async def predict(self, t: Trained, samples: Samples) -> Tensor:
-        outputs = await gather(*(Predict(model, samples) for model in t.clients.values()))
-        return eq.aggregate(torch.stack([o.logits.softmax(-1) for o in outputs]), self.trust)[:, :-1]  # Sec. IV-C
+        shown = (samples, samples.mirrored) if self.mirror else (samples,)
+        outputs = await gather(*(Predict(model, s) for s in shown for model in t.clients.values()))
+        return eq.aggregate(eq.votes([o.logits for o in outputs], len(shown)), self.trust)[:, :-1]  # Sec. IV-C
 
     def pseudo_labels(self, c: Client, bias: Tensor, logits: Tensor) -> Tensor:
         """Soft pseudo labels of the public samples by the model after the fit phase (theta_0), Eqs. (8)-(10)."""

@@ -12,6 +12,7 @@ from urllib.parse import quote
 from fedcc.report import paper
 from fedcc.report.records import Found, Run
 from fedcc.report.tables import (
+    RE_ESTIMATED,
     TESTS,
     VIEWS,
     Cell,
@@ -22,7 +23,7 @@ from fedcc.report.tables import (
     View,
     client_table,
     filled,
-    recalibrated,
+    readings,
     scenario_title,
     standing,
     title_of,
@@ -147,12 +148,6 @@ different things.
 """
 
 
-HOW_RECALIBRATED = """\
-Parameter-based methods, each global model evaluated twice: with BatchNorm's running statistics as they were averaged,
-as in the table above, and with statistics re-estimated on the public images, without labels. Training is the same.
-"""
-
-
 def page(found: Found, made: Sequence[Table], beside: Path) -> str:
     """Everything on one page: tables, what is open, and each run with its record and its command."""
     parts = [
@@ -162,9 +157,9 @@ def page(found: Found, made: Sequence[Table], beside: Path) -> str:
     ]
     for table in made:
         parts.append(whole(table, beside))
-        if again := recalibrated(table):
-            parts += ["### BatchNorm statistics re-estimated\n", HOW_RECALIBRATED]
-            parts += [f"{plain(title_of(d))}:\n\n{comparison(again, d, beside)}" for d in again.data]
+        for again in readings(table):
+            parts += [f"### {again.title}\n", again.about]
+            parts += [f"{plain(title_of(d))}:\n\n{comparison(again.table, d, beside)}" for d in again.table.data]
         if table.of_paper:
             parts.append(open_ends(table))
     shown = [c for t in made if not t.variants and (c := client_table(t))]
@@ -235,8 +230,9 @@ def block(made: Sequence[Table], beside: Path) -> str:
         f"{sentence(table)} {filled(table)} of the {len(paper.TABLE1)} cells of the paper's Table I have been run."
     )
     parts = [wrapped(text), _briefly(table, beside)]
-    if again := recalibrated(table):
-        parts += [HOW_RECALIBRATED, _briefly(again, beside)]
+    for again in readings(table):
+        if again.about == RE_ESTIMATED:  # the others are on the page of all results
+            parts += [again.about, _briefly(again.table, beside)]
     return "\n".join(parts)
 
 

@@ -24,7 +24,7 @@ from fedcc.report.tables import (
     client_table,
     filled,
     leads,
-    recalibrated,
+    readings,
     scenario_title,
     skew_title,
     standing,
@@ -67,7 +67,7 @@ def page(found: Found, tables: Sequence[Table], out: Path, title: str, downloads
         found=found,
         tables=tables,
         client_tables=[c for t in tables if not t.variants and (c := client_table(t))],
-        recalibrated=recalibrated,
+        readings=readings,
         cells=cells,
         groups=cells.groups,
         methods=[(m, methods[m], METHODS[m].family if m in METHODS else "other", look(m)) for m in order],
@@ -133,13 +133,13 @@ class Cells:
 
     def __init__(self, tables: Sequence[Table]):
         self.groups: list[Group] = []
-        self._ids: dict[str, str] = {}  # by the first run's name: a variant's table repeats cells
+        self._ids: dict[str, str] = {}  # by a run's name: other tables repeat cells, or some of their runs
         for table in tables:
             for row in table.rows:
                 for scenario, cell in row.cells.items():
                     if cell.runs and cell.runs[0].name not in self._ids:
                         place = f"runs-{len(self.groups) + 1}"
-                        self._ids[cell.runs[0].name] = place
+                        self._ids |= {r.name: place for r in cell.runs}
                         self.groups.append(Group(place, table, row, scenario, cell.runs))
 
     def id(self, runs: Sequence[Run]) -> str:

@@ -32,7 +32,7 @@ class Odd(ValueError):
 
 @dataclass(frozen=True)
 class Scored:
-    """The accuracies of an averaged model with BatchNorm's statistics taken anew from the public samples."""
+    """The accuracies of a run's models read in another way."""
 
     final: float
     best: float
@@ -59,7 +59,7 @@ class Run:
     experiment: Mapping[str, Any]
     settings: Mapping[str, Any]
     command: str
-    recalibrated: Scored | None = None
+    readings: Mapping[str, Scored] = field(default_factory=dict)  # by name
     targets: tuple[float | None, ...] = ()
     tests: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # Table II: accuracy by test and client
     log: Mapping[str, Mapping[str, tuple[float | None, ...]]] = field(default_factory=dict)  # by name and client
@@ -217,7 +217,7 @@ def _read(file: Path, name: str, problems: list[tuple[str, str]]) -> Run:
         experiment={k: _plain(v, k) for k, v in experiment.items() if k != "settings"},
         settings={k: _plain(v, k) for k, v in _mapping(record.get("settings"), "settings").items()},
         command=_text(record.get("command"), "command", 20_000),
-        recalibrated=part("re-estimated accuracies", lambda: _recalibrated(accuracy.get("recalibrated")), None),
+        readings=part("readings", lambda: _readings(accuracy.get("readings", {})), {}),
         targets=part("targets", lambda: _series(accuracy.get("targets", []), "accuracy.targets", 0, 100), ()),
         tests=part("accuracies of clients", lambda: _tests(accuracy), {}),
         log=part("log", lambda: _log(record.get("log", {})), {}),
@@ -298,17 +298,19 @@ def _series(value: Any, what: str, low: float = -math.inf, high: float = math.in
     return tuple(None if v is None else _number(v, what, low, high) for v in _list(value, what))
 
 
-def _recalibrated(value: Any) -> Scored | None:
-    """Only averaged models have them, and only in records from when they were stored."""
-    if value is None:
-        return None
-    stored, what = _mapping(value, "accuracy.recalibrated"), "accuracy.recalibrated."
-    return Scored(
-        final=_number(stored.get("final"), f"{what}final", 0, 100),
-        best=_number(stored.get("best"), f"{what}best", 0, 100),
-        best_round=int(_number(stored.get("best_round"), f"{what}best_round", 1)),
-        curve=_series(stored.get("rounds"), f"{what}rounds", 0, 100),
-    )
+def _readings(value: Any) -> dict[str, Scored]:
+    """Not every method has them, nor have records from before they were stored."""
+    found = {}
+    for name, one in _mapping(value, "accuracy.readings").items():
+        what = f"accuracy.readings.{_short(_text(name, 'the name of a reading'))}"
+        stored = _mapping(one, what)
+        found[name] = Scored(
+            final=_number(stored.get("final"), f"{what}.final", 0, 100),
+            best=_number(stored.get("best"), f"{what}.best", 0, 100),
+            best_round=int(_number(stored.get("best_round"), f"{what}.best_round", 1)),
+            curve=_series(stored.get("rounds"), f"{what}.rounds", 0, 100),
+        )
+    return found
 
 
 def _tests(accuracy: Mapping[str, Any]) -> dict[str, dict[str, float]]:

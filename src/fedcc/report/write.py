@@ -8,7 +8,7 @@ from pathlib import Path
 from fedcc.core.files import written_whole
 from fedcc.report import latex, markdown, spreadsheet
 from fedcc.report.records import Found
-from fedcc.report.tables import Table, client_table, recalibrated
+from fedcc.report.tables import Table, client_table, readings
 
 TITLE = "Federated learning under label skew"
 
@@ -37,7 +37,8 @@ def _tables(found: Found, tables: Sequence[Table], beside: Path) -> Iterator[tup
         if table.with_paper:
             yield f"{table.slug}-paper.tex", latex.comparison(table, with_paper=True)
             inputs.append(f"{table.slug}-paper")
-        if again := recalibrated(table):
+        for read in readings(table):
+            again = read.table
             yield f"{again.slug}.md", "\n".join(markdown.comparison(again, d, beside) for d in again.data)
             yield f"{again.slug}.csv", spreadsheet.comparison(again)
             yield f"{again.slug}.tex", latex.comparison(again)
