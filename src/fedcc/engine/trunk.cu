@@ -446,6 +446,21 @@ constexpr int IMAGES = GIVEN_IMAGES, NB = GIVEN_NB, MT = GIVEN_MT, DEPTH = GIVEN
 constexpr int HO = (H + STRIDE - 1) / STRIDE, WO = (W + STRIDE - 1) / STRIDE;
 constexpr int ACROSS = NB == 64 ? 2 : 1, NT = NB / 8 / ACROSS;
 
+// Add a warp's products of 16 channels: its pixels' rows begin at these places of the tile, b holds the weights.
+__device__ __forceinline__ void multiply(float (&acc)[MT][NT][4], const bf16 *tile, const int (&at)[MT],
+                                         const unsigned (&b)[NT / 2][4]) {
+#pragma unroll
+    for (int i = 0; i < MT; i++) {
+        unsigned c[4];
+        ldmatrix4(c, tile + at[i]);
+#pragma unroll
+        for (int j = 0; j < NT / 2; j++) {
+            mma(acc[i][2 * j], c, b[j][0], b[j][1]);
+            mma(acc[i][2 * j + 1], c, b[j][2], b[j][3]);
+        }
+    }
+}
+
 // The products of a warp, from fragments to a tile of results [pixels][NB + 8] in bf16.
 template <int PIXELS>
 __device__ __forceinline__ void put(bf16 *results, const float (&acc)[MT][NT][4]) {
@@ -540,18 +555,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, GIVEN_TOGETHER) conv(const
         for (int tap = 0; tap < 9; tap++) {
 #pragma unroll
             for (int k = 0; k < CI; k += 16) {
-                unsigned b[NT / 2][4], c[4];
+                unsigned b[NT / 2][4];
 #pragma unroll
                 for (int j = 0; j < NT / 2; j++) ldmatrix4t(b[j], weights + (tap * CI + k) * WIDE + column + j * 16);
-#pragma unroll
-                for (int i = 0; i < MT; i++) {
-                    ldmatrix4(c, tile + at[i] + (tap / 3 * SW + tap % 3) * PIXEL + k);
-#pragma unroll
-                    for (int j = 0; j < NT / 2; j++) {
-                        mma(acc[i][2 * j], c, b[j][0], b[j][1]);
-                        mma(acc[i][2 * j + 1], c, b[j][2], b[j][3]);
-                    }
-                }
+                multiply(acc, tile + (tap / 3 * SW + tap % 3) * PIXEL + k, at, b);
             }
         }
         if (t + 1 == end) lead();
@@ -663,19 +670,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, GIVEN_TOGETHER) back(const
             }
 #pragma unroll
             for (int k = 0; k < CO; k += 16) {
-                unsigned b[NT / 2][4], c[4];
+                unsigned b[NT / 2][4];
 #pragma unroll
                 for (int j = 0; j < NT / 2; j++)
                     ldmatrix4(b[j], weights + (tap * NB + j * 16) * LONG + column + k);
-#pragma unroll
-                for (int i = 0; i < MT; i++) {
-                    ldmatrix4(c, tile + from[i] + k);
-#pragma unroll
-                    for (int j = 0; j < NT / 2; j++) {
-                        mma(acc[i][2 * j], c, b[j][0], b[j][1]);
-                        mma(acc[i][2 * j + 1], c, b[j][2], b[j][3]);
-                    }
-                }
+                multiply(acc, tile + k, from, b);
             }
         }
         if (t + 1 == end) lead();
