@@ -397,8 +397,6 @@ static inline void mma(float (&d)[4], const unsigned (&a)[4], unsigned b0, unsig
 }
 
 // cp.async of 16 bytes: done at any time before copies_done returns
-static inline void follow() {}
-static inline void lead() {}
 static inline uint4 load_if(const void *p, bool there) { return there ? *(const uint4 *)p : uint4{0, 0, 0, 0}; }
 
 static inline void store_if(void *p, const uint4 &v, bool there) {
@@ -412,11 +410,11 @@ static inline void copy16(void *shared, const void *global) {
     else emulator::current->copies.push_back({shared, global});
 }
 
-// cp.async.wait_all: this thread's own copies
 static inline void copy16_if(void *shared, const void *global, bool there) {
     if (there) copy16(shared, global);
 }
 
+// cp.async.wait_all: this thread's own copies
 static inline void copies_done() {
     for (auto &copy : emulator::current->copies) memcpy(copy.first, copy.second, 16);
     emulator::current->copies.clear();

@@ -179,6 +179,7 @@ def shared_out(monkeypatch: pytest.MonkeyPatch, pixels: int, depth: int, program
     setting = Setting(pixels, 1, depth, programs * LANES, ahead=int(depth > 1))
     monkeypatch.setattr(kernels, "SETTINGS", dict.fromkeys(kernels.SETTINGS, setting))
     monkeypatch.setattr(kernels, "DEVICE", 0)  # which never idles
+    monkeypatch.setattr(kernels, "FEW", 0)
 
 
 # ------------------------------------------------------------------------------------------------------ one by one

@@ -31,20 +31,26 @@ class Setting(NamedTuple):
     programs: int  # wanted in all: fewer leave the device idle, more have more sums to add up
     ahead: int = 0  # whether the next tile is fetched while this one is worked on: takes shared memory
 
+    def fetches(self, per: int, room: int) -> int:
+        """Whether a program of so many tiles does, given the shared memory that it would take then."""
+        return int(self.ahead and per > FEW and room <= HALF)
+
 
 # By kernel and the wider channel count.
 SETTINGS = {
-    ("conv", 16): Setting(512, 2, 3, 264),
+    ("conv", 16): Setting(512, 2, 3, 264, ahead=1),
     ("conv", 32): Setting(256, 3, 2, 264),
-    ("conv", 64): Setting(128, 2, 3, 528),
-    ("back", 16): Setting(512, 2, 3, 264),
-    ("back", 32): Setting(256, 3, 1, 396),
-    ("back", 64): Setting(128, 2, 2, 396),
-    ("grad", 16): Setting(512, 2, 2, 264),
-    ("grad", 32): Setting(256, 2, 2, 132),
-    ("grad", 64): Setting(256, 2, 2, 264),
+    ("conv", 64): Setting(128, 2, 5, 132),
+    ("back", 16): Setting(512, 2, 3, 264, ahead=1),
+    ("back", 32): Setting(128, 2, 3, 264, ahead=1),
+    ("back", 64): Setting(128, 2, 3, 132),
+    ("grad", 16): Setting(512, 2, 2, 264, ahead=1),
+    ("grad", 32): Setting(256, 2, 2, 132, ahead=1),
+    ("grad", 64): Setting(256, 2, 3, 264, ahead=1),
 }
-CHAIN = ("conv", "tail", "pool", "back")  # layer behind layer: each may begin while the one before it ends
+HALF = 113 * 1024  # bytes of shared memory, with which two blocks share a multiprocessor
+FEW = 2  # tiles of a program: with so few the room is worth more than to fetch ahead
+SIDES = 3  # streams for gradients of weights: one after the other they take longer than the chain of few lanes
 BESIDE = 64  # programs a lane of weights' gradients at most, so that the chain of layers finds room beside them
 Defines = dict[str, int]
 Values = list[Tensor | float]
@@ -136,7 +142,7 @@ def launch(
     if _listing:
         _listing[-1].append(("trunk.cu", name, given))
         return
-    cuda.launch("trunk.cu", name, given, grid, THREADS, shared, values, early=name in CHAIN)
+    cuda.launch("trunk.cu", name, given, grid, THREADS, shared, values)
 
 
 def _new(like: Tensor, *shape: int) -> Tensor:
@@ -208,20 +214,21 @@ def conv(
     programs = -(-tiles.each // per)
     sh, sw = (tiles.rows - 1) * stride + 3, (wo - 1) * stride + 3
     room = max(tiles.images * sh * sw * (cin + 8), tiles.pixels * (block + 8), 2 * SUMS)
+    shared = 4 * NUMBERS + 2 * (room + 9 * cin * (block + 8))
+    fetched = 2 * given.source * tiles.read(high, wide, sh) * cin  # one tensor for NORM, two for RESIDUAL
+    ahead = how.fetches(per, shared + fetched)
     made = Made(_new(layer.weight, lanes, batch, ho, wo, cout), _floats(layer.weight, lanes, programs, 2, cout), layer,
                 _floats(layer.weight, 4, lanes, cout))  # fmt: skip
     kept = _new(layer.weight, lanes, batch, high, wide, cin) if keeps else None
     defines = {
         "SOURCE": given.source, "KEEP": keeps, "FIXED": fixed, "REAL": real, "CI": cin, "CO": cout, "H": high,
         "W": wide, "STRIDE": stride, "ROWS": tiles.rows, "IMAGES": tiles.images, "NB": block,
-        "MT": -(-tiles.pixels // (16 * WARPS // across)), "DEPTH": how.depth, "AHEAD": how.ahead,
+        "MT": -(-tiles.pixels // (16 * WARPS // across)), "DEPTH": how.depth, "AHEAD": ahead,
         "TOGETHER": how.together, **given.defines(),
     }  # fmt: skip
     values: Values = [*given.values(kept), layer.weight, made.y, made.sums, batch, lanes]
-    fetched = how.ahead * given.source * tiles.read(high, wide, sh) * cin  # one tensor for NORM, two for RESIDUAL
-    shared = 4 * NUMBERS + 2 * (room + 9 * cin * (block + 8) + fetched)
     numbers = given.numbers(per, tiles.each, int(track))
-    launch("conv", (programs, lanes, cout // block), shared, defines, [*values, *numbers])
+    launch("conv", (programs, lanes, cout // block), shared + ahead * fetched, defines, [*values, *numbers])
     return made, kept
 
 
@@ -262,20 +269,21 @@ def conv_back(
     programs = -(-tiles.each // per)
     sh, sw = (tiles.rows + 2, wide + 2) if stride == 1 else (tiles.rows // 2 + 1, wo + 1)
     room = max((tiles.images * sh * sw + 1) * (cout + 8), tiles.pixels * (block + 8), 2 * SUMS)
+    shared = 4 * NUMBERS + 2 * (room + 9 * block * (cout + 8))
+    fetched = 4 * tiles.read(made.y.shape[2], wo, sh) * cout
+    ahead = how.fetches(per, shared + fetched)
     out = Back(torch.empty_like(before.y), _floats(before.y, lanes, programs, 2, cin))
     x, shortcut = outer or (before.y, before.y)
     defines = {
         "OUTER": outer is not None, "CI": cin, "CO": cout, "H": high, "W": wide, "STRIDE": stride, "ROWS": tiles.rows,
         "IMAGES": tiles.images, "NB": block, "MT": -(-tiles.pixels // (16 * WARPS // across)),
-        "DEPTH": how.depth, "AHEAD": how.ahead, "TOGETHER": how.together,
+        "DEPTH": how.depth, "AHEAD": ahead, "TOGETHER": how.together,
     }  # fmt: skip
     values: Values = [
         back.g, made.y, back.sums, made.norm.gamma, made.stats, made.norm.weight, before.y, before.stats, x, shortcut,
         out.g, out.sums, batch, lanes, back.sums.shape[1], per, tiles.each,
     ]  # fmt: skip
-    fetched = how.ahead * 2 * tiles.read(made.y.shape[2], wo, sh) * cout
-    shared = 4 * NUMBERS + 2 * (room + 9 * block * (cout + 8) + fetched)
-    launch("back", (programs, lanes, cin // block), shared, defines, values)
+    launch("back", (programs, lanes, cin // block), shared + ahead * fetched, defines, values)
     return out
 
 
@@ -295,21 +303,21 @@ def weights(given: Tensor, known: Made | None, back: Back, made: Made, stride: i
     programs = -(-tiles.each // per)
     sh, sw = (tiles.rows - 1) * stride + 3, (wo - 1) * stride + 3
     room = max(2 * (tiles.images * sh * sw * (inner + 8) + -(-tiles.pixels // 16) * 16 * (outer + 8)), 4 * SUMS)
-    if how.ahead:
-        activations = 0 if real < cin else tiles.read(high, wide, sh) * inner
-        room += 2 * (activations + 2 * tiles.read(ho, wo, tiles.rows) * outer)
+    activations = 0 if real < cin else tiles.read(high, wide, sh) * inner
+    fetched = 2 * (activations + 2 * tiles.read(ho, wo, tiles.rows) * outer)
+    ahead = how.fetches(per, 4 * NUMBERS + room + fetched)
     part, dnorm = _floats(given, programs, lanes, 9, cin, cout), _floats(given, 2, lanes, cout)
     defines = {
         "SOURCE": NORM if known is not None else PLAIN if real == cin else IMAGE, "REAL": real, "CI": cin, "CO": cout,
         "H": high, "W": wide, "STRIDE": stride, "ROWS": tiles.rows, "IMAGES": tiles.images, "DEPTH": how.depth,
-        "AHEAD": how.ahead, "TOGETHER": how.together,
+        "AHEAD": ahead, "TOGETHER": how.together,
     }  # fmt: skip
     values: Values = [
         given, made.stats if known is None else known.stats, back.g, made.y, back.sums, made.norm.gamma, made.stats,
         dnorm[0], dnorm[1], part, batch, lanes, back.sums.shape[1], per, tiles.each,
     ]  # fmt: skip
     halves = max(1, WARPS // (inner * outer // 256) // 2)  # of the groups of warps that add up
-    shared = 4 * NUMBERS + max(room, 4 * 9 * inner * outer * halves)
+    shared = 4 * NUMBERS + max(room + ahead * fetched, 4 * 9 * inner * outer * halves)
     launch("grad", (programs, lanes, blocks), shared, defines, values)
     out = _floats(given, lanes, cout, real, 3, 3)
     defines = {"CI": cin, "CO": cout, "REAL": real}
@@ -328,25 +336,30 @@ def gathered(flat: Tensor, order: Tensor) -> Tensor:
 
 
 class Beside:
-    """A second stream, for the gradients of weights: nothing but Adam waits for these."""
+    """Streams of their own for the gradients of weights, in turn: nothing but Adam waits for these."""
 
     def __init__(self, device: torch.device):
-        self.stream: Any = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+        self.device, self.begun = device, 0
+        several = range(SIDES if device.type == "cuda" else 0)
+        self.streams: list[Any] = [torch.cuda.Stream(device) for _ in several]  # type: ignore[no-untyped-call]
         self.held: list[Any] = []  # in use over there: freed here, their memory would be taken at once
 
     def weights(self, *given: Any) -> list[Tensor]:
-        if self.stream is None:
+        if not self.streams:
             return weights(*given)
-        self.stream.wait_stream(torch.cuda.current_stream(self.stream.device))
-        with torch.cuda.stream(self.stream):
+        stream = self.streams[self.begun % len(self.streams)]
+        stream.wait_stream(torch.cuda.current_stream(self.device))
+        with torch.cuda.stream(stream):
             made = weights(*given)
+        self.begun += 1
         self.held += [*given, *made]
         return made
 
     def join(self) -> None:
         """What comes next waits for all that was begun beside."""
-        if self.stream is not None:
-            torch.cuda.current_stream(self.stream.device).wait_stream(self.stream)
+        for stream in self.streams:
+            torch.cuda.current_stream(self.device).wait_stream(stream)
+        self.begun = 0
         self.held.clear()
 
 
