@@ -34,12 +34,13 @@ sizes = st.integers(1, 40)
 
 
 @settings(deadline=None)
-@given(sizes, sizes, sizes, sizes, st.integers(2, 600), st.booleans(), st.floats(0.1, 600))
+@given(sizes, sizes, sizes, st.integers(2, 600), st.floats(0, 64), st.booleans(), st.floats(0.1, 600))
 def test_tiles_and_programs_cover_every_row_of_every_image_once(
-    lanes: int, batch: int, high: int, wide: int, target: int, even: bool, wanted: float
+    batch: int, high: int, wide: int, target: int, least: float, even: bool, wanted: float
 ) -> None:
-    tiles = Tiles.of(lanes, batch, high, wide, target, even)
+    tiles = Tiles.of(batch, high, wide, target, least, even)
     per, bands = tiles.per(wanted), -(-high // tiles.rows)
+    assert -(-tiles.each // per) <= max(1, wanted)
     seen = []
     for program in range(-(-tiles.each // per)):
         own = range(program * per, min(tiles.each, (program + 1) * per))
@@ -176,9 +177,8 @@ def check_statistics(read: Input, found: Input, track: bool) -> None:
 
 def shared_out(monkeypatch: pytest.MonkeyPatch, pixels: int, depth: int, programs: int) -> None:
     """Have every kernel work so: tiles of about so many pixels, about so many programs a lane; several loads: ahead."""
-    setting = Setting(pixels, 1, depth, programs * LANES, ahead=int(depth > 1))
+    setting = Setting(pixels, 1, depth, programs * LANES, ahead=int(depth > 1), least=0)
     monkeypatch.setattr(kernels, "SETTINGS", dict.fromkeys(kernels.SETTINGS, setting))
-    monkeypatch.setattr(kernels, "DEVICE", 0)  # which never idles
     monkeypatch.setattr(kernels, "FEW", 0)
 
 
@@ -209,7 +209,7 @@ def test_a_convolution(
     given = yet_to_be(read)
     made, kept = kernels.conv(given, layer, stride, track, keeps)
     expected = rounded(convolved(activations(read), exact(layer.weight), stride))
-    assert (Tiles.of(LANES, batch, *expected.shape[2:4], how[0]).each, made.sums.shape[1]) == shares
+    assert (Tiles.of(batch, *expected.shape[2:4], how[0], 0).each, made.sums.shape[1]) == shares
     same(made.y, expected)
     same(made.sums.sum(1), over_pixels(expected, expected**2))
     assert (kept is not None) == keeps
@@ -260,7 +260,7 @@ def test_the_way_back_through_a_convolution(
         positive = exact(x) > 0
     expected = rounded(g * positive)
     mean, rstd = wide(before.stats[0]), wide(before.stats[1])
-    assert (Tiles.of(LANES, batch, *size, how[0], even=stride == 2).each, found.sums.shape[1]) == shares
+    assert (Tiles.of(batch, *size, how[0], 0, even=stride == 2).each, found.sums.shape[1]) == shares
     same(found.g, expected)
     same(found.sums.sum(1), over_pixels(expected, expected * (exact(before.y) - mean) * rstd))
 
@@ -288,7 +288,7 @@ def test_the_gradients_of_a_layer(
     weight, gamma, beta = kernels.weights(read.tensor, read.made, back, made, stride, cin)
     zero = torch.zeros(made.norm.weight.shape, dtype=torch.float64, requires_grad=True)
     (expected,) = torch.autograd.grad(convolved(activations(read), zero, stride), zero, dy)
-    tiles = Tiles.of(LANES, batch, *made.y.shape[2:4], how[0])
+    tiles = Tiles.of(batch, *made.y.shape[2:4], how[0], 0)
     assert (tiles.each, -(-tiles.each // tiles.per(shares[1]))) == shares
     same(weight, expected[:, :, :cin].permute(0, 3, 2, 1).unflatten(3, (3, 3)))
     same(torch.stack([beta, gamma], 1), exact(back.sums).sum(1))

@@ -18,7 +18,6 @@ from fedcc.engine import cuda
 
 THREADS, WARPS = 256, 8
 NUMBERS, SUMS = 7 * 64, 4 * THREADS  # floats of shared memory for coefficients and for sums
-DEVICE = 132  # multiprocessors of the GPU that the settings were measured on
 IMAGE, NORM, RESIDUAL, PLAIN = range(4)  # what a kernel's tiles are made of (trunk.cu)
 
 
@@ -28,25 +27,26 @@ class Setting(NamedTuple):
     pixels: int  # of a tile
     together: int  # blocks that share a multiprocessor: more have fewer registers each
     depth: int  # loads under way in each thread
-    programs: int  # wanted in all: fewer leave the device idle, more have more sums to add up
+    programs: int  # in all at most: as many as run at once, since a few more would take as long as all
     ahead: int = 0  # whether the next tile is fetched while this one is worked on: takes shared memory
+    least: int = 64  # tiles in all: where there would be fewer they are halved
 
     def fetches(self, per: int, room: int) -> int:
         """Whether a program of so many tiles does, given the shared memory that it would take then."""
         return int(self.ahead and per > FEW and room <= HALF)
 
 
-# By kernel and the wider channel count.
+# By kernel and the wider channel count, as measured with 1, 3 and 10 lanes on a GPU of 132 multiprocessors.
 SETTINGS = {
     ("conv", 16): Setting(512, 2, 3, 264, ahead=1),
-    ("conv", 32): Setting(256, 3, 2, 264),
-    ("conv", 64): Setting(128, 2, 5, 132),
+    ("conv", 32): Setting(256, 3, 2, 396),
+    ("conv", 64): Setting(128, 2, 3, 264),
     ("back", 16): Setting(512, 2, 3, 264, ahead=1),
-    ("back", 32): Setting(128, 2, 3, 264, ahead=1),
-    ("back", 64): Setting(128, 2, 3, 132),
+    ("back", 32): Setting(256, 3, 2, 396),
+    ("back", 64): Setting(128, 2, 3, 264),
     ("grad", 16): Setting(512, 2, 2, 264, ahead=1),
-    ("grad", 32): Setting(256, 2, 2, 132, ahead=1),
-    ("grad", 64): Setting(256, 2, 3, 264, ahead=1),
+    ("grad", 32): Setting(256, 2, 2, 132, ahead=1, least=256),
+    ("grad", 64): Setting(256, 2, 2, 264, ahead=1, least=256),
 }
 HALF = 113 * 1024  # bytes of shared memory, with which two blocks share a multiprocessor
 FEW = 2  # tiles of a program: with so few the room is worth more than to fetch ahead
@@ -66,9 +66,9 @@ class Tiles(NamedTuple):
     bands: int  # tiles of an image
 
     @staticmethod
-    def of(lanes: int, batch: int, high: int, wide: int, target: int, even: bool = False) -> Tiles:
-        """Tiles of about ``target`` pixels, or half of that where there would be too few to fill the device."""
-        if lanes * batch * high * wide < DEVICE * target:
+    def of(batch: int, high: int, wide: int, target: int, least: float, even: bool = False) -> Tiles:
+        """Tiles of about ``target`` pixels, or half of that where a lane would have fewer than ``least`` of them."""
+        if batch * high * wide < least * target:
             target //= 2
         bands = -(-high * wide // target)
         rows = -(-high // bands)
@@ -82,8 +82,8 @@ class Tiles(NamedTuple):
         return (rows if self.bands > 1 else self.images * high) * wide
 
     def per(self, wanted: float) -> int:
-        """Tiles of a program, so that there are about so many programs a lane."""
-        return max(1, min(self.each, round(self.each / max(1.0, wanted))))
+        """Tiles of a program, so that there are at most so many programs a lane."""
+        return -(-self.each // max(1, int(wanted)))
 
 
 @dataclass(frozen=True)
@@ -208,7 +208,7 @@ def conv(
     if not fixed and batch * ho * wo == 1:
         raise ValueError("BatchNorm needs more than one value per channel to train, got one image of one pixel")
     how = SETTINGS["conv", max(cin, cout)]
-    tiles = Tiles.of(lanes, batch, ho, wo, how.pixels)
+    tiles = Tiles.of(batch, ho, wo, how.pixels, how.least / lanes)
     block, across = cout, 2 if cout == 64 else 1
     per = tiles.per(how.programs / lanes)
     programs = -(-tiles.each // per)
@@ -263,7 +263,7 @@ def conv_back(
     lanes, batch, high, wide, cin = before.y.shape
     wo, cout = made.y.shape[3:]
     how = SETTINGS["back", max(cin, cout)]
-    tiles = Tiles.of(lanes, batch, high, wide, how.pixels, even=stride == 2)
+    tiles = Tiles.of(batch, high, wide, how.pixels, how.least / lanes, even=stride == 2)
     block, across = cin, 2 if cin == 64 else 1
     per = tiles.per(how.programs / lanes)
     programs = -(-tiles.each // per)
@@ -296,9 +296,9 @@ def weights(given: Tensor, known: Made | None, back: Back, made: Made, stride: i
     cin, cout = made.norm.weight.shape[2:]
     ho, wo = made.y.shape[2:4]
     how = SETTINGS["grad", max(cin, cout)]
-    tiles = Tiles.of(lanes, batch, ho, wo, how.pixels)
     inner, outer = min(cin, 32), min(cout, 32)
     blocks = cin // inner * (cout // outer)
+    tiles = Tiles.of(batch, ho, wo, how.pixels, how.least / (lanes * blocks))
     per = tiles.per(min(how.programs / lanes, BESIDE) / blocks)
     programs = -(-tiles.each // per)
     sh, sw = (tiles.rows - 1) * stride + 3, (wo - 1) * stride + 3
