@@ -33,6 +33,20 @@ def test_images_are_those_of_the_view(view: View, device: torch.device) -> None:
     assert (out[:, -1] == -77).all()
 
 
+@pytest.mark.parametrize("shape", [(), (3,), (2, 5), (100,)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.float64, torch.uint8, torch.bool, torch.bfloat16])
+def test_rows_are_those_of_the_plan(dtype: torch.dtype, shape: tuple[int, ...], device: torch.device) -> None:
+    lanes, window, batch = 3, 4, 7
+    g = torch.Generator().manual_seed(0)
+    pool = torch.randint(0, 256, (40, *shape), generator=g).to(dtype)
+    plan = torch.randint(0, 12, (lanes, window, batch), dtype=torch.int32, generator=g)
+    place, offset = torch.tensor([1, 3, 0]), torch.tensor([[0], [15], [28]])
+    expected = pool[plan[torch.arange(lanes), place].long() + offset]
+    found = stepping.rows(*(t.to(device) for t in (pool, plan, place, offset)))
+    assert found.dtype == dtype
+    assert torch.equal(found.cpu(), expected)
+
+
 def check_a_step_of_adam(device: torch.device, captured: bool) -> None:
     lanes, size = 5, 1000
     g = torch.Generator().manual_seed(0)

@@ -356,7 +356,7 @@ class Lanes:
         )
         lane = [torch.arange(width).repeat_interleave(template[n].numel()) for n in self.trained]
         self.lane = torch.cat(lane).to(device, torch.int32)
-        self.fused_adam = engine.kernels
+        self.kernels = engine.kernels
         self.fixed = {
             name: torch.zeros((width, *value.shape), dtype=engine.dtype, device=device)
             for name, value in template.items()
@@ -386,6 +386,7 @@ class Lanes:
         }
         self.offsets = {p: torch.zeros(width, 1, dtype=torch.long, device=device) for p in kit.pools}
         self.rows = torch.arange(width, device=device)
+        self.ones = torch.ones(width, dtype=engine.dtype, device=device)
         self.names = _read(fit)
         self.seats: dict[int, Seat] = {}
         pools = [pool for (_, column), pool in kit.pools.items() if column == "x"]
@@ -508,22 +509,29 @@ class Lanes:
 
     def batch(self, engine: Fused) -> Drawn:
         """This step's batches: gathered, augmented, normalised."""
-        columns, indices = {}, {}
-        for stream, samples in self.fit.streams.items():
-            indices[stream] = self.plan[stream][self.rows, self.numbers["place"]].long()  # [width, batch]
-            columns[stream] = {c: self._rows(stream, c, indices[stream]) for c in samples.columns if c != "x"}
+        columns = {
+            stream: {c: self._rows(stream, c) for c in samples.columns if c != "x"}
+            for stream, samples in self.fit.streams.items()
+        }
         if self.images:
             return Drawn(self._images(engine.low), self.batches, columns)
         inputs = []
         for stream, samples in self.fit.streams.items():
-            x = self._rows(stream, "x", indices[stream])
+            x = self._rows(stream, "x")
             draws = self.draws[stream][self.rows, self.numbers["place"]].flatten(0, 1)
             shown = samples.view.augmented(x.flatten(0, 1), draws.long(), engine.dtype)
             inputs.append(shown.reshape(*x.shape[:2], *shown.shape[1:]))
         return Drawn(torch.cat(inputs, 1) if len(inputs) > 1 else inputs[0], self.batches, columns)
 
-    def _rows(self, stream: str, column: str, indices: Tensor) -> Tensor:
-        return self.kit.pools[stream, column][indices + self.offsets[stream, column]]
+    def _rows(self, stream: str, column: str) -> Tensor:
+        """A column's batch, [width, batch, ...]."""
+        pool, offset = self.kit.pools[stream, column], self.offsets[stream, column]
+        plan, place = self.plan[stream], self.numbers["place"]
+        if self.kernels:
+            from fedcc.engine.stepping import rows
+
+            return rows(pool, plan, place, offset)
+        return pool[plan[self.rows, place].long() + offset]
 
     def _images(self, dtype: torch.dtype) -> Tensor:
         """The inputs of all streams side by side, by a kernel."""
@@ -550,7 +558,8 @@ class Lanes:
         outputs: dict[str, Outputs] = {}
         if self.fit.joint:
             both = engine._outputs(self.stack, drawn.x)
-            cuts = [torch.split(part, list(self.batches.values()), 1) for part in both]
+            sizes = list(self.batches.values())
+            cuts = [torch.split(part, sizes, 1) if len(sizes) > 1 else [part] for part in both]
             outputs = {name: Outputs(*pair) for name, *pair in zip(inputs, *cuts, strict=True)}
         else:
             for name in self.names:
@@ -567,7 +576,7 @@ class Lanes:
 
         given = {n: tuple(o) for n, o in outputs.items()}, {n: drawn.columns[n] for n in outputs}
         losses = torch.vmap(one)(*given, params, dict(self.constants), {n: tuple(s) for n, s in seen.items()})
-        (grads,) = torch.autograd.grad(losses.sum(), leaf)
+        (grads,) = torch.autograd.grad(losses, leaf, self.ones)
         return grads, losses.detach()
 
     def adjusted(self, engine: Fused, grads: Tensor, drawn: Drawn) -> Tensor:
@@ -587,7 +596,7 @@ class Lanes:
     def adam(self, grads: Tensor, losses: Tensor) -> None:
         """Adam with a step count and a learning rate per lane, bias corrections in float64; the step is done."""
         n = self.numbers
-        if self.fused_adam:
+        if self.kernels:
             from fedcc.engine.stepping import adam, tick
 
             size, root = tick(losses, n, BETAS)

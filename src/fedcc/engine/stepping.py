@@ -33,13 +33,26 @@ def images(
     cuda.launch(FILE, "images", defines, grid, THREADS, 0, given)
 
 
+def rows(pool: Tensor, plan: Tensor, place: Tensor, offset: Tensor) -> Tensor:
+    """This step's batch of a column, [lanes, batch, ...]."""
+    lanes, window, batch = plan.shape
+    out = torch.empty((lanes, batch, *pool.shape[1:]), dtype=pool.dtype, device=pool.device)
+    size = math.prod(pool.shape[1:]) * pool.element_size()  # bytes of a row
+    wide = size % 4 == 0
+    each = size // 4 if wide else size
+    if out.numel():
+        grid = -(-batch * each // THREADS), lanes, 1
+        cuda.launch(FILE, "rows", {}, grid, THREADS, 0, (pool, plan, place, offset, out, window, batch, each, wide))
+    return out
+
+
 def tick(losses: Tensor, numbers: dict[str, Tensor], betas: tuple[float, float]) -> tuple[Tensor, Tensor]:
     """A step more for every lane, in ``numbers``; Adam's step sizes and bias corrections, [lanes] each."""
     lanes, device = len(losses), losses.device
     size, root = torch.empty(2, lanes, dtype=torch.float32, device=device)
     state = [numbers[name] for name in ("loss", "age", "at", "place", "lr", "length", "cosine")]
     logs = [c_double(math.log(beta)) for beta in betas]
-    given = losses.double(), *state, size, root, *logs, lanes
+    given = losses.float().contiguous(), *state, size, root, *logs, lanes
     cuda.launch(FILE, "tick", {}, (-(-lanes // THREADS), 1, 1), THREADS, 0, given)
     return size, root
 
