@@ -47,7 +47,7 @@ def test_rows_are_those_of_the_plan(dtype: torch.dtype, shape: tuple[int, ...], 
     assert torch.equal(found.cpu(), expected)
 
 
-def check_a_step_of_adam(device: torch.device, captured: bool) -> None:
+def check_a_step_of_adam(device: torch.device, captured: bool, parts: list[int]) -> None:
     lanes, size = 5, 1000
     g = torch.Generator().manual_seed(0)
     counts = {"age": 3.0, "length": 9.0, "lr": 0.1, "loss": 2.0}
@@ -59,9 +59,10 @@ def check_a_step_of_adam(device: torch.device, captured: bool) -> None:
     losses = torch.rand(lanes, generator=g).to(device)
     before = {n: t.clone() for n, t in numbers.items()}
     old = p.clone(), m.clone(), v.clone()
+    given = [part.clone() for part in grad.split(parts)]
 
     def step() -> None:
-        stepping.adam(p, m, v, grad, lane, *stepping.tick(losses, numbers, BETAS), BETAS, EPS)
+        stepping.adam(p, m, v, given, lane, *stepping.tick(losses, numbers, BETAS), BETAS, EPS)
 
     step()
     if captured:  # replayed from where it began
@@ -83,10 +84,11 @@ def check_a_step_of_adam(device: torch.device, captured: bool) -> None:
     assert numbers["place"].tolist() == [1] * lanes
 
 
-def test_a_step_of_adam(device: torch.device) -> None:
-    check_a_step_of_adam(device, captured=False)
+@pytest.mark.parametrize("parts", [[1000], [300, 700], [700, 1, 200, 99], [200] * 5])
+def test_a_step_of_adam(parts: list[int], device: torch.device) -> None:
+    check_a_step_of_adam(device, False, parts)
 
 
 @on_gpu
 def test_a_step_of_adam_in_a_graph() -> None:
-    check_a_step_of_adam(torch.device("cuda"), captured=True)
+    check_a_step_of_adam(torch.device("cuda"), True, [300, 700])

@@ -504,7 +504,7 @@ class Lanes:
         drawn = self.batch(engine)
         grads, losses = self.gradients(engine, self.params, drawn)
         if self.fit.gradient is not None:
-            grads = self.adjusted(engine, grads, drawn)
+            grads = [self.adjusted(engine, _whole(grads), drawn)]
         self.adam(grads, losses)
 
     def batch(self, engine: Fused) -> Drawn:
@@ -546,15 +546,19 @@ class Lanes:
             first += self.batches[stream]
         return out.permute(0, 1, 4, 2, 3)
 
-    def gradients(self, engine: Fused, flat: Tensor, drawn: Drawn) -> tuple[Tensor, Tensor]:
-        """Gradients of all lanes' losses at ``flat``, and the losses [width]."""
+    def gradients(self, engine: Fused, flat: Tensor, drawn: Drawn) -> tuple[list[Tensor], Tensor]:
+        """Gradients of all lanes' losses at ``flat``, flat too, in parts, and the losses [width]."""
         leaf = flat.detach().requires_grad_()
-        params, inputs = self._blocks(leaf), drawn.inputs()
-        if engine.low == engine.dtype or self.stack.fast:
-            self.stack.hold({**self.fixed, **params})
-        else:  # convolutions and linear layers in low precision, cast all at once; BatchNorm's own stay
+        params, leaves, inputs = self._blocks(leaf), [leaf], drawn.inputs()
+        if self.stack.fast:  # leaves of their own: their gradients lie one behind another already, most of them
+            params = {name: block.detach().requires_grad_() for name, block in params.items()}
+            leaves = list(params.values())
+        held = params
+        if engine.low != engine.dtype and not self.stack.fast:
+            # convolutions and linear layers in low precision, cast all at once; BatchNorm's own stay
             low = self._blocks(leaf.to(engine.low))
-            self.stack.hold({**self.fixed, **{n: low[n] if low[n].ndim > 2 else params[n] for n in params}})
+            held = {n: low[n] if low[n].ndim > 2 else params[n] for n in params}
+        self.stack.hold({**self.fixed, **held})
         outputs: dict[str, Outputs] = {}
         if self.fit.joint:
             both = engine._outputs(self.stack, drawn.x)
@@ -576,8 +580,8 @@ class Lanes:
 
         given = {n: tuple(o) for n, o in outputs.items()}, {n: drawn.columns[n] for n in outputs}
         losses = torch.vmap(one)(*given, params, dict(self.constants), {n: tuple(s) for n, s in seen.items()})
-        (grads,) = torch.autograd.grad(losses, leaf, self.ones)
-        return grads, losses.detach()
+        grads = torch.autograd.grad(losses, leaves, self.ones, materialize_grads=True)
+        return _runs(grads), losses.detach()
 
     def adjusted(self, engine: Fused, grads: Tensor, drawn: Drawn) -> Tensor:
         """The gradients as the fit's gradient rule wants them: perhaps taken again elsewhere, perhaps transformed."""
@@ -588,20 +592,21 @@ class Lanes:
             offsets = torch.vmap(rule.ascent)(self._blocks(grads))
             moved = self.params + torch.cat([offsets[n].reshape(-1) for n in self.trained])  # type: ignore[index]
             self.stack.stay(True)
-            grads, _ = self.gradients(engine, moved, drawn)
+            grads = _whole(self.gradients(engine, moved, drawn)[0])
             self.stack.stay(False)
         changed = torch.vmap(rule.transform)(self._blocks(grads))
         return torch.cat([changed[n].reshape(-1) for n in self.trained])
 
-    def adam(self, grads: Tensor, losses: Tensor) -> None:
+    def adam(self, parts: list[Tensor], losses: Tensor) -> None:
         """Adam with a step count and a learning rate per lane, bias corrections in float64; the step is done."""
         n = self.numbers
         if self.kernels:
             from fedcc.engine.stepping import adam, tick
 
             size, root = tick(losses, n, BETAS)
-            adam(self.params, self.means, self.squares, grads, self.lane, size, root, BETAS, EPS)
+            adam(self.params, self.means, self.squares, parts, self.lane, size, root, BETAS, EPS)
             return
+        grads = _whole(parts)
         n["loss"].add_(losses)
         n["age"].add_(1)
         slower = 0.5 * (1 - torch.cos(math.pi * n["at"].double() / n["length"].clamp(min=1)))
@@ -657,6 +662,32 @@ def allowed(clients: int) -> int:
         grain = 2 ** max(1, (clients - 1).bit_length() - 4)
         width = -(-clients // grain) * grain
     return min(width, MOST_LANES) if clients <= MOST_LANES else MOST_LANES
+
+
+def _runs(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """These one after another, as flat tensors: neighbours that lie one behind another in memory are one, not copied.
+
+    >>> a, b, c = torch.arange(6).split((2, 3, 1))
+    >>> [run.tolist() for run in _runs([a, b, torch.tensor([[7, 8]]), c])]
+    [[0, 1, 2, 3, 4], [7, 8], [5]]
+    """
+    runs: list[Tensor] = []
+    for flat in (tensor.reshape(-1) for tensor in tensors):
+        if runs and _behind(runs[-1], flat):
+            runs[-1] = runs[-1].as_strided((len(runs[-1]) + len(flat),), (1,), runs[-1].storage_offset())
+        else:
+            runs.append(flat)
+    return runs
+
+
+def _behind(first: Tensor, second: Tensor) -> bool:
+    """Whether the second of two flat tensors begins where the first ends, in the same storage."""
+    same = first.untyped_storage().data_ptr() == second.untyped_storage().data_ptr()
+    return same and first.storage_offset() + len(first) == second.storage_offset()
+
+
+def _whole(parts: list[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 def _read(fit: Fit) -> list[str]:

@@ -107,14 +107,17 @@ extern "C" __global__ void tick(Tick a) {
     a.place[i] += 1;
 }
 
+const int PARTS = 4;
+
 struct Adam {
-    float* p;  // [n]: parameters of all lanes; m, v, g alike
+    float* p;  // [n]: parameters of all lanes; m, v alike
     float* m;
     float* v;
-    const float* g;
+    const float* g[PARTS];  // the gradient, in parts
     const int* lane;    // [n]: whose
     const float* size;  // [lanes]: step size and bias correction
     const float* root;
+    int begin[PARTS];  // where each part begins; n, if there is none
     int n;
     float beta1, beta2, eps;
 };
@@ -123,7 +126,11 @@ extern "C" __global__ void adam(Adam a) {
     const int i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= a.n) return;
     const int own = a.lane[i];
-    const float grad = a.g[i], mean = a.m[i] + (grad - a.m[i]) * (1 - a.beta1);
+    const float* part = a.g[0];
+#pragma unroll
+    for (int k = 1; k < PARTS; k++)  // constant indices, so that none of it is copied to local memory
+        if (i >= a.begin[k]) part = a.g[k] - a.begin[k];
+    const float grad = part[i], mean = a.m[i] + (grad - a.m[i]) * (1 - a.beta1);
     const float square = a.v[i] * a.beta2 + grad * grad * (1 - a.beta2);
     a.m[i] = mean;
     a.v[i] = square;

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from ctypes import c_double
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -12,6 +13,7 @@ from fedcc.core.samples import View
 from fedcc.engine import cuda
 
 FILE, THREADS, EACH = "step.cu", 256, 2048  # EACH: numbers of an image that one block writes
+PARTS = 4  # of a gradient, as step.cu has it
 
 
 def image_defines(channels: int, height: int, width: int, augments: bool) -> dict[str, int]:
@@ -58,9 +60,12 @@ def tick(losses: Tensor, numbers: dict[str, Tensor], betas: tuple[float, float])
 
 
 def adam(
-    p: Tensor, m: Tensor, v: Tensor, g: Tensor, lane: Tensor, size: Tensor, root: Tensor,
+    p: Tensor, m: Tensor, v: Tensor, g: list[Tensor], lane: Tensor, size: Tensor, root: Tensor,
     betas: tuple[float, float], eps: float,
 ) -> None:  # fmt: skip
-    """One step of Adam on flat tensors, in place."""
-    given = p, m, v, g, lane, size, root, len(p), *betas, eps
+    """One step of Adam on flat tensors, in place; the gradient may be in parts, wherever these lie."""
+    parts = g if len(g) <= PARTS else [torch.cat(g)]
+    none = PARTS - len(parts)
+    begins = [*accumulate(map(len, parts[:-1]), initial=0), *[len(p)] * none]
+    given: list[Tensor | float] = [p, m, v, *parts, *[p] * none, lane, size, root, *begins, len(p), *betas, eps]
     cuda.launch(FILE, "adam", {}, (-(-len(p) // THREADS), 1, 1), THREADS, 0, given)
