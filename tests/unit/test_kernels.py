@@ -7,6 +7,7 @@ must be what torch gives in float64, to the bit. Then a whole trunk, against lay
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
 import torch
@@ -25,6 +26,7 @@ from fedcc.engine.fused import Fused, Job
 from fedcc.engine.kernels import IMAGE, NORM, PLAIN, RESIDUAL, Back, Input, Layer, Made, Setting, Tape, Tiles
 from fedcc.engine.plain import Plain
 from fedcc.engine.stack import Stacked, stacked_state
+from fedcc.gradients import Ascent
 from fedcc.losses import CrossEntropy, Proximal, SoftCrossEntropy
 from fedcc.nets import ResNet, build
 
@@ -479,8 +481,10 @@ def losses(engine: Fused, fits: list[Fit]) -> list[float]:
     return [fitted.loss for fitted in engine.serve(fits)]
 
 
-def test_a_fit_on_kernels_is_the_one_on_library_layers(device: torch.device) -> None:
-    fits = ragged(device, 2, 2)
+@pytest.mark.parametrize("asked", [{}, {"gradient": Ascent(0.05)}, {"joint": False}], ids=["plain", "rule", "apart"])
+def test_a_fit_on_kernels_is_the_one_on_library_layers(asked: dict[str, Any], device: torch.device) -> None:
+    """Also where gradients are taken twice, and where every stream passes the network by itself."""
+    fits = [replace(fit, **asked) for fit in ragged(device, 2, 2)]
     ours, library = (Fused(device, "bf16", kernels=kernels, graphs=False) for kernels in (True, False))
     assert losses(ours, fits) == pytest.approx(losses(library, fits), rel=0.02)
 
