@@ -59,7 +59,7 @@ def test_the_kernels_of_a_step_compile(architecture: str) -> None:
         defines = stepping.image_defines(3, 32, 32, augments)
         cubin = cuda.compiled(cuda.source("step.cu"), defines, architecture)
         assert cubin.startswith(b"\x7fELF")
-        assert all(f".text.{name}\0".encode() in cubin for name in ("images", "tick", "adam"))
+        assert all(f".text.{name}\0".encode() in cubin for name in ("images", "rows", "tick", "adam"))
 
 
 @pytest.mark.usefixtures("folder")

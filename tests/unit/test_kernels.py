@@ -7,6 +7,7 @@ must be what torch gives in float64, to the bit. Then a whole trunk, against lay
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
 import torch
@@ -21,11 +22,12 @@ from fedcc.core.rng import Key
 from fedcc.core.samples import Samples, View
 from fedcc.core.step import Loss, Step
 from fedcc.engine import cuda, kernels
-from fedcc.engine.fused import Fused
+from fedcc.engine.fused import Fused, Job
 from fedcc.engine.kernels import IMAGE, NORM, PLAIN, RESIDUAL, Back, Input, Layer, Made, Setting, Tape, Tiles
 from fedcc.engine.plain import Plain
 from fedcc.engine.stack import Stacked, stacked_state
-from fedcc.losses import CrossEntropy, SoftCrossEntropy
+from fedcc.gradients import Ascent
+from fedcc.losses import CrossEntropy, Proximal, SoftCrossEntropy
 from fedcc.nets import ResNet, build
 
 LANES, EPS, MOMENTUM = 2, 0.25, 0.5
@@ -480,10 +482,35 @@ def losses(engine: Fused, fits: list[Fit]) -> list[float]:
     return [fitted.loss for fitted in engine.serve(fits)]
 
 
-def test_a_fit_on_kernels_is_the_one_on_library_layers(device: torch.device) -> None:
-    fits = ragged(device, 2, 2)
+@pytest.mark.parametrize("asked", [{}, {"gradient": Ascent(0.05)}, {"joint": False}], ids=["plain", "rule", "apart"])
+def test_a_fit_on_kernels_is_the_one_on_library_layers(asked: dict[str, Any], device: torch.device) -> None:
+    """Also where gradients are taken twice, and where every stream passes the network by itself."""
+    fits = [replace(fit, **asked) for fit in ragged(device, 2, 2)]
     ours, library = (Fused(device, "bf16", kernels=kernels, graphs=False) for kernels in (True, False))
     assert losses(ours, fits) == pytest.approx(losses(library, fits), rel=0.02)
+
+
+def test_gradients_lie_in_few_parts_and_can_be_added_to(device: torch.device) -> None:
+    """Those of the trunk in one, the head's behind it; a term that pulls on every weight adds its own gradient."""
+    fits = ragged(device, 2, 2)
+    w = {n: torch.full_like(fits[0].model.state[n], 0.01) for n in dict(fits[0].model.state)}
+    fits = [replace(fit, constants={"w": w}) for fit in fits]
+    pulled = [replace(fit, loss=fit.loss + 0.5 * Proximal()) for fit in fits]
+    found = []
+    for own, kernels_ in ((fits, True), (pulled, True), (fits, False)):
+        engine = Fused(device, "bf16", kernels=kernels_, graphs=False)
+        jobs = [Job(k, fit, 2) for k, fit in enumerate(own)]
+        lanes = engine._kit(jobs).lanes(LANES, engine)
+        for seat, job in enumerate(jobs):
+            lanes.load(seat, job)
+        found.append(lanes.gradients(engine, lanes.params, lanes.batch(engine))[0])
+    ours, more, library = (torch.cat(parts) for parts in found)
+    head = [LANES * 5 * 64, LANES * 5]
+    assert [len(part) for part in found[0]] == [len(lanes.params) - sum(head), *head]
+    torch.testing.assert_close(more, ours + lanes.params - 0.01)
+    for name, block in lanes._blocks(library).items():
+        error = (lanes._blocks(ours)[name] - block).norm() / block.norm()
+        assert error < 0.3, name  # other layers, in bf16; another gradient would be 1 away
 
 
 @dataclass(frozen=True)

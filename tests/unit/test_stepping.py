@@ -33,7 +33,21 @@ def test_images_are_those_of_the_view(view: View, device: torch.device) -> None:
     assert (out[:, -1] == -77).all()
 
 
-def check_a_step_of_adam(device: torch.device, captured: bool) -> None:
+@pytest.mark.parametrize("shape", [(), (3,), (2, 5), (100,)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.float64, torch.uint8, torch.bool, torch.bfloat16])
+def test_rows_are_those_of_the_plan(dtype: torch.dtype, shape: tuple[int, ...], device: torch.device) -> None:
+    lanes, window, batch = 3, 4, 7
+    g = torch.Generator().manual_seed(0)
+    pool = torch.randint(0, 256, (40, *shape), generator=g).to(dtype)
+    plan = torch.randint(0, 12, (lanes, window, batch), dtype=torch.int32, generator=g)
+    place, offset = torch.tensor([1, 3, 0]), torch.tensor([[0], [15], [28]])
+    expected = pool[plan[torch.arange(lanes), place].long() + offset]
+    found = stepping.rows(*(t.to(device) for t in (pool, plan, place, offset)))
+    assert found.dtype == dtype
+    assert torch.equal(found.cpu(), expected)
+
+
+def check_a_step_of_adam(device: torch.device, captured: bool, parts: list[int]) -> None:
     lanes, size = 5, 1000
     g = torch.Generator().manual_seed(0)
     counts = {"age": 3.0, "length": 9.0, "lr": 0.1, "loss": 2.0}
@@ -45,9 +59,10 @@ def check_a_step_of_adam(device: torch.device, captured: bool) -> None:
     losses = torch.rand(lanes, generator=g).to(device)
     before = {n: t.clone() for n, t in numbers.items()}
     old = p.clone(), m.clone(), v.clone()
+    given = [part.clone() for part in grad.split(parts)]
 
     def step() -> None:
-        stepping.adam(p, m, v, grad, lane, *stepping.tick(losses, numbers, BETAS), BETAS, EPS)
+        stepping.adam(p, m, v, given, lane, *stepping.tick(losses, numbers, BETAS), BETAS, EPS)
 
     step()
     if captured:  # replayed from where it began
@@ -69,10 +84,11 @@ def check_a_step_of_adam(device: torch.device, captured: bool) -> None:
     assert numbers["place"].tolist() == [1] * lanes
 
 
-def test_a_step_of_adam(device: torch.device) -> None:
-    check_a_step_of_adam(device, captured=False)
+@pytest.mark.parametrize("parts", [[1000], [300, 700], [700, 1, 200, 99], [200] * 5])
+def test_a_step_of_adam(parts: list[int], device: torch.device) -> None:
+    check_a_step_of_adam(device, False, parts)
 
 
 @on_gpu
 def test_a_step_of_adam_in_a_graph() -> None:
-    check_a_step_of_adam(torch.device("cuda"), captured=True)
+    check_a_step_of_adam(torch.device("cuda"), True, [300, 700])

@@ -356,7 +356,7 @@ class Lanes:
         )
         lane = [torch.arange(width).repeat_interleave(template[n].numel()) for n in self.trained]
         self.lane = torch.cat(lane).to(device, torch.int32)
-        self.fused_adam = engine.kernels
+        self.kernels = engine.kernels
         self.fixed = {
             name: torch.zeros((width, *value.shape), dtype=engine.dtype, device=device)
             for name, value in template.items()
@@ -386,6 +386,7 @@ class Lanes:
         }
         self.offsets = {p: torch.zeros(width, 1, dtype=torch.long, device=device) for p in kit.pools}
         self.rows = torch.arange(width, device=device)
+        self.ones = torch.ones(width, dtype=engine.dtype, device=device)
         self.names = _read(fit)
         self.seats: dict[int, Seat] = {}
         pools = [pool for (_, column), pool in kit.pools.items() if column == "x"]
@@ -503,27 +504,34 @@ class Lanes:
         drawn = self.batch(engine)
         grads, losses = self.gradients(engine, self.params, drawn)
         if self.fit.gradient is not None:
-            grads = self.adjusted(engine, grads, drawn)
+            grads = [self.adjusted(engine, _whole(grads), drawn)]
         self.adam(grads, losses)
 
     def batch(self, engine: Fused) -> Drawn:
         """This step's batches: gathered, augmented, normalised."""
-        columns, indices = {}, {}
-        for stream, samples in self.fit.streams.items():
-            indices[stream] = self.plan[stream][self.rows, self.numbers["place"]].long()  # [width, batch]
-            columns[stream] = {c: self._rows(stream, c, indices[stream]) for c in samples.columns if c != "x"}
+        columns = {
+            stream: {c: self._rows(stream, c) for c in samples.columns if c != "x"}
+            for stream, samples in self.fit.streams.items()
+        }
         if self.images:
             return Drawn(self._images(engine.low), self.batches, columns)
         inputs = []
         for stream, samples in self.fit.streams.items():
-            x = self._rows(stream, "x", indices[stream])
+            x = self._rows(stream, "x")
             draws = self.draws[stream][self.rows, self.numbers["place"]].flatten(0, 1)
             shown = samples.view.augmented(x.flatten(0, 1), draws.long(), engine.dtype)
             inputs.append(shown.reshape(*x.shape[:2], *shown.shape[1:]))
         return Drawn(torch.cat(inputs, 1) if len(inputs) > 1 else inputs[0], self.batches, columns)
 
-    def _rows(self, stream: str, column: str, indices: Tensor) -> Tensor:
-        return self.kit.pools[stream, column][indices + self.offsets[stream, column]]
+    def _rows(self, stream: str, column: str) -> Tensor:
+        """A column's batch, [width, batch, ...]."""
+        pool, offset = self.kit.pools[stream, column], self.offsets[stream, column]
+        plan, place = self.plan[stream], self.numbers["place"]
+        if self.kernels:
+            from fedcc.engine.stepping import rows
+
+            return rows(pool, plan, place, offset)
+        return pool[plan[self.rows, place].long() + offset]
 
     def _images(self, dtype: torch.dtype) -> Tensor:
         """The inputs of all streams side by side, by a kernel."""
@@ -538,19 +546,24 @@ class Lanes:
             first += self.batches[stream]
         return out.permute(0, 1, 4, 2, 3)
 
-    def gradients(self, engine: Fused, flat: Tensor, drawn: Drawn) -> tuple[Tensor, Tensor]:
-        """Gradients of all lanes' losses at ``flat``, and the losses [width]."""
+    def gradients(self, engine: Fused, flat: Tensor, drawn: Drawn) -> tuple[list[Tensor], Tensor]:
+        """Gradients of all lanes' losses at ``flat``, flat too, in parts, and the losses [width]."""
         leaf = flat.detach().requires_grad_()
-        params, inputs = self._blocks(leaf), drawn.inputs()
-        if engine.low == engine.dtype or self.stack.fast:
-            self.stack.hold({**self.fixed, **params})
-        else:  # convolutions and linear layers in low precision, cast all at once; BatchNorm's own stay
+        params, leaves, inputs = self._blocks(leaf), [leaf], drawn.inputs()
+        if self.stack.fast:  # leaves of their own: their gradients lie one behind another already, most of them
+            params = {name: block.detach().requires_grad_() for name, block in params.items()}
+            leaves = list(params.values())
+        held = params
+        if engine.low != engine.dtype and not self.stack.fast:
+            # convolutions and linear layers in low precision, cast all at once; BatchNorm's own stay
             low = self._blocks(leaf.to(engine.low))
-            self.stack.hold({**self.fixed, **{n: low[n] if low[n].ndim > 2 else params[n] for n in params}})
+            held = {n: low[n] if low[n].ndim > 2 else params[n] for n in params}
+        self.stack.hold({**self.fixed, **held})
         outputs: dict[str, Outputs] = {}
         if self.fit.joint:
             both = engine._outputs(self.stack, drawn.x)
-            cuts = [torch.split(part, list(self.batches.values()), 1) for part in both]
+            sizes = list(self.batches.values())
+            cuts = [torch.split(part, sizes, 1) if len(sizes) > 1 else [part] for part in both]
             outputs = {name: Outputs(*pair) for name, *pair in zip(inputs, *cuts, strict=True)}
         else:
             for name in self.names:
@@ -567,8 +580,8 @@ class Lanes:
 
         given = {n: tuple(o) for n, o in outputs.items()}, {n: drawn.columns[n] for n in outputs}
         losses = torch.vmap(one)(*given, params, dict(self.constants), {n: tuple(s) for n, s in seen.items()})
-        (grads,) = torch.autograd.grad(losses.sum(), leaf)
-        return grads, losses.detach()
+        grads = torch.autograd.grad(losses, leaves, self.ones, materialize_grads=True)
+        return _runs(grads), losses.detach()
 
     def adjusted(self, engine: Fused, grads: Tensor, drawn: Drawn) -> Tensor:
         """The gradients as the fit's gradient rule wants them: perhaps taken again elsewhere, perhaps transformed."""
@@ -579,20 +592,21 @@ class Lanes:
             offsets = torch.vmap(rule.ascent)(self._blocks(grads))
             moved = self.params + torch.cat([offsets[n].reshape(-1) for n in self.trained])  # type: ignore[index]
             self.stack.stay(True)
-            grads, _ = self.gradients(engine, moved, drawn)
+            grads = _whole(self.gradients(engine, moved, drawn)[0])
             self.stack.stay(False)
         changed = torch.vmap(rule.transform)(self._blocks(grads))
         return torch.cat([changed[n].reshape(-1) for n in self.trained])
 
-    def adam(self, grads: Tensor, losses: Tensor) -> None:
+    def adam(self, parts: list[Tensor], losses: Tensor) -> None:
         """Adam with a step count and a learning rate per lane, bias corrections in float64; the step is done."""
         n = self.numbers
-        if self.fused_adam:
+        if self.kernels:
             from fedcc.engine.stepping import adam, tick
 
             size, root = tick(losses, n, BETAS)
-            adam(self.params, self.means, self.squares, grads, self.lane, size, root, BETAS, EPS)
+            adam(self.params, self.means, self.squares, parts, self.lane, size, root, BETAS, EPS)
             return
+        grads = _whole(parts)
         n["loss"].add_(losses)
         n["age"].add_(1)
         slower = 0.5 * (1 - torch.cos(math.pi * n["at"].double() / n["length"].clamp(min=1)))
@@ -648,6 +662,32 @@ def allowed(clients: int) -> int:
         grain = 2 ** max(1, (clients - 1).bit_length() - 4)
         width = -(-clients // grain) * grain
     return min(width, MOST_LANES) if clients <= MOST_LANES else MOST_LANES
+
+
+def _runs(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """These one after another, as flat tensors: neighbours that lie one behind another in memory are one, not copied.
+
+    >>> a, b, c = torch.arange(6).split((2, 3, 1))
+    >>> [run.tolist() for run in _runs([a, b, torch.tensor([[7, 8]]), c])]
+    [[0, 1, 2, 3, 4], [7, 8], [5]]
+    """
+    runs: list[Tensor] = []
+    for flat in (tensor.reshape(-1) for tensor in tensors):
+        if runs and _behind(runs[-1], flat):
+            runs[-1] = runs[-1].as_strided((len(runs[-1]) + len(flat),), (1,), runs[-1].storage_offset())
+        else:
+            runs.append(flat)
+    return runs
+
+
+def _behind(first: Tensor, second: Tensor) -> bool:
+    """Whether the second of two flat tensors begins where the first ends, in the same storage."""
+    same = first.untyped_storage().data_ptr() == second.untyped_storage().data_ptr()
+    return same and first.storage_offset() + len(first) == second.storage_offset()
+
+
+def _whole(parts: list[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 def _read(fit: Fit) -> list[str]:

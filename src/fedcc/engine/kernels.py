@@ -287,8 +287,10 @@ def conv_back(
     return out
 
 
-def weights(given: Tensor, known: Made | None, back: Back, made: Made, stride: int, real: int) -> list[Tensor]:
-    """The gradients of a layer's weights, scales and shifts, as the network has them.
+def weights(
+    given: Tensor, known: Made | None, back: Back, made: Made, stride: int, real: int, out: Tensor | None = None
+) -> list[Tensor]:  # fmt: skip
+    """The gradients of a layer's weights, scales and shifts, as the network has them, one behind another in ``out``.
 
     ``given``: images, activations, or with ``known`` the convolution before.
     """
@@ -306,7 +308,8 @@ def weights(given: Tensor, known: Made | None, back: Back, made: Made, stride: i
     activations = 0 if real < cin else tiles.read(high, wide, sh) * inner
     fetched = 2 * (activations + 2 * tiles.read(ho, wo, tiles.rows) * outer)
     ahead = how.fetches(per, 4 * NUMBERS + room + fetched)
-    part, dnorm = _floats(given, programs, lanes, 9, cin, cout), _floats(given, 2, lanes, cout)
+    part, sizes = _floats(given, programs, lanes, 9, cin, cout), [lanes * cout * n for n in (9 * real, 1, 1)]
+    found = torch.split(_floats(given, sum(sizes)) if out is None else out, sizes)
     defines = {
         "SOURCE": NORM if known is not None else PLAIN if real == cin else IMAGE, "REAL": real, "CI": cin, "CO": cout,
         "H": high, "W": wide, "STRIDE": stride, "ROWS": tiles.rows, "IMAGES": tiles.images, "DEPTH": how.depth,
@@ -314,15 +317,14 @@ def weights(given: Tensor, known: Made | None, back: Back, made: Made, stride: i
     }  # fmt: skip
     values: Values = [
         given, made.stats if known is None else known.stats, back.g, made.y, back.sums, made.norm.gamma, made.stats,
-        dnorm[0], dnorm[1], part, batch, lanes, back.sums.shape[1], per, tiles.each,
+        found[1], found[2], part, batch, lanes, back.sums.shape[1], per, tiles.each,
     ]  # fmt: skip
     halves = max(1, WARPS // (inner * outer // 256) // 2)  # of the groups of warps that add up
     shared = 4 * NUMBERS + max(room + ahead * fetched, 4 * 9 * inner * outer * halves)
     launch("grad", (programs, lanes, blocks), shared, defines, values)
-    out = _floats(given, lanes, cout, real, 3, 3)
     defines = {"CI": cin, "CO": cout, "REAL": real}
-    launch("collect", (9 * cin * cout // 128, lanes, 1), 16 * THREADS, defines, [part, out, lanes, programs])
-    return [out, dnorm[0], dnorm[1]]
+    launch("collect", (9 * cin * cout // 128, lanes, 1), 16 * THREADS, defines, [part, found[0], lanes, programs])
+    return [found[0].view(lanes, cout, real, 3, 3), found[1].view(lanes, cout), found[2].view(lanes, cout)]
 
 
 def gathered(flat: Tensor, order: Tensor) -> Tensor:
@@ -397,17 +399,22 @@ def predicted(images: Tensor, layers: list[Layer], strides: list[int]) -> Tensor
 
 
 def backward(df: Tensor, tape: Tape, beside: Beside) -> list[Tensor]:
-    """The gradients of all layers' weights, scales and shifts."""
+    """The gradients of all layers' weights, scales and shifts, one behind another in memory."""
+    lanes, real = tape.images.shape[0], tape.images.shape[-1]
+    made = [tape.stem, *(layer for block in tape.blocks for layer in block[2:4])]
+    inputs = [real, *(layer.norm.weight.shape[2] for layer in made[1:])]
+    sizes = [lanes * layer.y.shape[-1] * (9 * n + 2) for layer, n in zip(made, inputs, strict=True)]
+    outs = list(torch.split(_floats(df, sum(sizes)), sizes))
     grads: list[Tensor] = []
     back = pool(df.contiguous(), tape.last, tape.blocks[-1][3])
     while tape.blocks:
         before, x, inner, outer, stride = tape.blocks.pop()
-        second = beside.weights(inner.y, inner, back, outer, 1, inner.y.shape[-1])
+        second = beside.weights(inner.y, inner, back, outer, 1, inner.y.shape[-1], outs.pop())
         between = conv_back(back, outer, 1, inner, None)
-        first = beside.weights(x, None, between, inner, stride, x.shape[-1])
+        first = beside.weights(x, None, between, inner, stride, x.shape[-1], outs.pop())
         grads = [*first, *second, *grads]
         back = conv_back(between, inner, stride, before, (x, back.g))
-    grads = [*weights(tape.images, None, back, tape.stem, 1, tape.images.shape[-1]), *grads]
+    grads = [*weights(tape.images, None, back, tape.stem, 1, real, outs.pop()), *grads]
     beside.join()
     return grads
 

@@ -1,4 +1,4 @@
-// What a training step does besides the network: its images, its count and Adam, for all lanes at once.
+// What a training step does besides the network: its batch, its count and Adam, for all lanes at once.
 // 256 threads a block. Numbers in bf16 are stored as unsigned short.
 
 #ifdef ON_CPU
@@ -55,8 +55,30 @@ extern "C" __global__ void images(Images a) {
 
 #endif
 
+struct Rows {
+    const void* pool;         // [rows, each]: items of 4 bytes, or of one
+    const int* plan;          // [lanes, window, batch]: rows
+    const long long* place;   // [lanes]: the step within the window
+    const long long* offset;  // [lanes]: where a lane's rows begin
+    void* out;                // [lanes, batch, each]
+    int window, batch, each, wide;
+};
+
+// A column's batch of one stream, gathered from the pool. Block blockIdx.x of lane blockIdx.y: an item a thread.
+extern "C" __global__ void rows(Rows a) {
+    const int lane = blockIdx.y;
+    const long long i = blockIdx.x * (long long)blockDim.x + threadIdx.x, b = i / a.each;
+    if (b >= a.batch) return;
+    const long long row = a.plan[(lane * (long long)a.window + a.place[lane]) * a.batch + b] + a.offset[lane];
+    const long long from = row * a.each + i % a.each, to = lane * (long long)a.batch * a.each + i;
+    if (a.wide)
+        ((unsigned*)a.out)[to] = ((const unsigned*)a.pool)[from];
+    else
+        ((unsigned char*)a.out)[to] = ((const unsigned char*)a.pool)[from];
+}
+
 struct Tick {
-    const double* loss;  // all: [lanes]
+    const float* loss;  // all: [lanes]
     double* total;
     double* age;
     long long* at;
@@ -85,14 +107,17 @@ extern "C" __global__ void tick(Tick a) {
     a.place[i] += 1;
 }
 
+const int PARTS = 4;
+
 struct Adam {
-    float* p;  // [n]: parameters of all lanes; m, v, g alike
+    float* p;  // [n]: parameters of all lanes; m, v alike
     float* m;
     float* v;
-    const float* g;
+    const float* g[PARTS];  // the gradient, in parts
     const int* lane;    // [n]: whose
     const float* size;  // [lanes]: step size and bias correction
     const float* root;
+    int begin[PARTS];  // where each part begins; n, if there is none
     int n;
     float beta1, beta2, eps;
 };
@@ -101,7 +126,11 @@ extern "C" __global__ void adam(Adam a) {
     const int i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= a.n) return;
     const int own = a.lane[i];
-    const float grad = a.g[i], mean = a.m[i] + (grad - a.m[i]) * (1 - a.beta1);
+    const float* part = a.g[0];
+#pragma unroll
+    for (int k = 1; k < PARTS; k++)  // constant indices, so that none of it is copied to local memory
+        if (i >= a.begin[k]) part = a.g[k] - a.begin[k];
+    const float grad = part[i], mean = a.m[i] + (grad - a.m[i]) * (1 - a.beta1);
     const float square = a.v[i] * a.beta2 + grad * grad * (1 - a.beta2);
     a.m[i] = mean;
     a.v[i] = square;

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from fedcc.core.messages import Weights
@@ -20,7 +19,7 @@ from fedcc.core.method import option
 from fedcc.core.requests import Fitted
 from fedcc.core.roles import Client
 from fedcc.core.step import Loss, Step
-from fedcc.losses import CrossEntropy, is_class, masked_logsumexp
+from fedcc.losses import CrossEntropy, cross_entropy, is_class, masked_logsumexp
 from fedcc.methods.fedavg import FedAvg
 
 
@@ -30,7 +29,7 @@ class Calibrated(Loss):
 
     def __call__(self, step: Step) -> Tensor:
         batch = step["private"]
-        return F.cross_entropy(batch.logits - step.constants["offset"].to(batch.logits.dtype), batch["y"])
+        return cross_entropy(batch.logits - step.constants["offset"].to(batch.logits.dtype), batch["y"])
 
 
 @dataclass(frozen=True)

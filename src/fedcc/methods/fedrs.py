@@ -11,7 +11,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-import torch.nn.functional as F
 from torch import Tensor
 
 from fedcc.core.messages import Weights
@@ -19,6 +18,7 @@ from fedcc.core.method import option
 from fedcc.core.requests import Fitted
 from fedcc.core.roles import Client
 from fedcc.core.step import Loss, Step
+from fedcc.losses import cross_entropy
 from fedcc.methods.fedavg import FedAvg
 
 Rule = Literal["binary", "continuous"]
@@ -30,7 +30,7 @@ class RestrictedSoftmax(Loss):
 
     def __call__(self, step: Step) -> Tensor:
         batch = step["private"]
-        return F.cross_entropy(batch.logits * step.constants["scale"].to(batch.logits.dtype), batch["y"])
+        return cross_entropy(batch.logits * step.constants["scale"].to(batch.logits.dtype), batch["y"])
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from fedcc.core.method import option
 from fedcc.core.requests import Fitted, Frozen
 from fedcc.core.roles import Client
 from fedcc.core.step import Loss, Step
-from fedcc.losses import is_class, masked_logsumexp
+from fedcc.losses import cross_entropy, is_class, masked_logsumexp
 from fedcc.methods.fedavg import FedAvg
 
 
@@ -31,7 +31,7 @@ class PriorCrossEntropy(Loss):
 
     def __call__(self, step: Step) -> Tensor:
         batch = step["private"]
-        return F.cross_entropy(batch.logits + step.constants["prior"].log().to(batch.logits.dtype), batch["y"])
+        return cross_entropy(batch.logits + step.constants["prior"].log().to(batch.logits.dtype), batch["y"])
 
 
 @dataclass(frozen=True)
