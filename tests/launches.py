@@ -24,7 +24,7 @@ def twice(real: Launch | None) -> Launch:
 
     def launch(
         file: str, name: str, defines: Mapping[str, int], grid: tuple[int, int, int], threads: int, shared: int,
-        values: Sequence[Any],
+        values: Sequence[Any], early: bool = False,
     ) -> None:  # fmt: skip
         tensors = {(v.data_ptr(), v.nbytes): v for v in values if isinstance(v, Tensor)}
         assert all(t.is_contiguous() for t in tensors.values()), f"{name} reads tensors as they lie"
@@ -33,7 +33,7 @@ def twice(real: Launch | None) -> Launch:
             own = {key: t.detach().clone() if real else guarded(t.detach()) for key, t in tensors.items()}
             given = [own[v.data_ptr(), v.nbytes] if isinstance(v, Tensor) else v for v in values]
             if real:
-                real(file, name, defines, grid, threads, shared, given)
+                real(file, name, defines, grid, threads, shared, given, early)
             else:
                 kernel = emulated(ENGINE / file, dict(defines), name)
                 kernel(grid, threads, shared, arguments(*given), seed=seed)

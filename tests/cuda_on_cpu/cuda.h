@@ -397,6 +397,8 @@ static inline void mma(float (&d)[4], const unsigned (&a)[4], unsigned b0, unsig
 }
 
 // cp.async of 16 bytes: done at any time before copies_done returns
+static inline void follow() {}
+static inline void lead() {}
 static inline uint4 load_if(const void *p, bool there) { return there ? *(const uint4 *)p : uint4{0, 0, 0, 0}; }
 
 static inline void store_if(void *p, const uint4 &v, bool there) {

@@ -28,6 +28,7 @@ from fedcc.core.files import written_whole
 OLDEST = (8, 0)  # compute capability: the first with bf16
 LEAST_SHARED = 160 * 1024  # bytes a block: what the widest kernel takes, and some cheaper GPUs do not have
 STATIC_SHARED, DYNAMIC_SHARED = 1, 8  # CUfunction_attribute: bytes that it takes, and that it may be given
+SERIALIZATION = 6  # CUlaunchAttributeID: programmatic stream serialization
 ALL_SHARED = 97  # CUdevice_attribute: bytes that a block can have in all
 
 
@@ -204,6 +205,17 @@ def _current(context: c_void_p) -> Iterator[None]:
         _cuda("cuCtxPopCurrent_v2", byref(c_void_p()))
 
 
+class _Attribute(ctypes.Structure):  # CUlaunchAttribute
+    _fields_ = (("id", c_int), ("pad", c_int), ("value", c_int), ("rest", ctypes.c_char * 60))
+
+
+class _Launch(ctypes.Structure):  # CUlaunchConfig
+    _fields_ = (
+        ("grid", ctypes.c_uint * 3), ("block", ctypes.c_uint * 3), ("shared", ctypes.c_uint), ("stream", c_void_p),
+        ("attributes", ctypes.POINTER(_Attribute)), ("count", ctypes.c_uint),
+    )  # fmt: skip
+
+
 @dataclass(frozen=True)
 class Kernel:
     """A function on a device."""
@@ -214,17 +226,24 @@ class Kernel:
     size: int | None  # bytes of its struct, where the driver can say
 
     def __call__(
-        self, grid: tuple[int, int, int], threads: int, shared: int, arguments: bytes, device: torch.device
+        self, grid: tuple[int, int, int], threads: int, shared: int, arguments: bytes, device: torch.device,
+        early: bool = False,
     ) -> None:  # fmt: skip
-        """Launch it on torch's current stream of its device; nothing is allocated there and nothing waits."""
+        """Launch it on torch's current stream of its device; nothing is allocated there and nothing waits.
+
+        ``early``: it may begin while the kernel before it ends, if that one says so; it waits by itself.
+        """
         if self.size not in (None, len(arguments)):
             raise KernelError(f"{self.name} takes a struct of {self.size} bytes, got {len(arguments)}")
         buffer = ctypes.create_string_buffer(arguments, len(arguments))
         parameters = (c_void_p * 1)(ctypes.addressof(buffer))
         stream = c_void_p(torch.cuda.current_stream(device).cuda_stream)
+        how = _Launch((ctypes.c_uint * 3)(*grid), (ctypes.c_uint * 3)(threads, 1, 1), shared, stream)
+        if early and torch.cuda.get_device_capability(device) >= (9, 0):
+            how.attributes, how.count = (_Attribute * 1)(_Attribute(id=SERIALIZATION, value=1)), 1
         with _current(self.context):
             try:
-                _cuda("cuLaunchKernel", self.function, *grid, threads, 1, 1, shared, stream, parameters, None)
+                _cuda("cuLaunchKernelEx", byref(how), self.function, parameters, None)
             except KernelError as error:
                 what = f"{self.name}, grid {grid}, {threads} threads, {shared} bytes of shared memory"
                 raise KernelError(f"{what}: {error}") from None
@@ -283,8 +302,8 @@ def kernel(file: str, name: str, defines: Mapping[str, int], device: torch.devic
 
 def launch(
     file: str, name: str, defines: Mapping[str, int], grid: tuple[int, int, int], threads: int, shared: int,
-    values: Sequence[Tensor | float | ctypes.c_double],
+    values: Sequence[Tensor | float | ctypes.c_double], early: bool = False,
 ) -> None:  # fmt: skip
     """Run a kernel of a ``.cu`` file of this folder, with ``values`` as its struct, where its tensors are."""
     device = next(value for value in values if isinstance(value, Tensor)).device
-    kernel(file, name, defines, device)(grid, threads, shared, arguments(*values), device)
+    kernel(file, name, defines, device)(grid, threads, shared, arguments(*values), device, early)

@@ -51,6 +51,7 @@ SETTINGS = {
 HALF = 113 * 1024  # bytes of shared memory, with which two blocks share a multiprocessor
 FEW = 2  # tiles of a program: with so few the room is worth more than to fetch ahead
 SIDES = 3  # streams for gradients of weights: one after the other they take longer than the chain of few lanes
+EARLY = True
 BESIDE = 64  # programs a lane of weights' gradients at most, so that the chain of layers finds room beside them
 Defines = dict[str, int]
 Values = list[Tensor | float]
@@ -135,14 +136,14 @@ def listed() -> Iterator[Wanted]:
 
 
 def launch(
-    name: str, grid: tuple[int, int, int], shared: int, defines: Defines, values: Values
+    name: str, grid: tuple[int, int, int], shared: int, defines: Defines, values: Values, early: bool = False
 ) -> None:  # fmt: skip
-    """Run a kernel of ``trunk.cu``."""
+    """Run a kernel of ``trunk.cu``; ``early``: it may begin while the layer before ends, and waits by itself."""
     given = {name.upper(): 1} | {f"GIVEN_{n}": int(v) for n, v in defines.items()}
     if _listing:
         _listing[-1].append(("trunk.cu", name, given))
         return
-    cuda.launch("trunk.cu", name, given, grid, THREADS, shared, values)
+    cuda.launch("trunk.cu", name, given, grid, THREADS, shared, values, early and EARLY)
 
 
 def _new(like: Tensor, *shape: int) -> Tensor:
@@ -228,7 +229,8 @@ def conv(
     }  # fmt: skip
     values: Values = [*given.values(kept), layer.weight, made.y, made.sums, batch, lanes]
     numbers = given.numbers(per, tiles.each, int(track))
-    launch("conv", (programs, lanes, cout // block), shared + ahead * fetched, defines, [*values, *numbers])
+    launch("conv", (programs, lanes, cout // block), shared + ahead * fetched, defines, [*values, *numbers],
+           early=given.source != IMAGE)  # fmt: skip
     return made, kept
 
 
@@ -238,7 +240,7 @@ def tail(given: Input, track: bool, fixed: bool = False) -> tuple[Tensor, Tensor
     kept, features = torch.empty_like(given.tensor), _floats(given.tensor, lanes, batch, channels)
     defines = {"C": channels, "H": high, "W": wide, "FIXED": fixed, **given.defines()}
     values: Values = [*given.values(kept), features, batch, lanes, *given.numbers(int(track))]
-    launch("tail", (batch, lanes, 1), 4 * (SUMS + NUMBERS), defines, values)
+    launch("tail", (batch, lanes, 1), 4 * (SUMS + NUMBERS), defines, values, early=True)
     return features, kept
 
 
@@ -283,7 +285,7 @@ def conv_back(
         back.g, made.y, back.sums, made.norm.gamma, made.stats, made.norm.weight, before.y, before.stats, x, shortcut,
         out.g, out.sums, batch, lanes, back.sums.shape[1], per, tiles.each,
     ]  # fmt: skip
-    launch("back", (programs, lanes, cin // block), shared + ahead * fetched, defines, values)
+    launch("back", (programs, lanes, cin // block), shared + ahead * fetched, defines, values, early=True)
     return out
 
 

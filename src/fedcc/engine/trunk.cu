@@ -49,6 +49,18 @@ __device__ __forceinline__ void store_if(void *p, const uint4 &v, bool there) {
                  ::"l"(p), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w), "r"((int)there) : "memory");
 }
 __device__ __forceinline__ void copies_done() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+// A kernel may begin while the one before it ends: what that one wrote is there behind `follow`, and `lead` lets the
+// next one begin.
+__device__ __forceinline__ void follow() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+__device__ __forceinline__ void lead() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
 __device__ __forceinline__ unsigned pack(float low, float high) {
     unsigned both;
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
@@ -498,6 +510,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, GIVEN_TOGETHER) conv(const
     const size_t pixels = (size_t)lane * a.batch * H * W;
 
     copy_rows<9 * CI, NB>(weights, a.weight + (size_t)lane * 9 * CI * CO + n0, CO);
+    follow();
 #if GIVEN_SOURCE == 0
     Pixels<REAL> make;
     make.x = a.in + pixels * REAL;
@@ -548,6 +561,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, GIVEN_TOGETHER) conv(const
                 multiply(acc, tile + (tap / 3 * SW + tap % 3) * PIXEL + k, at, b);
             }
         }
+        if (t + 1 == end) lead();
         __syncthreads();
         put<PIXELS>(tile, acc);
         __syncthreads();
@@ -603,6 +617,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, GIVEN_TOGETHER) back(const
 
     for (int tap = 0; tap < 9; tap++)
         copy_rows<NB, CO>(weights + tap * NB * LONG, a.weight + ((size_t)(lane * 9 + tap) * CI + n0) * CO, CO);
+    follow();
     Gradients<CO> make;
     make.g = a.g + behind;
     make.y = a.y + behind;
@@ -662,6 +677,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, GIVEN_TOGETHER) back(const
                 multiply(acc, tile + k, from, b);
             }
         }
+        if (t + 1 == end) lead();
         __syncthreads();
         put<PIXELS>(tile, acc);
         __syncthreads();
@@ -887,6 +903,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) tail(const Tail a) {
     SHARED(unsigned char, memory);
     float *work = (float *)memory, *coefficients = work + 4 * THREADS;
     const int lane = blockIdx.y, b = blockIdx.x, from = threadIdx.x % (C / 8) * 8;
+    follow();
     normalise<C, FIXED>(a.part, a.rows, a.gamma, a.beta, a.mean, a.var, a.stats, lane, a.lanes, (float)a.batch * H * W,
                  a.momentum, a.eps, a.track, b == 0, work, coefficients);
     Activations<RESIDUAL, C, H, W, XC, XS, XH, XW> make;
@@ -929,6 +946,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) pool(const Pool a) {
     SHARED(float, work);
     const int lane = blockIdx.y, from = threadIdx.x % (C / 8) * 8;
     float mean[8], rstd[8], first[8] = {}, second[8] = {};
+    lead();
     read8(a.known + lane * C + from, mean);
     read8(a.known + (a.lanes + lane) * C + from, rstd);
     for (int b = blockIdx.x * a.images; b < a.batch && b < (blockIdx.x + 1) * a.images; b++) {
