@@ -465,20 +465,21 @@ class Lanes:
         return self.seats[seat]
 
     def take(self, other: Lanes, seats: list[int]) -> None:
-        """Move clients over from wider lanes, to the seats 0, 1, ... here."""
-        index = torch.tensor(seats, device=self.rows.device)
+        """Move clients over from wider lanes, to the seats 0, 1, ... here, in few calls and without waiting."""
+        for here, there in enumerate(seats):
+            slots, given = ([t for part in seat for t in part] for seat in (self.seat(here), other.seat(there)))
+            torch._foreach_copy_(slots, given)
+        index = torch.tensor(seats).to(self.rows.device, non_blocking=True)
         pairs: list[tuple[Tensor, Tensor]] = []
-        for mine, theirs in ((self.params, other.params), (self.means, other.means), (self.squares, other.squares)):
-            pairs += list(zip(self._blocks(mine).values(), other._blocks(theirs).values(), strict=True))
         for mine_, theirs_ in (
-            (self.fixed, other.fixed), (self.numbers, other.numbers), (self.plan, other.plan),
-            (self.draws, other.draws), (self.offsets, other.offsets),
+            (self.numbers, other.numbers), (self.plan, other.plan), (self.draws, other.draws),
+            (self.offsets, other.offsets),
         ):  # fmt: skip
             pairs += [(value, theirs_[name]) for name, value in mine_.items()]  # type: ignore[index]
         pairs += [(v, other.taught[name][n]) for name, tensors in self.taught.items() for n, v in tensors.items()]
         _each(lambda slot, value: pairs.append((slot, value)), self.constants, other.constants)
-        for mine, theirs in pairs:
-            mine[: len(seats)].copy_(theirs[index])
+        for slot, value in pairs:
+            slot[: len(seats)].copy_(value[index])
 
     def _blocks(self, flat: Tensor) -> dict[str, Tensor]:
         """A flat tensor as one [width, ...] per trained parameter."""
