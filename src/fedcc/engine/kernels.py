@@ -51,7 +51,6 @@ SETTINGS = {
 HALF = 113 * 1024  # bytes of shared memory, with which two blocks share a multiprocessor
 FEW = 2  # tiles of a program: with so few the room is worth more than to fetch ahead
 SIDES = 3  # streams for gradients of weights: one after the other they take longer than the chain of few lanes
-EARLY = True
 BESIDE = 64  # programs a lane of weights' gradients at most, so that the chain of layers finds room beside them
 Defines = dict[str, int]
 Values = list[Tensor | float]
@@ -143,7 +142,7 @@ def launch(
     if _listing:
         _listing[-1].append(("trunk.cu", name, given))
         return
-    cuda.launch("trunk.cu", name, given, grid, THREADS, shared, values, early and EARLY)
+    cuda.launch("trunk.cu", name, given, grid, THREADS, shared, values, early)
 
 
 def _new(like: Tensor, *shape: int) -> Tensor:
