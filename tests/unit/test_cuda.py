@@ -59,7 +59,9 @@ def test_the_kernels_of_a_step_compile(architecture: str) -> None:
         defines = stepping.image_defines(3, 32, 32, augments)
         cubin = cuda.compiled(cuda.source("step.cu"), defines, architecture)
         assert cubin.startswith(b"\x7fELF")
-        assert all(f".text.{name}\0".encode() in cubin for name in ("images", "rows", "tick", "adam"))
+        assert all(
+            f".text.{name}\0".encode() in cubin for name in ("images", "rows", "head", "head_back", "tick", "adam")
+        )
 
 
 @pytest.mark.usefixtures("folder")
@@ -70,7 +72,7 @@ def test_the_kernels_of_a_trunk_compile(architecture: str) -> None:
     state = stacked_state([build(arch, Key(0)).state_dict()], stack.template)
     stack.hold({name: value.requires_grad_(name in stack.parameter_names) for name, value in state.items()})
     with kernels.listed() as found:
-        stack(torch.zeros(1, 2, 3, 8, 8, dtype=torch.bfloat16)).features.sum().backward()
+        stack.fast[0](torch.zeros(1, 2, 3, 8, 8, dtype=torch.bfloat16)).sum().backward()
     each = {name: (file, defines) for file, name, defines in found}
     assert set(each) == {"gather", "conv", "tail", "pool", "back", "grad", "collect"}
     for name, (file, defines) in each.items():

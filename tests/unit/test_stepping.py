@@ -1,4 +1,4 @@
-"""What a step does besides the network, by the kernels of `step.cu`: on a GPU or emulated (the fixture `device`)."""
+"""What a step does besides the trunks, by the kernels of `step.cu`: on a GPU or emulated (the fixture `device`)."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import torch
 
 from fedcc.core.samples import View
 from fedcc.engine import cuda, stepping
+from fedcc.engine.fused import _runs
 
 BETAS, EPS = (0.9, 0.999), 1e-8
 on_gpu = pytest.mark.skipif(not cuda.available(torch.device("cuda")), reason="no GPU with NVRTC")
@@ -45,6 +46,41 @@ def test_rows_are_those_of_the_plan(dtype: torch.dtype, shape: tuple[int, ...], 
     found = stepping.rows(*(t.to(device) for t in (pool, plan, place, offset)))
     assert found.dtype == dtype
     assert torch.equal(found.cpu(), expected)
+
+
+def check_a_head(device: torch.device, lanes: int, batch: int, inputs: int, outputs: int, wanted: list[bool]) -> None:
+    """Values, and the gradients that are wanted, of features, weights and biases."""
+    g = torch.Generator().manual_seed(0)
+    shapes = (lanes, batch, inputs), (lanes, outputs, inputs), (lanes, outputs)
+    given = [torch.randn(shape, generator=g) for shape in shapes]
+    upstream = torch.randn(lanes, batch, outputs, generator=g)
+    ours = [t.to(device, copy=True).requires_grad_(w) for t, w in zip(given, wanted, strict=True)]
+    exact = [t.double().requires_grad_(w) for t, w in zip(given, wanted, strict=True)]
+    found = stepping.head(*ours)
+    expected = torch.baddbmm(exact[2].unsqueeze(1), exact[0], exact[1].transpose(1, 2))
+    torch.testing.assert_close(found.cpu().double(), expected, rtol=1e-5, atol=1e-4)
+    grads = torch.autograd.grad(found, [t for t in ours if t.requires_grad], upstream.to(device))
+    right = torch.autograd.grad(expected, [t for t in exact if t.requires_grad], upstream.double())
+    for grad, gradient in zip(grads, right, strict=True):
+        torch.testing.assert_close(grad.cpu().double(), gradient, rtol=1e-5, atol=1e-4)
+    if wanted[1] and wanted[2]:
+        assert len(_runs(grads[-2:])) == 1  # one behind the other
+
+
+@pytest.mark.parametrize("outputs", [2, 11, 101])
+@pytest.mark.parametrize(("lanes", "batch", "inputs"), [(1, 64, 64), (3, 5, 128), (3, 1, 4), (1, 21, 300)])
+def test_a_head(lanes: int, batch: int, inputs: int, outputs: int, device: torch.device) -> None:
+    check_a_head(device, lanes, batch, inputs, outputs, [True] * 3)
+
+
+@pytest.mark.parametrize("wanted", [[False, True, True], [True, False, False], [True, True, False]])
+def test_a_head_has_the_gradients_that_are_wanted(wanted: list[bool], device: torch.device) -> None:
+    check_a_head(device, 2, 9, 64, 11, wanted)
+
+
+def test_a_head_of_features_that_no_kernel_reads() -> None:
+    with pytest.raises(ValueError, match="four features at a time, got 6"):
+        stepping.head(torch.zeros(1, 2, 6), torch.zeros(1, 3, 6), torch.zeros(1, 3))
 
 
 def check_a_step_of_adam(device: torch.device, captured: bool, parts: list[int]) -> None:

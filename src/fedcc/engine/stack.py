@@ -20,6 +20,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from fedcc.core.model import Arch, Outputs
 from fedcc.core.rng import Key
 from fedcc.engine.fast import MOST_CHANNELS, FastTrunk
+from fedcc.engine.stepping import head
 from fedcc.nets.network import build
 from fedcc.nets.resnet import Shortcut, _ResNet
 
@@ -92,6 +93,10 @@ class Dense(Layer):
             return torch.bmm(x, weight.transpose(1, 2))
         return torch.baddbmm(bias.to(x.dtype).unsqueeze(1), x, weight.transpose(1, 2))
 
+    def fast(self, x: Tensor) -> Tensor:
+        """The same on the project's own kernels, in fp32."""
+        return head(x, self.needed("weight"), self.needed("bias"))
+
 
 class Widen(Layer):
     """The shortcut without parameters: pads each client's channels by themselves."""
@@ -141,7 +146,7 @@ class Stacked(nn.Module):
         if self.fast and (self.training or not any(trunk.training for trunk in self.trunks)):
             parts = [trunk(x) for trunk in self.fast]
             features = parts[0] if len(parts) == 1 else torch.cat(parts, -1)
-            return Outputs(self.head.each(features), features)
+            return Outputs(self.head.fast(features), features)
         side = x.transpose(0, 1).flatten(1, 2)  # [batch, K x channels, ...]
         if side.ndim == 4:
             side = side.contiguous(memory_format=torch.channels_last)

@@ -1,9 +1,10 @@
-// What a training step does besides the network: its batch, its count and Adam, for all lanes at once.
+// What a training step does besides the trunks: its batch, the head, its count and Adam, for all lanes at once.
 // 256 threads a block. Numbers in bf16 are stored as unsigned short.
 
 #ifdef ON_CPU
 #include "cuda.h"
 #else
+#define SHARED(type, name) extern __shared__ __align__(16) type name[]
 // Two numbers in bf16, rounded to the nearest (even) one.
 __device__ __forceinline__ unsigned pack(float low, float high) {
     unsigned both;
@@ -75,6 +76,117 @@ extern "C" __global__ void rows(Rows a) {
         ((unsigned*)a.out)[to] = ((const unsigned*)a.pool)[from];
     else
         ((unsigned char*)a.out)[to] = ((const unsigned char*)a.pool)[from];
+}
+
+// ---------------------------------------------------------------------------------------------------------- the head
+
+const int HEAD_THREADS = 256, HEAD_ROWS = 8, HEAD_OUTPUTS = 32;  // the lines of a block, and a block's results of a line
+const int HEAD_WIDE = 128 / 4, HEAD_STEP = HEAD_WIDE + 1;  // of a line at a time; one more keeps outputs in other banks
+
+struct Head {
+    const float* x;       // [lanes, batch, inputs]; inputs: a multiple of 4
+    const float* weight;  // [lanes, outputs, inputs]
+    const float* bias;    // [lanes, outputs]
+    float* out;           // [lanes, batch, outputs]
+    int batch, inputs, outputs;
+};
+
+// A linear layer. One block: HEAD_ROWS rows (blockIdx.x) x HEAD_OUTPUTS outputs (y) of lane z, a result each thread.
+extern "C" __global__ void __launch_bounds__(HEAD_THREADS) head(Head a) {
+    SHARED(float, work);
+    float4* lines = (float4*)work;  // the rows', then the outputs'
+    const int lane = blockIdx.z, first = blockIdx.x * HEAD_ROWS, begin = blockIdx.y * HEAD_OUTPUTS;
+    const int r = threadIdx.x / HEAD_OUTPUTS, o = threadIdx.x % HEAD_OUTPUTS, all = a.inputs / 4;
+    const bool there = first + r < a.batch && begin + o < a.outputs;
+    const float4* x = (const float4*)a.x + ((size_t)lane * a.batch + first) * all;
+    const float4* weight = (const float4*)a.weight + ((size_t)lane * a.outputs + begin) * all;
+    const float bias = there ? a.bias[lane * a.outputs + begin + o] : 0.0f;
+    float4 sum = make_float4(0, 0, 0, 0);
+    for (int from = 0; from < all; from += HEAD_WIDE) {
+        const int wide = all - from < HEAD_WIDE ? all - from : HEAD_WIDE;
+        const int each = (HEAD_ROWS + HEAD_OUTPUTS) * HEAD_WIDE / HEAD_THREADS;
+        float4 read[each];
+#pragma unroll
+        for (int k = 0; k < each; k++) {  // all at once under way
+            const int i = k * HEAD_THREADS + threadIdx.x, line = i / HEAD_WIDE, column = i % HEAD_WIDE;
+            const bool row = line < HEAD_ROWS;
+            const int at = row ? line : line - HEAD_ROWS;
+            const bool known = column < wide && (row ? first + at < a.batch : begin + at < a.outputs);
+            read[k] = known ? (row ? x : weight)[at * all + from + column] : make_float4(0, 0, 0, 0);
+        }
+        __syncthreads();
+#pragma unroll
+        for (int k = 0; k < each; k++) {
+            const int i = k * HEAD_THREADS + threadIdx.x;
+            lines[i / HEAD_WIDE * HEAD_STEP + i % HEAD_WIDE] = read[k];
+        }
+        __syncthreads();
+#pragma unroll 8
+        for (int column = 0; column < wide; column++) {
+            const float4 p = lines[r * HEAD_STEP + column], q = lines[(HEAD_ROWS + o) * HEAD_STEP + column];
+            sum.x += p.x * q.x, sum.y += p.y * q.y, sum.z += p.z * q.z, sum.w += p.w * q.w;
+        }
+    }
+    const float product = (sum.x + sum.y) + (sum.z + sum.w);
+    if (there) a.out[((size_t)lane * a.batch + first + r) * a.outputs + begin + o] = product + bias;
+}
+
+struct HeadBack {
+    const float* dz;  // [lanes, batch, outputs]
+    const float* x;
+    const float* weight;
+    float* dx;
+    float* dw;
+    float* db;
+    int batch, inputs, outputs, tiles;  // tiles: blocks (in x) for dx, which come first; the others are for dw and db
+};
+
+const int HEAD_COLUMNS = 64 / 4, HEAD_GROUPS = HEAD_THREADS / HEAD_COLUMNS;
+
+// The way back. dx = dz weight sums over outputs, dw = dz^T x over the batch: HEAD_ROWS lines of either are one block's,
+// 64 columns of them (blockIdx.y). Each group of threads has every HEAD_GROUPS-th term; theirs are then added in order.
+extern "C" __global__ void __launch_bounds__(HEAD_THREADS) head_back(HeadBack a) {
+    SHARED(float, work);
+    float* single = work + HEAD_THREADS * HEAD_ROWS * 4;
+    const bool rows = (int)blockIdx.x < a.tiles;
+    const int lane = blockIdx.z, first = (rows ? blockIdx.x : blockIdx.x - a.tiles) * HEAD_ROWS, all = a.inputs / 4;
+    const int lines = rows ? a.batch : a.outputs, terms = rows ? a.outputs : a.batch;
+    const int line_step = rows ? a.outputs : 1, term_step = rows ? 1 : a.outputs;
+    const int group = threadIdx.x / HEAD_COLUMNS, own = threadIdx.x % HEAD_COLUMNS;
+    const int column = blockIdx.y * HEAD_COLUMNS + own;
+    const float* dz = a.dz + (size_t)lane * a.batch * a.outputs + first * line_step;
+    const float4* from = (const float4*)(rows ? a.weight : a.x) + (size_t)lane * terms * all;
+    float4 sum[HEAD_ROWS] = {};
+    float alone[HEAD_ROWS] = {};
+#pragma unroll 2
+    for (int t = group; t < terms; t += HEAD_GROUPS) {
+        const float4 v = column < all ? from[t * all + column] : make_float4(0, 0, 0, 0);
+#pragma unroll
+        for (int r = 0; r < HEAD_ROWS; r++) {
+            const float d = first + r < lines ? dz[r * line_step + t * term_step] : 0.0f;
+            sum[r].x += d * v.x, sum[r].y += d * v.y, sum[r].z += d * v.z, sum[r].w += d * v.w;
+            alone[r] += d;
+        }
+    }
+#pragma unroll
+    for (int r = 0; r < HEAD_ROWS; r++) {
+        ((float4*)work)[(group * HEAD_ROWS + r) * HEAD_COLUMNS + own] = sum[r];
+        if (own == 0) single[group * HEAD_ROWS + r] = alone[r];
+    }
+    __syncthreads();
+    const int r = threadIdx.x / (2 * HEAD_COLUMNS), two = blockIdx.y * 2 * HEAD_COLUMNS + threadIdx.x % (2 * HEAD_COLUMNS);
+    float2 total = make_float2(0, 0);  // two columns a thread
+#pragma unroll
+    for (int g = 0; g < HEAD_GROUPS; g++) {
+        const float2 v = ((const float2*)work)[g * HEAD_THREADS + threadIdx.x];
+        total.x += v.x, total.y += v.y;
+    }
+    float2* out = (float2*)(rows ? a.dx : a.dw) + ((size_t)lane * lines + first + r) * 2 * all;
+    if (first + r < lines && two < 2 * all) out[two] = total;
+    if (rows || blockIdx.y || threadIdx.x >= HEAD_ROWS || first + (int)threadIdx.x >= lines) return;
+    float bias = 0;
+    for (int g = 0; g < HEAD_GROUPS; g++) bias += single[g * HEAD_ROWS + threadIdx.x];
+    a.db[lane * lines + first + threadIdx.x] = bias;
 }
 
 struct Tick {

@@ -1,19 +1,23 @@
-"""What a training step does besides the network, for all lanes at once, by the kernels of ``step.cu``."""
+"""What a training step does besides the trunks, for all lanes at once, by the kernels of ``step.cu``."""
 
 from __future__ import annotations
 
 import math
 from ctypes import c_double
 from itertools import accumulate
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from fedcc.core.samples import View
 from fedcc.engine import cuda
 
 FILE, THREADS, EACH = "step.cu", 256, 2048  # EACH: numbers of an image that one block writes
 PARTS = 4  # of a gradient, as step.cu has it
+ROWS, OUTPUTS, COLUMNS = 8, 32, 64  # of a block of the head's kernels, as step.cu has them
+HEAD_SHARED, BACK_SHARED = (ROWS + OUTPUTS) * 33 * 16, THREADS * ROWS * 16 + THREADS // 16 * ROWS * 4  # bytes
 
 
 def image_defines(channels: int, height: int, width: int, augments: bool) -> dict[str, int]:
@@ -46,6 +50,48 @@ def rows(pool: Tensor, plan: Tensor, place: Tensor, offset: Tensor) -> Tensor:
         grid = -(-batch * each // THREADS), lanes, 1
         cuda.launch(FILE, "rows", {}, grid, THREADS, 0, (pool, plan, place, offset, out, window, batch, each, wide))
     return out
+
+
+class Head(torch.autograd.Function):
+    """A linear layer of every lane, in fp32: x [lanes, batch, inputs], weight [lanes, outputs, inputs], bias."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        (lanes, batch, inputs), outputs = x.shape, weight.shape[1]
+        if inputs % 4:
+            raise ValueError(f"the head's kernels read four features at a time, got {inputs} of them")
+        x, weight = x.contiguous(), weight.contiguous()
+        ctx.save_for_backward(x, weight)
+        z = torch.empty((lanes, batch, outputs), dtype=torch.float32, device=x.device)
+        grid = -(-batch // ROWS), -(-outputs // OUTPUTS), lanes
+        given = x, weight, bias.contiguous(), z, batch, inputs, outputs
+        cuda.launch(FILE, "head", {}, grid, THREADS, HEAD_SHARED, given)
+        return z
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dz: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        """Weights' gradients, then biases', one behind the other in memory; none of what is not wanted."""
+        x, weight = ctx.saved_tensors
+        (lanes, batch, inputs), outputs = x.shape, weight.shape[1]
+        back, trains = ctx.needs_input_grad[0], any(ctx.needs_input_grad[1:])
+        dx = torch.empty_like(x) if back else None
+        sizes = [lanes * outputs * inputs, lanes * outputs]
+        flat = torch.empty(sum(sizes) if trains else 0, dtype=torch.float32, device=x.device)
+        dw, db = torch.split(flat, sizes) if trains else (None, None)
+        tiles = -(-batch // ROWS) if back else 0
+        grid = tiles + (-(-outputs // ROWS) if trains else 0), -(-inputs // COLUMNS), lanes
+        places = [x if t is None else t for t in (dx, dw, db)]  # where none is wanted nothing is written
+        given = dz.contiguous(), x, weight, *places, batch, inputs, outputs, tiles
+        cuda.launch(FILE, "head_back", {}, grid, THREADS, BACK_SHARED, given)
+        return dx, None if dw is None else dw.view_as(weight), None if db is None else db.view(lanes, outputs)
+
+
+def head(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """``[lanes, batch, inputs] -> [lanes, batch, outputs]``, one launch each way."""
+    run: Any = Head.apply
+    z: Tensor = run(x, weight, bias)
+    return z
 
 
 def tick(losses: Tensor, numbers: dict[str, Tensor], betas: tuple[float, float]) -> tuple[Tensor, Tensor]:
