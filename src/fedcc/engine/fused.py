@@ -35,6 +35,7 @@ WINDOW = 512  # steps whose batches lie on the device at a time
 MOST_LANES = 64  # more gain nothing: the device is full long before
 STRETCH = 16  # steps between two pauses of a group
 DONE = object()
+REALS, COUNTS = ("age", "lr", "length", "cosine", "loss"), ("at", "place")  # the numbers of a lane
 PREDICT_ROWS = 8192  # inputs of all clients together in one forward pass
 PREDICT_PIXELS = 2**26  # of one client in one forward pass: kernels count its numbers with 32 bits
 
@@ -202,7 +203,9 @@ class Fused:
                 seats[seat] = waiting.popleft()
         while active := [j for j in seats if j is not None]:
             for seat, job in enumerate(seats):
-                if job is not None and job.window == 0:
+                if job is None:
+                    lanes.rest(seat)
+                elif job.window == 0:
                     lanes.refill(seat, job)
             steps = min(min(j.steps - j.done, j.window) for j in active)
             if self.monitor:
@@ -373,9 +376,10 @@ class Lanes:
             for name, teacher in self.teachers.items()
         }
         self.constants = _map(lambda t: torch.zeros((width, *t.shape), dtype=t.dtype, device=device), fit.constants)
-        numbers = {"at": torch.long, "age": torch.float64, "lr": torch.float64, "length": torch.float64}
-        numbers |= {"cosine": torch.float64, "loss": torch.float64, "place": torch.long}
-        self.numbers = {name: torch.zeros(width, dtype=kind, device=device) for name, kind in numbers.items()}
+        # Each number of all lanes is a row, so that a client's are written, and moved, in two calls.
+        self.reals = torch.zeros(len(REALS), width, dtype=torch.float64, device=device)
+        self.counts = torch.zeros(len(COUNTS), width, dtype=torch.long, device=device)
+        self.numbers = dict(zip((*REALS, *COUNTS), (*self.reals, *self.counts), strict=True))
         self.batches = {s: fit.recipe.batch_of(s) for s in fit.streams}
         self.plan = {
             s: torch.zeros(width, WINDOW, b, dtype=torch.int32, device=device) for s, b in self.batches.items()
@@ -418,10 +422,9 @@ class Lanes:
             torch._foreach_zero_(own.moments)
         torch._foreach_copy_(slots, given)
         age = float(saved[f"step/{self.trained[0]}"]) if saved else 0.0
-        values = {"at": 0, "age": age, "lr": fit.recipe.lr, "length": job.steps, "loss": 0.0, "place": 0}
-        values["cosine"] = fit.recipe.schedule == "cosine"
-        for name, number in values.items():
-            self.numbers[name][seat] = number
+        reals = [age, fit.recipe.lr, job.steps, fit.recipe.schedule == "cosine", 0.0]
+        self.reals[:, seat].copy_(torch.tensor(reals, dtype=torch.float64), non_blocking=True)
+        self.counts[:, seat] = 0
         for (stream, column), offset in self.offsets.items():
             offset[seat] = self.kit.offsets[stream, column, job.index]
         self.refill(seat, job)
@@ -434,6 +437,12 @@ class Lanes:
             self.draws[stream][seat, : len(draws)].copy_(draws.to(torch.uint8), non_blocking=True)
             job.window = len(indices)
         self.numbers["place"][seat] = 0
+
+    def rest(self, seat: int) -> None:
+        """A seat without a client goes through the steps too: it must find its batches within window and pool."""
+        self.numbers["place"][seat] = 0
+        for offset in self.offsets.values():
+            offset[seat] = 0
 
     def unload(self, seat: int, job: Job) -> Fitted:
         own, again = self.seat(seat), job.fit.recipe.reset == "round"
@@ -468,18 +477,20 @@ class Lanes:
 
     def take(self, other: Lanes, seats: list[int]) -> None:
         """Move clients over from wider lanes, to the seats 0, 1, ... here, in few calls and without waiting."""
-        for here, there in enumerate(seats):
-            slots, given = ([t for part in seat for t in part] for seat in (self.seat(here), other.seat(there)))
-            torch._foreach_copy_(slots, given)
+        slots, given = (
+            [t for k in order for part in lanes.seat(k) for t in part]
+            for lanes, order in ((self, range(len(seats))), (other, seats))
+        )
+        torch._foreach_copy_(slots, given)
         index = torch.tensor(seats).to(self.rows.device, non_blocking=True)
         pairs: list[tuple[Tensor, Tensor]] = []
         for mine_, theirs_ in (
-            (self.numbers, other.numbers), (self.plan, other.plan), (self.draws, other.draws),
-            (self.offsets, other.offsets),
+            (self.plan, other.plan), (self.draws, other.draws), (self.offsets, other.offsets),
         ):  # fmt: skip
             pairs += [(value, theirs_[name]) for name, value in mine_.items()]  # type: ignore[index]
         pairs += [(v, other.taught[name][n]) for name, tensors in self.taught.items() for n, v in tensors.items()]
         _each(lambda slot, value: pairs.append((slot, value)), self.constants, other.constants)
+        pairs += [(self.reals.T, other.reals.T), (self.counts.T, other.counts.T)]
         for slot, value in pairs:
             slot[: len(seats)].copy_(value[index])
 
