@@ -123,6 +123,14 @@ def test_a_fit_agrees(case: str, lanes: int) -> None:
             torch.testing.assert_close(value, b.optimizer[name], rtol=1e-7, atol=1e-8)
 
 
+def test_a_seat_without_a_client_stays_within_its_window(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Eleven clients have twelve lanes; fits longer than a window of batches."""
+    monkeypatch.setattr("fedcc.engine.fused.WINDOW", 2)
+    group = fits(recipe=always(Recipe(batch=6, steps=5))) * 3
+    found = Fused("cpu", "fp64").serve(group[:11])
+    assert [f.loss for f in found] == pytest.approx([f.loss for f in Plain("cpu", "fp64").serve(group[:11])], abs=1e-9)
+
+
 def test_a_loss_that_is_not_finite_names_its_client() -> None:
     group = fits(recipe=lambda k: Recipe(lr=1e200 if k == 2 else 1e-3, batch=6, steps=4))
     with pytest.raises(FloatingPointError) as caught:

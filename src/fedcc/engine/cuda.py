@@ -249,6 +249,41 @@ class Kernel:
                 raise KernelError(f"{what}: {error}") from None
 
 
+class Side:
+    """A stream beside the current one, for what nobody waits for at once; without one all runs in order.
+
+    Each stretch begins behind all that was launched before it, and a join follows. So memory taken on this stream is
+    taken again only behind its uses elsewhere; what was taken elsewhere and is used here must be held until the join.
+    """
+
+    def __init__(self, device: torch.device, wanted: bool):
+        self.device, self.begun = device, False
+        self.stream: Any = None
+        if wanted and device.type == "cuda":
+            self.stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+    @contextmanager
+    def stretch(self) -> Iterator[None]:
+        """What is launched inside runs beside what is launched after it."""
+        if self.stream is None:
+            yield
+            return
+        self.begun = True
+        self.stream.wait_stream(torch.cuda.current_stream(self.device))
+        with torch.cuda.stream(self.stream):
+            yield
+
+    def mark(self) -> Any:
+        """What was launched here so far, in this stretch."""
+        return None if self.stream is None else self.stream.record_event()
+
+    def join(self, mark: Any = None) -> None:
+        """What comes next waits for all that was launched here, or for what had been at a mark."""
+        if self.begun:  # a capture must not wait for a stream that has no part in it
+            torch.cuda.current_stream(self.device).wait_event(mark or self.mark())
+            self.begun = mark is not None
+
+
 def _index(device: torch.device) -> int:
     return torch.cuda.current_device() if device.index is None else device.index
 

@@ -32,6 +32,7 @@ class FastTrunk(nn.Module):
         self.begins: list[int] = []
         self.known: set[tuple[Any, ...]] = set()  # what kernels are compiled for
         self.beside: Any = None
+        self.ahead: dict[str, Tensor] | None = None
         self.still = False
 
     def forward(self, x: Tensor) -> Tensor:
@@ -40,7 +41,8 @@ class FastTrunk(nn.Module):
         images = x.permute(0, 1, 3, 4, 2).contiguous()
         if self.beside is None:
             self.beside = Beside(x.device)
-        packed, layers, trained = self.packed(), [], []
+        packed, self.ahead = self.ahead or self.packed(), None
+        layers, trained = [], []
         for conv, norm in self.layers:
             tensors = [self.slots[f"{self.name}.{norm}.{part}"] for part in NORM]
             gamma, beta, mean, var = (t.detach() for t in tensors)
@@ -54,6 +56,10 @@ class FastTrunk(nn.Module):
         run: Any = Trunk.apply
         features: Tensor = run(images, layers, self.strides, not self.still, self.beside, *trained)
         return features
+
+    def pack(self) -> None:
+        """Pack the weights now, for the next forward pass: its images may be on their way still."""
+        self.ahead = self.packed()
 
     def packed(self) -> dict[str, Tensor]:
         """All convolutions' weights as the kernels read them, [lanes, 9, in, out] in bf16, made by one gather."""

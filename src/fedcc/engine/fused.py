@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -24,8 +24,9 @@ from fedcc.core.requests import Fit, Fitted, Predict, Request
 from fedcc.core.samples import Samples
 from fedcc.core.step import Batch, Step
 from fedcc.engine.adam import BETAS, EPS
-from fedcc.engine.cuda import available
+from fedcc.engine.cuda import Side, available
 from fedcc.engine.drive import signature
+from fedcc.engine.fast import FastTrunk
 from fedcc.engine.plain import Lazily, Monitor, Plain, Precision
 from fedcc.engine.plan import augmentation, batches
 from fedcc.engine.stack import Stacked, stackable, stacked_state
@@ -34,6 +35,7 @@ WINDOW = 512  # steps whose batches lie on the device at a time
 MOST_LANES = 64  # more gain nothing: the device is full long before
 STRETCH = 16  # steps between two pauses of a group
 DONE = object()
+REALS, COUNTS = ("age", "lr", "length", "cosine", "loss"), ("at", "place")  # the numbers of a lane
 PREDICT_ROWS = 8192  # inputs of all clients together in one forward pass
 PREDICT_PIXELS = 2**26  # of one client in one forward pass: kernels count its numbers with 32 bits
 
@@ -201,7 +203,9 @@ class Fused:
                 seats[seat] = waiting.popleft()
         while active := [j for j in seats if j is not None]:
             for seat, job in enumerate(seats):
-                if job is not None and job.window == 0:
+                if job is None:
+                    lanes.rest(seat)
+                elif job.window == 0:
                     lanes.refill(seat, job)
             steps = min(min(j.steps - j.done, j.window) for j in active)
             if self.monitor:
@@ -321,6 +325,7 @@ class Drawn:
     x: Tensor
     batches: Mapping[str, int]
     columns: dict[str, dict[str, Tensor]]
+    ready: Any  # the mark of the inputs on the side stream
 
     def inputs(self) -> dict[str, Tensor]:
         return dict(zip(self.batches, torch.split(self.x, list(self.batches.values()), 1), strict=True))
@@ -356,7 +361,7 @@ class Lanes:
         )
         lane = [torch.arange(width).repeat_interleave(template[n].numel()) for n in self.trained]
         self.lane = torch.cat(lane).to(device, torch.int32)
-        self.kernels = engine.kernels
+        self.kernels, self.side = engine.kernels, Side(device, engine.kernels)
         self.fixed = {
             name: torch.zeros((width, *value.shape), dtype=engine.dtype, device=device)
             for name, value in template.items()
@@ -371,9 +376,10 @@ class Lanes:
             for name, teacher in self.teachers.items()
         }
         self.constants = _map(lambda t: torch.zeros((width, *t.shape), dtype=t.dtype, device=device), fit.constants)
-        numbers = {"at": torch.long, "age": torch.float64, "lr": torch.float64, "length": torch.float64}
-        numbers |= {"cosine": torch.float64, "loss": torch.float64, "place": torch.long}
-        self.numbers = {name: torch.zeros(width, dtype=kind, device=device) for name, kind in numbers.items()}
+        # Each number of all lanes is a row, so that a client's are written, and moved, in two calls.
+        self.reals = torch.zeros(len(REALS), width, dtype=torch.float64, device=device)
+        self.counts = torch.zeros(len(COUNTS), width, dtype=torch.long, device=device)
+        self.numbers = dict(zip((*REALS, *COUNTS), (*self.reals, *self.counts), strict=True))
         self.batches = {s: fit.recipe.batch_of(s) for s in fit.streams}
         self.plan = {
             s: torch.zeros(width, WINDOW, b, dtype=torch.int32, device=device) for s, b in self.batches.items()
@@ -416,10 +422,9 @@ class Lanes:
             torch._foreach_zero_(own.moments)
         torch._foreach_copy_(slots, given)
         age = float(saved[f"step/{self.trained[0]}"]) if saved else 0.0
-        values = {"at": 0, "age": age, "lr": fit.recipe.lr, "length": job.steps, "loss": 0.0, "place": 0}
-        values["cosine"] = fit.recipe.schedule == "cosine"
-        for name, number in values.items():
-            self.numbers[name][seat] = number
+        reals = [age, fit.recipe.lr, job.steps, fit.recipe.schedule == "cosine", 0.0]
+        self.reals[:, seat].copy_(torch.tensor(reals, dtype=torch.float64), non_blocking=True)
+        self.counts[:, seat] = 0
         for (stream, column), offset in self.offsets.items():
             offset[seat] = self.kit.offsets[stream, column, job.index]
         self.refill(seat, job)
@@ -432,6 +437,12 @@ class Lanes:
             self.draws[stream][seat, : len(draws)].copy_(draws.to(torch.uint8), non_blocking=True)
             job.window = len(indices)
         self.numbers["place"][seat] = 0
+
+    def rest(self, seat: int) -> None:
+        """A seat without a client goes through the steps too: it must find its batches within window and pool."""
+        self.numbers["place"][seat] = 0
+        for offset in self.offsets.values():
+            offset[seat] = 0
 
     def unload(self, seat: int, job: Job) -> Fitted:
         own, again = self.seat(seat), job.fit.recipe.reset == "round"
@@ -466,18 +477,20 @@ class Lanes:
 
     def take(self, other: Lanes, seats: list[int]) -> None:
         """Move clients over from wider lanes, to the seats 0, 1, ... here, in few calls and without waiting."""
-        for here, there in enumerate(seats):
-            slots, given = ([t for part in seat for t in part] for seat in (self.seat(here), other.seat(there)))
-            torch._foreach_copy_(slots, given)
+        slots, given = (
+            [t for k in order for part in lanes.seat(k) for t in part]
+            for lanes, order in ((self, range(len(seats))), (other, seats))
+        )
+        torch._foreach_copy_(slots, given)
         index = torch.tensor(seats).to(self.rows.device, non_blocking=True)
         pairs: list[tuple[Tensor, Tensor]] = []
         for mine_, theirs_ in (
-            (self.numbers, other.numbers), (self.plan, other.plan), (self.draws, other.draws),
-            (self.offsets, other.offsets),
+            (self.plan, other.plan), (self.draws, other.draws), (self.offsets, other.offsets),
         ):  # fmt: skip
             pairs += [(value, theirs_[name]) for name, value in mine_.items()]  # type: ignore[index]
         pairs += [(v, other.taught[name][n]) for name, tensors in self.taught.items() for n, v in tensors.items()]
         _each(lambda slot, value: pairs.append((slot, value)), self.constants, other.constants)
+        pairs += [(self.reals.T, other.reals.T), (self.counts.T, other.counts.T)]
         for slot, value in pairs:
             slot[: len(seats)].copy_(value[index])
 
@@ -501,28 +514,41 @@ class Lanes:
                 engine.monitor.trained(self.width * sum(self.batches.values()))
 
     def step(self, engine: Fused) -> None:
-        """A step of every lane: batches, forward, losses, gradients, Adam."""
-        drawn = self.batch(engine)
-        grads, losses = self.gradients(engine, self.params, drawn)
-        if self.fit.gradient is not None:
-            grads = [self.adjusted(engine, _whole(grads), drawn)]
-        self.adam(grads, losses)
+        """A step of every lane: batches, forward, losses, gradients, Adam.
+
+        The batches are made beside the packing of weights, and the step is counted beside the way back.
+        """
+        try:
+            drawn = self.batch(engine)
+            losses, leaves = self.losses(engine, self.params, drawn)
+            pace = self.tick(losses.detach())
+            grads = self.gradients(losses, leaves)
+            if self.fit.gradient is not None:
+                grads = [self.adjusted(engine, _whole(grads), drawn)]
+        finally:  # a capture that fails has to end too
+            self.side.join()
+        self.adam(grads, *pace)
 
     def batch(self, engine: Fused) -> Drawn:
         """This step's batches: gathered, augmented, normalised."""
-        columns = {
-            stream: {c: self._rows(stream, c) for c in samples.columns if c != "x"}
-            for stream, samples in self.fit.streams.items()
-        }
-        if self.images:
-            return Drawn(self._images(engine.low), self.batches, columns)
+        x = self._images(engine.low) if self.images else self._inputs(engine.dtype)
+        with self.side.stretch():
+            ready = self.side.mark()
+            columns = {
+                stream: {c: self._rows(stream, c) for c in samples.columns if c != "x"}
+                for stream, samples in self.fit.streams.items()
+            }
+        return Drawn(x, self.batches, columns, ready)
+
+    def _inputs(self, dtype: torch.dtype) -> Tensor:
+        """The inputs of all streams side by side."""
         inputs = []
         for stream, samples in self.fit.streams.items():
             x = self._rows(stream, "x")
             draws = self.draws[stream][self.rows, self.numbers["place"]].flatten(0, 1)
-            shown = samples.view.augmented(x.flatten(0, 1), draws.long(), engine.dtype)
+            shown = samples.view.augmented(x.flatten(0, 1), draws.long(), dtype)
             inputs.append(shown.reshape(*x.shape[:2], *shown.shape[1:]))
-        return Drawn(torch.cat(inputs, 1) if len(inputs) > 1 else inputs[0], self.batches, columns)
+        return torch.cat(inputs, 1) if len(inputs) > 1 else inputs[0]
 
     def _rows(self, stream: str, column: str) -> Tensor:
         """A column's batch, [width, batch, ...]."""
@@ -535,20 +561,21 @@ class Lanes:
         return pool[plan[self.rows, place].long() + offset]
 
     def _images(self, dtype: torch.dtype) -> Tensor:
-        """The inputs of all streams side by side, by a kernel."""
+        """The inputs of all streams side by side, by a kernel, on the side stream."""
         from fedcc.engine.stepping import images
 
         channels, height, width = next(iter(self.fit.streams.values())).shape
         shape = (self.width, sum(self.batches.values()), height, width, channels)
         out, first = torch.empty(shape, dtype=dtype, device=self.rows.device), 0
-        for stream, samples in self.fit.streams.items():
-            given = self.plan[stream], self.draws[stream], self.numbers["place"], self.offsets[stream, "x"]
-            images(self.kit.pools[stream, "x"], *given, samples.view, out, first)
-            first += self.batches[stream]
+        with self.side.stretch():
+            for stream, samples in self.fit.streams.items():
+                given = self.plan[stream], self.draws[stream], self.numbers["place"], self.offsets[stream, "x"]
+                images(self.kit.pools[stream, "x"], *given, samples.view, out, first)
+                first += self.batches[stream]
         return out.permute(0, 1, 4, 2, 3)
 
-    def gradients(self, engine: Fused, flat: Tensor, drawn: Drawn) -> tuple[list[Tensor], Tensor]:
-        """Gradients of all lanes' losses at ``flat``, flat too, in parts, and the losses [width]."""
+    def losses(self, engine: Fused, flat: Tensor, drawn: Drawn) -> tuple[Tensor, list[Tensor]]:
+        """All lanes' losses [width] at ``flat``, and the leaves that they are functions of."""
         leaf = flat.detach().requires_grad_()
         params, leaves, inputs = self._blocks(leaf), [leaf], drawn.inputs()
         if self.stack.fast:  # leaves of their own: their gradients lie one behind another already, most of them
@@ -560,6 +587,10 @@ class Lanes:
             low = self._blocks(leaf.to(engine.low))
             held = {n: low[n] if low[n].ndim > 2 else params[n] for n in params}
         self.stack.hold({**self.fixed, **held})
+        if self.stack.training:
+            for trunk in self.stack.fast:
+                cast(FastTrunk, trunk).pack()
+        self.side.join(drawn.ready)
         outputs: dict[str, Outputs] = {}
         if self.fit.joint:
             both = engine._outputs(self.stack, drawn.x)
@@ -579,10 +610,14 @@ class Lanes:
             streams = {n: Batch(Outputs(*outputs[n]), columns[n]) for n in outputs}
             return self.fit.loss(Step(streams, params, constants, {n: Outputs(*s) for n, s in seen.items()}))
 
+        self.side.join()
         given = {n: tuple(o) for n, o in outputs.items()}, {n: drawn.columns[n] for n in outputs}
         losses = torch.vmap(one)(*given, params, dict(self.constants), {n: tuple(s) for n, s in seen.items()})
-        grads = torch.autograd.grad(losses, leaves, self.ones, materialize_grads=True)
-        return _runs(grads), losses.detach()
+        return losses, leaves
+
+    def gradients(self, losses: Tensor, leaves: list[Tensor]) -> list[Tensor]:
+        """Gradients of all lanes' losses, flat, in parts."""
+        return _runs(torch.autograd.grad(losses, leaves, self.ones, materialize_grads=True))
 
     def adjusted(self, engine: Fused, grads: Tensor, drawn: Drawn) -> Tensor:
         """The gradients as the fit's gradient rule wants them: perhaps taken again elsewhere, perhaps transformed."""
@@ -593,32 +628,39 @@ class Lanes:
             offsets = torch.vmap(rule.ascent)(self._blocks(grads))
             moved = self.params + torch.cat([offsets[n].reshape(-1) for n in self.trained])  # type: ignore[index]
             self.stack.stay(True)
-            grads = _whole(self.gradients(engine, moved, drawn)[0])
+            grads = _whole(self.gradients(*self.losses(engine, moved, drawn)))
             self.stack.stay(False)
         changed = torch.vmap(rule.transform)(self._blocks(grads))
         return torch.cat([changed[n].reshape(-1) for n in self.trained])
 
-    def adam(self, parts: list[Tensor], losses: Tensor) -> None:
-        """Adam with a step count and a learning rate per lane, bias corrections in float64; the step is done."""
+    def tick(self, losses: Tensor) -> tuple[Tensor, Tensor]:
+        """Count a step of these losses; Adam's step sizes and bias corrections [width], found in float64."""
         n = self.numbers
         if self.kernels:
-            from fedcc.engine.stepping import adam, tick
+            from fedcc.engine.stepping import tick
 
-            size, root = tick(losses, n, BETAS)
-            adam(self.params, self.means, self.squares, parts, self.lane, size, root, BETAS, EPS)
-            return
-        grads = _whole(parts)
+            with self.side.stretch():
+                return tick(losses, n, BETAS)
         n["loss"].add_(losses)
         n["age"].add_(1)
         slower = 0.5 * (1 - torch.cos(math.pi * n["at"].double() / n["length"].clamp(min=1)))
         lr = n["lr"] * (1 - n["cosine"] * slower)
-        size = (lr / (1 - BETAS[0] ** n["age"])).to(grads.dtype)[self.lane]
-        root = (1 - BETAS[1] ** n["age"]).rsqrt().to(grads.dtype)[self.lane]
+        n["at"].add_(1)
+        n["place"].add_(1)
+        size, root = lr / (1 - BETAS[0] ** n["age"]), (1 - BETAS[1] ** n["age"]).rsqrt()
+        return size.to(self.params.dtype), root.to(self.params.dtype)
+
+    def adam(self, parts: list[Tensor], size: Tensor, root: Tensor) -> None:
+        """Adam with a step size and a bias correction per lane."""
+        if self.kernels:
+            from fedcc.engine.stepping import adam
+
+            adam(self.params, self.means, self.squares, parts, self.lane, size, root, BETAS, EPS)
+            return
+        grads, size, root = _whole(parts), size[self.lane], root[self.lane]
         self.means.lerp_(grads, 1 - BETAS[0])
         self.squares.mul_(BETAS[1]).addcmul_(grads, grads, value=1 - BETAS[1])
         self.params.addcmul_(self.means / self.squares.sqrt().mul_(root).add_(EPS), size, value=-1)
-        n["at"].add_(1)
-        n["place"].add_(1)
 
     def capture(self, engine: Fused) -> None:
         """Record a step as a graph; what the trial steps do to the slots is overwritten when clients are loaded."""

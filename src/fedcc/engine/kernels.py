@@ -289,11 +289,12 @@ def conv_back(
 
 
 def weights(
-    given: Tensor, known: Made | None, back: Back, made: Made, stride: int, real: int, out: Tensor | None = None
+    given: Tensor, known: Made | None, back: Back, made: Made, stride: int, real: int, out: Tensor | None = None,
+    alone: bool = False,
 ) -> list[Tensor]:  # fmt: skip
     """The gradients of a layer's weights, scales and shifts, as the network has them, one behind another in ``out``.
 
-    ``given``: images, activations, or with ``known`` the convolution before.
+    ``given``: images, activations, or with ``known`` the convolution before. ``alone``: no chain needs room beside it.
     """
     lanes, batch, high, wide = given.shape[:4]
     cin, cout = made.norm.weight.shape[2:]
@@ -302,7 +303,8 @@ def weights(
     inner, outer = min(cin, 32), min(cout, 32)
     blocks = cin // inner * (cout // outer)
     tiles = Tiles.of(batch, ho, wo, how.pixels, how.least / (lanes * blocks))
-    per = tiles.per(min(how.programs / lanes, BESIDE) / blocks)
+    most = how.programs / lanes
+    per = tiles.per((most if alone else min(most, BESIDE)) / blocks)
     programs = -(-tiles.each // per)
     sh, sw = (tiles.rows - 1) * stride + 3, (wo - 1) * stride + 3
     room = max(2 * (tiles.images * sh * sw * (inner + 8) + -(-tiles.pixels // 16) * 16 * (outer + 8)), 4 * SUMS)
@@ -415,7 +417,7 @@ def backward(df: Tensor, tape: Tape, beside: Beside) -> list[Tensor]:
         first = beside.weights(x, None, between, inner, stride, x.shape[-1], outs.pop())
         grads = [*first, *second, *grads]
         back = conv_back(between, inner, stride, before, (x, back.g))
-    grads = [*weights(tape.images, None, back, tape.stem, 1, real, outs.pop()), *grads]
+    grads = [*weights(tape.images, None, back, tape.stem, 1, real, outs.pop(), alone=True), *grads]
     beside.join()
     return grads
 
