@@ -21,7 +21,7 @@ from fedcc.core.step import Gradient, Loss, Step, norm
 from fedcc.engine import Plain
 from fedcc.engine.adam import Adam
 from fedcc.engine.plain import learning_rate
-from fedcc.engine.plan import augmentation, batches
+from fedcc.engine.plan import Plan, augmentation, batches
 from fedcc.gradients import Ascent, Clip
 from fedcc.losses import CrossEntropy, SoftCrossEntropy
 from fedcc.methods import FedAvg
@@ -42,6 +42,19 @@ def test_a_longer_plan_begins_with_the_shorter_one(samples: int, batch: int, ste
     short, long = batches(KEY, samples, batch, steps), batches(KEY, samples, batch, steps + more)
     assert short.shape == (steps, batch)
     assert torch.equal(long[:steps], short)
+
+
+@quickly
+@given(st.integers(1, 40), st.integers(1, 16), st.lists(st.integers(0, 9), max_size=4), st.booleans())
+def test_a_plan_made_in_parts_is_the_whole_plan(samples: int, batch: int, parts: list[int], flip: bool) -> None:
+    view = View(pad=2, flip=flip)
+    plan = Plan(KEY, samples, batch, view)
+    made = [(plan.indices(n), plan.augmentation(n)) for n in parts]
+    assert [len(rows) for rows, _ in made] == parts
+    for column, whole in enumerate(
+        (batches(KEY, samples, batch, sum(parts)), augmentation(KEY, view, batch, sum(parts)))
+    ):
+        assert torch.equal(torch.cat([whole[:0], *(part[column] for part in made)]), whole)
 
 
 @quickly

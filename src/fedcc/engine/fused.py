@@ -13,7 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import count
+from itertools import count, islice
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -28,7 +28,7 @@ from fedcc.engine.cuda import Side, available
 from fedcc.engine.drive import signature
 from fedcc.engine.fast import FastTrunk
 from fedcc.engine.plain import Lazily, Monitor, Plain, Precision
-from fedcc.engine.plan import augmentation, batches
+from fedcc.engine.plan import Plan
 from fedcc.engine.stack import Stacked, stackable, stacked_state
 
 WINDOW = 512  # steps whose batches lie on the device at a time
@@ -145,7 +145,7 @@ class Fused:
                 if not self.most:
                     raise
                 for job in every:  # those that were under way begin again
-                    job.done = job.window = 0
+                    job.again()
         sums = {j: j.loss for j in every if j.loss is not None}
         for job, total in zip(sums, torch.stack(list(sums.values())).tolist() if sums else [], strict=True):
             if not math.isfinite(total):
@@ -202,6 +202,9 @@ class Fused:
                 lanes.load(seat, waiting[0])
                 seats[seat] = waiting.popleft()
         while active := [j for j in seats if j is not None]:
+            for one in active:  # all of them first: the device has work yet, and may have none while batches are copied
+                if one.window == 0:
+                    one.prepare()
             for seat, job in enumerate(seats):
                 if job is None:
                     lanes.rest(seat)
@@ -213,6 +216,8 @@ class Fused:
             for begin in range(0, steps, STRETCH):
                 lanes.run(min(STRETCH, steps - begin), self)
                 yield
+            for one in islice(waiting, sum(j.steps - j.done == steps for j in active)):
+                one.prepare()
             for seat, job in enumerate(seats):
                 if job is None:
                     continue
@@ -263,16 +268,24 @@ class Job:
     done: int = 0
     window: int = 0  # steps whose batches lie ready
     loss: Tensor | None = None  # the sum over its steps
-    plans: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
+    plans: dict[str, Plan] = field(default_factory=dict)
+    ready: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
 
-    def batches(self, name: str) -> tuple[Tensor, Tensor]:
-        """Indices and augmentation of the steps that come next, for one stream."""
-        samples, key, batch = self.fit.streams[name], self.fit.key.of(stream=name), self.fit.recipe.batch_of(name)
-        if name not in self.plans:
-            indices = batches(key, len(samples), batch, self.steps)
-            self.plans[name] = (indices, augmentation(key, samples.view, batch, self.steps))
-        indices, draws = self.plans[name]
-        return indices[self.done : self.done + WINDOW], draws[self.done : self.done + WINDOW]
+    def prepare(self) -> dict[str, tuple[Tensor, Tensor]]:
+        """Indices and augmentation of the steps that come next, by stream: made when first asked for."""
+        fit, steps = self.fit, min(WINDOW, self.steps - self.done)
+        if not self.ready:
+            for name, samples in fit.streams.items():
+                if name not in self.plans:
+                    batch = fit.recipe.batch_of(name)
+                    self.plans[name] = Plan(fit.key.of(stream=name), len(samples), batch, samples.view)
+                self.ready[name] = self.plans[name].indices(steps), self.plans[name].augmentation(steps)
+        return self.ready
+
+    def again(self) -> None:
+        """Begin from the first step."""
+        self.done = self.window = 0
+        self.plans, self.ready = {}, {}
 
 
 class Kit:
@@ -431,11 +444,11 @@ class Lanes:
 
     def refill(self, seat: int, job: Job) -> None:
         """The batches of the steps that come next."""
-        for stream in self.plan:
-            indices, draws = job.batches(stream)
+        for stream, (indices, draws) in job.prepare().items():
             self.plan[stream][seat, : len(indices)].copy_(indices.to(torch.int32), non_blocking=True)
             self.draws[stream][seat, : len(draws)].copy_(draws.to(torch.uint8), non_blocking=True)
             job.window = len(indices)
+        job.ready = {}
         self.numbers["place"][seat] = 0
 
     def rest(self, seat: int) -> None:

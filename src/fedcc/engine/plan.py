@@ -10,6 +10,35 @@ from fedcc.core.rng import Key
 from fedcc.core.samples import View
 
 
+class Plan:
+    """The batches of one stream of a fit, made as they are asked for: what comes next does not depend on how many."""
+
+    def __init__(self, key: Key, samples: int, batch: int, view: View):
+        if samples < 1:
+            raise ValueError(f"a stream needs at least one sample, got {samples}")
+        self.samples, self.batch, self.augments = samples, batch, view.augments
+        self.generator, self.rest = key.generator(), np.empty((0, batch), np.int64)
+        self.draws = key.of(stream=f"{key.stream}/augment").generator()
+        self.limits = np.array([2 * view.pad + 1, 2 * view.pad + 1, 2 if view.flip else 1])
+
+    def indices(self, steps: int) -> Tensor:
+        """Samples of the next steps, int64 [steps, batch]."""
+        per_epoch = -(-self.samples // self.batch)
+        need, epochs = per_epoch * self.batch, [self.rest]
+        while sum(map(len, epochs)) < steps:
+            permutations = [self.generator.permutation(self.samples) for _ in range(-(-need // self.samples))]
+            epochs.append(np.concatenate(permutations)[:need].reshape(per_epoch, self.batch))
+        made = np.concatenate(epochs)
+        self.rest = made[steps:]
+        return torch.from_numpy(made[:steps].astype(np.int64, copy=False))
+
+    def augmentation(self, steps: int) -> Tensor:
+        """Crop row, crop column and flip of the next steps' images, int64 [steps, batch, 3]; empty without."""
+        if not self.augments:
+            return torch.empty(steps, 0, 3, dtype=torch.long)
+        return torch.from_numpy(self.draws.integers(0, self.limits, (steps, self.batch, 3)))
+
+
 def batches(key: Key, samples: int, batch: int, steps: int) -> Tensor:
     """Sample indices [steps, batch]: full batches only, every sample at least once an epoch.
 
@@ -19,23 +48,9 @@ def batches(key: Key, samples: int, batch: int, steps: int) -> Tensor:
     >>> sorted(set(batches(Key(0), samples=5, batch=4, steps=2).flatten().tolist()))
     [0, 1, 2, 3, 4]
     """
-    if samples < 1:
-        raise ValueError(f"a stream needs at least one sample, got {samples}")
-    generator = key.generator()
-    per_epoch = -(-samples // batch)
-    need = per_epoch * batch
-    epochs = []
-    for _ in range(-(-steps // per_epoch)):
-        permutations = [generator.permutation(samples) for _ in range(-(-need // samples))]
-        epochs.append(np.concatenate(permutations)[:need].reshape(per_epoch, batch))
-    plan = np.concatenate(epochs)[:steps] if epochs else np.empty((0, batch), np.int64)
-    return torch.from_numpy(plan.astype(np.int64, copy=False))
+    return Plan(key, samples, batch, View()).indices(steps)
 
 
 def augmentation(key: Key, view: View, batch: int, steps: int) -> Tensor:
     """Crop row, crop column and flip of every image, int64 [steps, batch, 3]; empty without augmentation."""
-    if not view.augments:
-        return torch.empty(steps, 0, 3, dtype=torch.long)
-    generator = key.of(stream=f"{key.stream}/augment").generator()
-    limits = np.array([2 * view.pad + 1, 2 * view.pad + 1, 2 if view.flip else 1])
-    return torch.from_numpy(generator.integers(0, limits, (steps, batch, 3)))
+    return Plan(key, 1, batch, view).augmentation(steps)
