@@ -279,13 +279,26 @@ def test_marks_leave_out_bounds_and_ties_share_them(tmp_path: Path) -> None:
     (table,) = built(tmp_path, *(synthetic.record(m, f, **CIFAR) for m, f in finals.items()))
     marks = {r.method: r.cells["cifar10", "classes:1"].marks.get("final", 0) for r in table.rows if r.method in finals}
     assert marks == {"fedcc": 1, "fedavg": 1, "fedmd": 2, "fedprox": 0, "centralized": 0, "ssl": 0}
-    assert leads(table) == (1, 1)
+    (lead,) = leads(table)
+    assert (lead.scenario, lead.rivals) == (("cifar10", "classes:1"), 3)
+    _, rival, margin = lead.views["final"]
+    assert (rival, margin) == ("FedAvg", pytest.approx(0.04))
+    assert lead.printed == ("FedConcat", pytest.approx(67.3 - 12.7))  # of all that the paper printed
+
+
+def test_a_lead_of_another_method_is_said(tmp_path: Path) -> None:
+    twice = [synthetic.record("fedavg", 81.0, epochs=85, **CIFAR), synthetic.record("fedavg", 60.0, **CIFAR)]
+    (table,) = built(tmp_path, synthetic.record("fedcc", 70.0, **CIFAR), *twice)
+    (lead,) = leads(table)
+    assert lead.rivals == 1
+    assert lead.views["final"][1:] == ("FedAvg, E=85 (budget-matched)", pytest.approx(-11.0))
+    assert "| 1 of 15 | 70.0 | FedAvg, E=85 (budget-matched) | -11.0 |" in markdown.ahead(table)
 
 
 def test_one_method_alone_is_not_marked(tmp_path: Path) -> None:
     (table,) = built(tmp_path, synthetic.record(**CIFAR), synthetic.record("centralized", **CIFAR))
     assert all(not c.marks for r in table.rows for c in r.cells.values())
-    assert leads(table) == (0, 0)
+    assert not leads(table)
 
 
 def test_digits_have_a_table_of_their_own_without_the_paper(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from fedcc.report.tables import (
     View,
     client_table,
     filled,
+    leads,
     readings,
     scenario_title,
     standing,
@@ -161,7 +162,7 @@ def page(found: Found, made: Sequence[Table], beside: Path) -> str:
             parts += [f"### {again.title}\n", again.about]
             parts += [f"{plain(title_of(d))}:\n\n{comparison(again.table, d, beside)}" for d in again.table.data]
         if table.of_paper:
-            parts.append(open_ends(table))
+            parts += [ahead(table), open_ends(table)]
     shown = [c for t in made if not t.variants and (c := client_table(t))]
     if shown:
         parts += ["## Clients' own models (the paper's Table II)\n", HOW_CLIENTS]
@@ -176,6 +177,27 @@ def page(found: Found, made: Sequence[Table], beside: Path) -> str:
         parts.append("## Left out\n")
         parts.append("\n".join(f"- {code(name)}: {plain(reason)}" for name, reason in found.problems) + "\n")
     return "\n".join(parts)
+
+
+HOW_AHEAD = """\
+FedCC against the best of the baselines that were run: after the final round, and each in its own best round. A best
+round is chosen by the test set, which flatters methods whose accuracy swings.
+"""
+
+
+def ahead(table: Table) -> str:
+    """Whether FedCC leads, scenario by scenario, and whether it does so in the paper."""
+    head = ["scenario", "baselines run", "final", "best baseline", "margin", "best rounds", "best baseline", "margin"]
+    rows = []
+    for lead in leads(table):
+        row = [plain(scenario_title(lead.scenario)), f"{lead.rivals} of {len(paper.METHODS) - 1}"]
+        for view in VIEWS:
+            mine, rival, margin = lead.views[view]
+            row += [f"{mine}", plain(rival), marked(f"{margin:+.1f}", int(margin >= 0))]
+        rows.append([*row, f"{lead.printed[1]:+.1f} ({plain(lead.printed[0])})" if lead.printed else MISSING])
+    if not rows:
+        return ""
+    return f"### Is FedCC ahead?\n\n{HOW_AHEAD}\n{grid([*head, 'paper: margin'], rows)}"
 
 
 def open_ends(table: Table) -> str:

@@ -104,10 +104,10 @@ def headline(tables: Sequence[Table]) -> list[str]:
     for table in tables:
         if table.variants:
             continue
-        won, asked = leads(table)
-        if asked:
+        if asked := leads(table):
+            won = sum(lead.views["final"][2] >= 0 for lead in asked)
             said = "is ahead of the others" if won else "is not ahead of the others"
-            where = f" in {won} of {asked} scenarios" if asked > 1 else ""
+            where = f" in {won} of {len(asked)} scenarios" if len(asked) > 1 else ""
             lines.append(f"{table.title}: after the final round FedCC {said}{where}.")
     if done := sum(filled(t) for t in tables if t.of_paper):
         lines.append(f"{done} of the {len(paper.TABLE1)} cells of the paper's Table I have a run.")

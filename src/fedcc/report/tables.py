@@ -6,7 +6,6 @@ table of their own, runs of a method with other settings in a table of variants.
 
 from __future__ import annotations
 
-import math
 import re
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -515,14 +514,34 @@ def filled(table: Table) -> int:
     return sum((r.method, s) in paper.TABLE1 and bool(c.runs) for r in rows for s, c in r.cells.items())
 
 
-def leads(table: Table, method: str = "fedcc") -> tuple[int, int]:
-    """In how many scenarios the method is best (final round), of those where it has a competitor."""
-    won = asked = 0
+@dataclass(frozen=True)
+class Lead:
+    """One method against the best of the others in one scenario; a margin below 0 is a lead of theirs."""
+
+    scenario: Scenario
+    rivals: int  # how many others have runs
+    views: Mapping[View, tuple[Value, str, float]]  # its own value, the best other's label, the margin
+    printed: tuple[str, float] | None  # the best other and the margin by the paper's numbers
+
+
+def leads(table: Table, method: str = "fedcc") -> list[Lead]:
+    """The method against its competitors, in every scenario where it has one."""
+    found = []
+    others = [r for r in table.rows if not r.bound and r.method != method]
+    own = [r for r in table.rows if r.method == method and not r.extra]
     for s in table.scenarios:
-        shown = {r.title: r.cells[s].final for r in table.rows if not r.bound and r.cells[s].final}
-        mine = next((r.cells[s].final for r in table.rows if r.method == method and not r.extra), None)
-        if mine is None or len(shown) < 2:
+        views: dict[View, tuple[Value, str, float]] = {}
+        for view in VIEWS:
+            mine = next((r.cells[s].value(view) for r in own), None)
+            shown = {r.title: v.mean for r in others if (v := r.cells[s].value(view))}
+            if mine and shown:
+                best = max(shown, key=lambda title: shown[title])
+                views[view] = mine, best, mine.mean - shown[best]
+        if not views:
             continue
-        asked += 1
-        won += math.isclose(mine.mean, max(v.mean for v in shown.values() if v))
-    return won, asked
+        said = {r.title: p.mean for r in others if (p := r.cells[s].printed)}
+        ours = next((p.mean for r in own if (p := r.cells[s].printed)), None)
+        top = max(said, key=lambda title: said[title]) if said else ""
+        printed = (top, ours - said[top]) if said and ours is not None else None
+        found.append(Lead(s, len({r.method for r in others if r.cells[s].runs}), views, printed))
+    return found
