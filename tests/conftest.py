@@ -26,6 +26,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[torch.device]:
     if device.type == "cpu" and not AVAILABLE:
         pytest.skip("needs a GPU, or g++ on Linux")
     monkeypatch.setattr(cuda, "launch", twice(cuda.launch if device.type == "cuda" else None))
+    monkeypatch.setattr(cuda, "available", lambda given: given.type == device.type)
     torch.set_deterministic_debug_mode("warn")
     yield device
     torch.set_deterministic_debug_mode("default")

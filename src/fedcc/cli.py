@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import click
-import typer
+import typer.core
 from rich.table import Table
 from rich.text import Text
 
@@ -579,6 +579,7 @@ def main() -> None:
 
     FEDCC_DEBUG=1 shows the traceback.
     """
+    typer.core.HAS_RICH = False  # or help has "\\[default: ..." in it: typer escapes for rich markup that is turned off
     caught = [s for s in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(s) != signal.SIG_IGN]
     before = {s: signal.signal(s, stop) for s in caught}
     try:

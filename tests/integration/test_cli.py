@@ -301,6 +301,7 @@ def test_help_names_every_option(command: str, capsys: Capsys) -> None:
     assert f"Usage: fedcc {command} " in done.out
     named = set(re.findall(r"(?<![\w-])--(?!no-)[a-z-]+", done.out)) - {"--help"}
     assert named == set(COMMANDS[command].split())
+    assert "\\" not in done.out
 
 
 def test_the_commands_are_all_tested() -> None:

@@ -336,11 +336,14 @@ def test_a_client_refuses_a_server_of_another_ca(federation: Federation) -> None
 def test_other_users_of_the_machine_are_refused(federation: Federation) -> None:
     """At the server's private port and at the client's: with and without closing before the answer."""
     program = (
-        "import socket, ssl, sys\n"
-        "raw = socket.create_connection(('127.0.0.1', int(sys.argv[1])))\n"
+        "import os, socket, ssl, sys\n"
+        "context = ssl.create_default_context()\n"
+        "context.check_hostname, context.verify_mode = False, ssl.CERT_NONE\n"
+        "os.setgid(int(sys.argv[5]))\n"
+        "os.setuid(int(sys.argv[5]))  # from now on: that user may not be allowed to run, or read, this Python\n"
+        "raw = socket.socket()\n"
+        "raw.connect(('127.0.0.1', int(sys.argv[1])))\n"
         "if sys.argv[2] == 'tls':\n"
-        "    context = ssl.create_default_context()\n"
-        "    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE\n"
         "    raw = context.wrap_socket(raw)\n"
         "raw.sendall(b'POST /v1/' + sys.argv[3].encode() + b' HTTP/1.1\\r\\nhost: x\\r\\n'\n"
         "    b'content-type: application/protobuf\\r\\ncontent-length: 0\\r\\n\\r\\n')\n"
@@ -348,8 +351,10 @@ def test_other_users_of_the_machine_are_refused(federation: Federation) -> None:
     )
 
     def tried(port: int, tls: str, path: str, how: str, user: int) -> str:
-        command = ["/usr/bin/env", "python3", "-c", program, str(port), tls, path, how]
-        return subprocess.run(command, user=user, group=user, capture_output=True, text=True, check=True).stdout.strip()
+        command = [sys.executable, "-c", program, str(port), tls, path, how, str(user)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert not done.returncode, done.stderr
+        return done.stdout.strip()
 
     places = (
         (federation.private, "tls", "control/list-nodes"),

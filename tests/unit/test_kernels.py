@@ -463,6 +463,13 @@ def test_networks_and_precisions_that_the_kernels_do_not_know() -> None:
         Fused("cpu", "fp32", kernels=True)
 
 
+def test_kernels_are_refused_where_they_cannot_be_launched() -> None:
+    """When the engine is made, not when it first trains."""
+    with pytest.raises(ValueError, match=r"need NVRTC and a GPU of compute capability 8\.0 .*, got cpu"):
+        Fused("cpu", "bf16", kernels=True)
+    assert not Fused("cpu", "bf16").kernels
+
+
 def ragged(device: torch.device, clients: int, steps: int) -> list[Fit]:
     """Fits of clients with other numbers of samples and steps, on two streams, cropped and flipped."""
     arch, plain, fits = Arch((ResNet(8, 1),), 5, (1, 10, 10)), Plain(device), []

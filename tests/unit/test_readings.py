@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import fedcc
 from fedcc.core.method import Reading, Trained
-from fedcc.core.model import Arch
+from fedcc.core.model import Arch, Factory
 from fedcc.core.requests import Init, Predict
 from fedcc.core.rng import Key
 from fedcc.core.samples import Samples, View
@@ -33,6 +33,14 @@ NAMES = ["trust=2", "trust=4", "mirror", "mirror,trust=4"]
 def lopsided(outputs: int) -> nn.Module:
     """Tells an image from its mirror image."""
     return nn.Sequential(nn.Flatten(), nn.Linear(2 * 4 * 4, 8), nn.ReLU(), nn.Linear(8, outputs))
+
+
+def normed(outputs: int) -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(2 * 4 * 4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, outputs))
+
+
+def group_normed(outputs: int) -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(2 * 4 * 4, 8), nn.GroupNorm(2, 8), nn.ReLU(), nn.Linear(8, outputs))
 
 
 def images(number: int, seed: int = 0) -> Tensor:
@@ -169,10 +177,10 @@ def test_what_is_remembered_is_not_mistaken_for_another_model(engine: Plain) -> 
     assert gone() is not None
 
 
-def federation() -> fedcc.Federation:
+def federation(network: Factory = lopsided) -> fedcc.Federation:
     x, y = images(60, 1), torch.arange(60) % 3
     clients = [(x[k::3], y[k::3]) for k in range(3)]  # one class each
-    return fedcc.Federation.of(clients, images(30, 2), (images(99, 3), torch.arange(99) % 3), lopsided)
+    return fedcc.Federation.of(clients, images(30, 2), (images(99, 3), torch.arange(99) % 3), network)
 
 
 @pytest.mark.parametrize("kind", [FedCC, FedAvg])
@@ -181,7 +189,7 @@ def test_training_and_accuracy_are_the_same_without_readings(kind: Any) -> None:
         def readings(self, public: Samples) -> dict[str, Reading]:
             return {}
 
-    read, bare = (fedcc.run(m, federation(), 3, epochs=1, device="cpu") for m in (kind(), Bare()))
+    read, bare = (fedcc.run(m, federation(normed), 3, epochs=1, device="cpu") for m in (kind(), Bare()))
     for part in ("clients", "server"):
         models = getattr(read.trained, part), getattr(bare.trained, part)
         assert all(same(models[0][k].state, models[1][k].state) for k in models[1])
@@ -236,3 +244,11 @@ def test_an_averaged_model_is_read_with_statistics_of_the_public_samples(name: s
     head = (trained.server["global"].state[f"head.{n}"].float() for n in ("weight", "bias"))
     answers = nn.functional.linear(features, *head).argmax(-1)
     assert found.readings == {"re-estimated": percent(answers == tiny.test["y"])}
+
+
+@pytest.mark.parametrize(("network", "names"), [(normed, ["re-estimated"]), (lopsided, []), (group_normed, [])])
+def test_what_has_no_statistics_is_not_read_with_others(network: Factory, names: list[str]) -> None:
+    """The number would be the method's own, under a name that says otherwise."""
+    result = fedcc.run(FedAvg(), federation(network), 2, epochs=1, device="cpu")
+    assert [list(r["readings"]) for r in result.rounds] == [names] * 2
+    assert list(readings(result.rounds).get("readings", {})) == names

@@ -49,8 +49,11 @@ class Trained:
     server: Mapping[str, Model] = field(default_factory=dict)
 
 
-Reading = Callable[[Trained, Samples], Coroutine[Any, Any, Tensor]]
-"""A way to predict with trained models: a method's ``predict``, or another one of the same form."""
+Reading = Callable[[Trained, Samples], Coroutine[Any, Any, Tensor | None]]
+"""A way to predict with trained models: a method's ``predict``, or another one of the same form.
+
+None where it would be the method's own: there is nothing to record.
+"""
 
 
 class Method(ABC, Generic[Up, Down]):
@@ -124,8 +127,10 @@ class Method(ABC, Generic[Up, Down]):
             if other not in (self, *others.values()) and not other.refusal(public):
                 others[",".join(n if v is True else f"{n}={v:g}" for n, v in settings.items())] = other
 
-        async def re_estimated(t: Trained, samples: Samples) -> Tensor:
+        async def re_estimated(t: Trained, samples: Samples) -> Tensor | None:
             models = await gather(*(Recalibrate(model, public) for model in t.server.values()))
+            if all(new is old for new, old in zip(models, t.server.values(), strict=True)):
+                return None  # no BatchNorm
             return await self.predict(replace(t, server=dict(zip(t.server, models, strict=True))), samples)
 
         found: dict[str, Reading] = {name: other.predict for name, other in others.items()}

@@ -23,8 +23,9 @@ from fedcc.core.model import Arch, Model, Outputs, State
 from fedcc.core.requests import Fit, Fitted, Predict, Request
 from fedcc.core.samples import Samples
 from fedcc.core.step import Batch, Step
+from fedcc.engine import cuda
 from fedcc.engine.adam import BETAS, EPS
-from fedcc.engine.cuda import Side, available
+from fedcc.engine.cuda import Side
 from fedcc.engine.drive import signature
 from fedcc.engine.fast import FastTrunk
 from fedcc.engine.plain import Lazily, Monitor, Plain, Precision
@@ -63,6 +64,11 @@ class Fused:
         self.kernels = usable(self.device, precision) if kernels is None else kernels
         if self.kernels and precision != "bf16":
             raise ValueError(f"the project's own kernels compute in bf16, not in {precision}")
+        if self.kernels and not cuda.available(self.device):
+            least = f"{'.'.join(map(str, cuda.OLDEST))} or later with {cuda.LEAST_SHARED // 1024} KiB of shared memory"
+            raise ValueError(
+                f"the project's own kernels need NVRTC and a GPU of compute capability {least}, got {self.device}"
+            )
         self.memory_pools: dict[Arch, Any] = {}  # graphs of one network never run side by side
         self.streams: dict[Arch, Any] = {}
         self.kits: dict[Hashable, Kit] = {}
@@ -704,7 +710,7 @@ def _stacks(*models: Model) -> bool:
 
 def usable(device: torch.device, precision: Precision) -> bool:
     """Whether the project's own kernels run here: on a GPU that knows bf16, where NVRTC is found."""
-    return precision == "bf16" and available(device)
+    return precision == "bf16" and cuda.available(device)
 
 
 def allowed(clients: int) -> int:

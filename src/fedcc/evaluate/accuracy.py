@@ -91,7 +91,9 @@ def evaluate(
             if majority and k in majority:
                 found.valid[k] = percent(valid(answers, labels, majority[k]))
     for name, reading in (readings or {}).items():
-        found.readings[name] = percent(drive([reading(trained, inputs)], engine)[0].argmax(-1) == labels)
+        others = drive([reading(trained, inputs)], engine)[0]
+        if others is not None:
+            found.readings[name] = percent(others.argmax(-1) == labels)
     return found
 
 

@@ -43,7 +43,7 @@ class FedCC(Method[Predictions, Predictions]):
     majority_empty: Literal["argmax", "alpha_zero"] = option("argmax", "if no class is above the threshold", "F-13")
     majority_recompute: bool = option(True, "find the majority classes anew every round", "F-16")
     alpha_design: eq.Design = option("sample", "Eq. (10), without the sample's entropy, or always 1", "F-28")
-    probe_kind: eq.Probe = option("cdmad_ones", "the eq.featureless input of the probe", "F-7")
+    probe_kind: eq.Probe = option("cdmad_ones", "the featureless input of the probe", "F-7")
     entropy_space: Literal["known", "full"] = option("known", "entropies over C or C + 1 outputs", "F-9, F-10")
     sync_head: Literal["padded", "restricted"] = option("padded", "targets with 0 at unknown, or C outputs", "F-1")
     sync_mask_unknown: bool = option(True, "no loss on samples that nobody knows (exactly uniform targets)", "F-3")

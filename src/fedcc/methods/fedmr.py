@@ -1,6 +1,6 @@
 """FedMR: with few classes a client's features collapse; decorrelate them within each class, keep classes apart.
 
-Fan et al., "Federated learning under partially class-disjoint data via manifold reshaping", TMLR 2024.
+Fan et al., "Federated learning under partially class-disjoint data via manifold reshaping", TMLR 2023.
 Shares, receives and predicts as FedAvg; with ``mode="paper"`` also class means of the features [C, d] and their counts.
 Deviations: as in the released code, the first of the paper's two losses alone (``mode="code"``); the second, in
 ``mode="paper"``, is a reconstruction from the abstract. A class that nobody brings keeps its last prototype.
@@ -53,7 +53,7 @@ class PrototypeMargin(Loss):
 class FedMR(FedAvg):
     """FedAvg with features reshaped: mu L_intra, and mu2 L_inter in the paper's mode."""
 
-    source: ClassVar[str] = "Fan et al., TMLR 2024"
+    source: ClassVar[str] = "Fan et al., TMLR 2023"
     mode: Literal["code", "paper"] = option("code", "the released code's loss alone, or both of the paper's", "code")
     mu: float = option(0.01, "weight of the decorrelation within classes", "official code", low=0)
     mu2: float = option(0.01, "weight of the margin between prototypes; mode=paper only", "ours", low=0)
