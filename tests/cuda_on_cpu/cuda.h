@@ -396,15 +396,17 @@ static inline void mma(float (&d)[4], const unsigned (&a)[4], unsigned b0, unsig
     memcpy(d, me.d, sizeof d);
 }
 
-// cp.async of 16 bytes: done at any time before copies_done returns
+// griddepcontrol: kernels run one after another here
 static inline void follow() {}
 static inline void lead() {}
+
 static inline uint4 load_if(const void *p, bool there) { return there ? *(const uint4 *)p : uint4{0, 0, 0, 0}; }
 
 static inline void store_if(void *p, const uint4 &v, bool there) {
     if (there) *(uint4 *)p = v;
 }
 
+// cp.async of 16 bytes: done at any time before copies_done returns
 static inline void copy16(void *shared, const void *global) {
     emulator::check_shared(shared, "copy16");
     if ((uintptr_t)global % 16) emulator::fail("copy16: global address %p is not a multiple of 16", global);
