@@ -353,16 +353,17 @@ class Beside:
         if not self.streams:
             return weights(*given)
         stream = self.streams[self.begun % len(self.streams)]
+        self.begun += 1
+        self.held += given
         stream.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(stream):
             made = weights(*given)
-        self.begun += 1
-        self.held += [*given, *made]
+        self.held += made
         return made
 
     def join(self) -> None:
         """What comes next waits for all that was begun beside."""
-        for stream in self.streams:
+        for stream in self.streams[: self.begun]:  # a capture must not wait for a stream that has no part in it
             torch.cuda.current_stream(self.device).wait_stream(stream)
         self.begun = 0
         self.held.clear()
@@ -410,16 +411,17 @@ def backward(df: Tensor, tape: Tape, beside: Beside) -> list[Tensor]:
     outs = list(torch.split(_floats(df, sum(sizes)), sizes))
     grads: list[Tensor] = []
     back = pool(df.contiguous(), tape.last, tape.blocks[-1][3])
-    while tape.blocks:
-        before, x, inner, outer, stride = tape.blocks.pop()
-        second = beside.weights(inner.y, inner, back, outer, 1, inner.y.shape[-1], outs.pop())
-        between = conv_back(back, outer, 1, inner, None)
-        first = beside.weights(x, None, between, inner, stride, x.shape[-1], outs.pop())
-        grads = [*first, *second, *grads]
-        back = conv_back(between, inner, stride, before, (x, back.g))
-    grads = [*weights(tape.images, None, back, tape.stem, 1, real, outs.pop(), alone=True), *grads]
-    beside.join()
-    return grads
+    try:
+        while tape.blocks:
+            before, x, inner, outer, stride = tape.blocks.pop()
+            second = beside.weights(inner.y, inner, back, outer, 1, inner.y.shape[-1], outs.pop())
+            between = conv_back(back, outer, 1, inner, None)
+            first = beside.weights(x, None, between, inner, stride, x.shape[-1], outs.pop())
+            grads = [*first, *second, *grads]
+            back = conv_back(between, inner, stride, before, (x, back.g))
+        return [*weights(tape.images, None, back, tape.stem, 1, real, outs.pop(), alone=True), *grads]
+    finally:  # a capture that fails, for want of memory, has to end too
+        beside.join()
 
 
 def compiled(images: Tensor, layers: list[Layer], strides: list[int], trains: bool) -> None:
