@@ -459,6 +459,39 @@ def test_batchnorm_needs_more_than_one_value(device: torch.device) -> None:
         stack(torch.zeros(1, 1, 1, 4, 4, dtype=torch.bfloat16, device=device))
 
 
+def on_paper(lanes: int, batch: int, side: int, trains: bool) -> None:
+    """A ResNet8's kernels, with tensors that have shapes alone."""
+    with torch.device("meta"):
+        convs = [(16, 16), (16, 16), (16, 16), (16, 32), (32, 32), (32, 64), (64, 64)]
+        layers = [
+            Layer(torch.empty(lanes, 9, *conv, dtype=torch.bfloat16), *torch.empty(4, lanes, conv[1]), MOMENTUM, EPS)
+            for conv in convs
+        ]
+        images = torch.empty(lanes, batch, side, side, 3, dtype=torch.bfloat16)
+        if not trains:
+            kernels.predicted(images, layers, [1, 2, 2])
+            return
+        kernels.backward(*kernels.forward(images, layers, [1, 2, 2], True), Beside(torch.device("meta")))
+
+
+@pytest.mark.parametrize("side", [4, 5, 8, 9, 28, 32, 50, 64, 96, 100, 224, 448])
+def test_kernels_take_no_more_shared_memory_than_a_gpu_must_have(side: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[int] = []
+    monkeypatch.setattr(kernels, "launch", lambda *given, **_: taken.append(given[2]))
+    for lanes in (1, 3, 10, 64):
+        for batch in (2, 20, 64, 500):
+            on_paper(lanes, batch, side, True)
+            on_paper(lanes, batch, side, False)
+    assert max(taken) <= cuda.LEAST_SHARED
+
+
+def test_kernels_refuse_more_numbers_than_they_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels, "launch", lambda *_, **__: None)
+    on_paper(1, 2047, 256, True)
+    with pytest.raises(ValueError, match="32 bits: 2048 images of 256x256 are too many"):
+        on_paper(1, 2048, 256, True)
+
+
 def test_networks_and_precisions_that_the_kernels_do_not_know() -> None:
     assert not Stacked(Arch((ResNet(8, 5),), 5, (5, 8, 8)), True).fast  # they would read four of the five channels
     with pytest.raises(ValueError, match="in bf16, not in fp32"):

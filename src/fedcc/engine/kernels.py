@@ -74,7 +74,8 @@ class Tiles(NamedTuple):
         rows = -(-high // bands)
         rows += even and bands > 1 and rows % 2
         bands = -(-high // rows)
-        images = max(1, min(batch, target // (high * wide))) if bands == 1 else 1
+        most = min(target // (high * wide), 4 * target // ((high + 2) * (wide + 2)))  # tiny ones are mostly edge
+        images = max(1, min(batch, most)) if bands == 1 else 1
         return Tiles(rows, images, -(-batch // images) * bands, images * rows * wide, bands)
 
     def read(self, high: int, wide: int, rows: int) -> int:
@@ -207,6 +208,8 @@ def conv(
     ho, wo = -(-high // stride), -(-wide // stride)
     if not fixed and batch * ho * wo == 1:
         raise ValueError("BatchNorm needs more than one value per channel to train, got one image of one pixel")
+    if batch * high * wide * cin >= 2**31:
+        raise ValueError(f"kernels count a lane's numbers with 32 bits: {batch} images of {high}x{wide} are too many")
     how = SETTINGS["conv", max(cin, cout)]
     tiles = Tiles.of(batch, ho, wo, how.pixels, how.least / lanes)
     block, across = cout, 2 if cout == 64 else 1
