@@ -51,7 +51,8 @@ __device__ __forceinline__ void store_if(void *p, const uint4 &v, bool there) {
 }
 __device__ __forceinline__ void copies_done() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 // A kernel may begin while the one before it ends: what that one wrote is there behind `follow`, and `lead` lets the
-// next one begin.
+// next one begin. Who is launched early follows in every thread, and leads only behind that: so all kernels before the
+// last one have ended too, and packed weights, which are older than the first layer, can be read before it.
 __device__ __forceinline__ void follow() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");
