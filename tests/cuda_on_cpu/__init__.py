@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -37,8 +38,9 @@ class KernelError(Exception):
 
 class Kernel(Protocol):
     def __call__(
-        self, grid: tuple[int, int, int], threads: int, shared_bytes: int, arguments: bytes, *, seed: int = 0
-    ) -> None: ...
+        self, grid: tuple[int, int, int], threads: int, shared_bytes: int, arguments: bytes, *, seed: int = 0,
+        later: Sequence[Tensor] = (),
+    ) -> None: ...  # fmt: skip
 
 
 class Launch(ctypes.Structure):
@@ -51,12 +53,24 @@ class Launch(ctypes.Structure):
 
 
 def emulated(source: Path, defines: dict[str, object], kernel: str) -> Kernel:
-    """The kernel of that name, to be launched; another `seed` gives another order of blocks, warps and copies."""
-    run = _library(source.resolve(), source.read_text(), tuple(defines.items()), kernel).emulate
+    """The kernel of that name, to be launched; another `seed` gives another order of blocks, warps and copies.
+
+    What tensors in `later` hold is there only once the kernel has waited (`follow`); before that, no numbers.
+    """
+    library = _library(source.resolve(), source.read_text(), tuple(defines.items()), kernel)
+    run = library.emulate
     run.restype = ctypes.c_char_p
     run.argtypes = (ctypes.POINTER(Launch), ctypes.c_char_p, ctypes.c_size_t)
 
-    def launch(grid: tuple[int, int, int], threads: int, shared_bytes: int, arguments: bytes, *, seed: int = 0) -> None:
+    def launch(
+        grid: tuple[int, int, int], threads: int, shared_bytes: int, arguments: bytes, *, seed: int = 0,
+        later: Sequence[Tensor] = (),
+    ) -> None:  # fmt: skip
+        held = [tensor.clone() for tensor in later]
+        for tensor, value in zip(later, held, strict=True):
+            tensor.flatten().view(torch.uint8).fill_(255)
+            given = (ctypes.c_void_p(t.data_ptr()) for t in (tensor, value))
+            library.arrive(*given, ctypes.c_size_t(tensor.nbytes))
         error = run(ctypes.byref(Launch(*grid, threads, shared_bytes, seed)), arguments, len(arguments))
         if error is not None:
             raise KernelError(f"{kernel}, {error.decode()}")
@@ -92,6 +106,8 @@ def _library(source: Path, text: str, defines: tuple[tuple[str, object], ...], k
         f'#include "cuda.h"\n{given}#line 1 "{source}"\n{text}\n'
         f'extern "C" const char *emulate(const emulator::Launch *launch, const void *arguments, size_t bytes) {{\n'
         f"    return emulator::run({kernel}, *launch, arguments, bytes);\n}}\n"
+        'extern "C" void arrive(void *to, const void *from, size_t bytes) {\n'
+        "    emulator::arrivals.push_back({to, from, bytes});\n}\n"
     )
     # In two steps, so that the compiler's own library for the checks is not linked: cuda.h has what they call.
     folders = [f"-I{place}" for place in (_header(), source.parent)]

@@ -102,6 +102,8 @@ static char message[1024];
 static unsigned char *shared, *shared_area, *stacks;
 static int shared_bytes;
 static unsigned chance;
+struct Arrival { void *to; const void *from; size_t bytes; };
+static std::vector<Arrival> arrivals;  // what a kernel that is still running writes: there once this one has waited
 static size_t page, stack_bytes;
 
 static unsigned drawn() {
@@ -330,7 +332,9 @@ static const char *run(void (*kernel)(A), const Launch &launch, const void *argu
         body = Call<A>::run;
         prepare(launch.threads, launch.shared_bytes);
         run_all(launch);
+        if (!arrivals.empty()) fail("began before the kernel before it had ended, and did not wait for it");
     }
+    arrivals.clear();
     release();
     for (int i = 0; i < 3; i++) sigaction(SIGNALS[i], &before[i], nullptr);
     sigaltstack(&stack_before, nullptr);
@@ -396,15 +400,20 @@ static inline void mma(float (&d)[4], const unsigned (&a)[4], unsigned b0, unsig
     memcpy(d, me.d, sizeof d);
 }
 
-// cp.async of 16 bytes: done at any time before copies_done returns
-static inline void follow() {}
+// griddepcontrol: the first thread to wait gets all of it, so that it shows what it read before
+static inline void follow() {
+    for (auto &arrival : emulator::arrivals) memcpy(arrival.to, arrival.from, arrival.bytes);
+    emulator::arrivals.clear();
+}
 static inline void lead() {}
+
 static inline uint4 load_if(const void *p, bool there) { return there ? *(const uint4 *)p : uint4{0, 0, 0, 0}; }
 
 static inline void store_if(void *p, const uint4 &v, bool there) {
     if (there) *(uint4 *)p = v;
 }
 
+// cp.async of 16 bytes: done at any time before copies_done returns
 static inline void copy16(void *shared, const void *global) {
     emulator::check_shared(shared, "copy16");
     if ((uintptr_t)global % 16) emulator::fail("copy16: global address %p is not a multiple of 16", global);

@@ -253,3 +253,22 @@ def test_a_launch_that_cannot_be_is_reported(tmp_path: Path) -> None:
 def test_a_source_that_does_not_compile_is_reported(tmp_path: Path) -> None:
     with pytest.raises(KernelError, match=r"kernel.cu does not compile:[^$]*nonsense"):
         kernel(tmp_path, "float *x;", "nonsense;")
+
+
+@pytest.mark.parametrize(
+    ("body", "waits"), [("follow(); a.y[t] = a.x[t];", True), ("a.y[t] = a.x[t]; follow();", False)]
+)
+def test_what_another_kernel_still_writes_is_there_behind_the_wait(tmp_path: Path, body: str, waits: bool) -> None:
+    run = kernel(tmp_path, "const float *x; float *y;", body)
+    x, y = torch.full((32,), 2.0), torch.zeros(32)
+    run(ONE_BLOCK, 32, 0, arguments(x, y), later=[x])
+    assert (x == 2).all()
+    assert (y == 2).all() == waits
+
+
+def test_a_kernel_that_begins_early_has_to_wait(tmp_path: Path) -> None:
+    run = kernel(tmp_path, "float *x;", "")
+    x = torch.zeros(4)
+    with pytest.raises(KernelError, match="did not wait"):
+        run(ONE_BLOCK, 32, 0, arguments(x), later=[x])
+    run(ONE_BLOCK, 32, 0, arguments(x))

@@ -7,6 +7,7 @@ must be what torch gives in float64, to the bit. Then a whole trunk, against lay
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -22,8 +23,9 @@ from fedcc.core.rng import Key
 from fedcc.core.samples import Samples, View
 from fedcc.core.step import Loss, Step
 from fedcc.engine import cuda, kernels
+from fedcc.engine.fast import FastTrunk
 from fedcc.engine.fused import Fused, Job
-from fedcc.engine.kernels import IMAGE, NORM, PLAIN, RESIDUAL, Back, Input, Layer, Made, Setting, Tape, Tiles
+from fedcc.engine.kernels import IMAGE, NORM, PLAIN, RESIDUAL, Back, Beside, Input, Layer, Made, Setting, Tape, Tiles
 from fedcc.engine.plain import Plain
 from fedcc.engine.stack import Stacked, stacked_state
 from fedcc.gradients import Ascent
@@ -457,6 +459,39 @@ def test_batchnorm_needs_more_than_one_value(device: torch.device) -> None:
         stack(torch.zeros(1, 1, 1, 4, 4, dtype=torch.bfloat16, device=device))
 
 
+def on_paper(lanes: int, batch: int, side: int, trains: bool) -> None:
+    """A ResNet8's kernels, with tensors that have shapes alone."""
+    with torch.device("meta"):
+        convs = [(16, 16), (16, 16), (16, 16), (16, 32), (32, 32), (32, 64), (64, 64)]
+        layers = [
+            Layer(torch.empty(lanes, 9, *conv, dtype=torch.bfloat16), *torch.empty(4, lanes, conv[1]), MOMENTUM, EPS)
+            for conv in convs
+        ]
+        images = torch.empty(lanes, batch, side, side, 3, dtype=torch.bfloat16)
+        if not trains:
+            kernels.predicted(images, layers, [1, 2, 2])
+            return
+        kernels.backward(*kernels.forward(images, layers, [1, 2, 2], True), Beside(torch.device("meta")))
+
+
+@pytest.mark.parametrize("side", [4, 5, 8, 9, 28, 32, 50, 64, 96, 100, 224, 448])
+def test_kernels_take_no_more_shared_memory_than_a_gpu_must_have(side: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[int] = []
+    monkeypatch.setattr(kernels, "launch", lambda *given, **_: taken.append(given[2]))
+    for lanes in (1, 3, 10, 64):
+        for batch in (2, 20, 64, 500):
+            on_paper(lanes, batch, side, True)
+            on_paper(lanes, batch, side, False)
+    assert max(taken) <= cuda.LEAST_SHARED
+
+
+def test_kernels_refuse_more_numbers_than_they_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels, "launch", lambda *_, **__: None)
+    on_paper(1, 2047, 256, True)
+    with pytest.raises(ValueError, match="32 bits: 2048 images of 256x256 are too many"):
+        on_paper(1, 2048, 256, True)
+
+
 def test_networks_and_precisions_that_the_kernels_do_not_know() -> None:
     assert not Stacked(Arch((ResNet(8, 5),), 5, (5, 8, 8)), True).fast  # they would read four of the five channels
     with pytest.raises(ValueError, match="in bf16, not in fp32"):
@@ -468,6 +503,61 @@ def test_kernels_are_refused_where_they_cannot_be_launched() -> None:
     with pytest.raises(ValueError, match=r"need NVRTC and a GPU of compute capability 8\.0 .*, got cpu"):
         Fused("cpu", "bf16", kernels=True)
     assert not Fused("cpu", "bf16").kernels
+
+
+def test_the_way_back_waits_for_what_runs_beside_it_also_when_it_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A capture with a stream that nobody waits for could not end, and would hide that memory ran out."""
+    log: list[str] = []
+
+    class Recorded(Beside):
+        def weights(self, *given: Any) -> list[Tensor]:
+            log.append("weights")
+            return super().weights(*given)
+
+        def join(self) -> None:
+            log.append("join")
+            super().join()
+
+    def full(*_: Any) -> Back:
+        raise torch.cuda.OutOfMemoryError("full")
+
+    trunk = listed_trunk()
+    trunk.beside = Recorded(torch.device("cpu"))
+    monkeypatch.setattr(kernels, "conv_back", full)
+    with kernels.listed():
+        features = trunk(torch.zeros(1, 2, 3, 8, 8, dtype=torch.bfloat16))
+        with pytest.raises(torch.cuda.OutOfMemoryError):
+            features.sum().backward()
+    assert log == ["weights", "join"]
+
+
+@pytest.mark.parametrize("trains", [True, False])
+def test_a_kernel_begins_early_only_behind_one_that_waited_itself(
+    trains: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it reads before it waits, packed weights, is there then: `conv` and `back` waited, or began behind all."""
+    launched: list[tuple[str, bool]] = []
+    monkeypatch.setattr(kernels, "launch", lambda name, *_, early=False: launched.append((name, early)))
+    trunk = listed_trunk().train(trains)
+    for _ in range(2):
+        features = trunk(torch.zeros(1, 2, 3, 8, 8, dtype=torch.bfloat16))
+        if trains:
+            features.sum().backward()
+    chain = [(name, early) for name, early in launched if name not in ("grad", "collect")]  # those run beside it
+    before = {(last, name) for (last, _), (name, early) in pairwise(chain) if early}
+    expected = {("conv", "conv"), ("conv", "tail")} | ({("pool", "back"), ("back", "back")} if trains else set())
+    assert before == expected
+
+
+def listed_trunk() -> FastTrunk:
+    """A ResNet8 on kernels that are not run."""
+    arch = Arch((ResNet(8),), 5, (3, 8, 8))
+    stack = Stacked(arch, True).train()
+    state = stacked_state([build(arch, Key(0)).state_dict()], stack.template)
+    stack.hold({name: value.requires_grad_(name in stack.parameter_names) for name, value in state.items()})
+    trunk = stack.fast[0]
+    assert isinstance(trunk, FastTrunk)
+    return trunk
 
 
 def ragged(device: torch.device, clients: int, steps: int) -> list[Fit]:

@@ -29,6 +29,7 @@ OLDEST = (8, 0)  # compute capability: the first with bf16
 LEAST_SHARED = 160 * 1024  # bytes a block: what the widest kernel takes, and some cheaper GPUs do not have
 STATIC_SHARED, DYNAMIC_SHARED = 1, 8  # CUfunction_attribute: bytes that it takes, and that it may be given
 SERIALIZATION = 6  # CUlaunchAttributeID: programmatic stream serialization
+GRAPH_EDGES = 12030  # the driver's CUDA: the first whose graphs keep that attribute
 ALL_SHARED = 97  # CUdevice_attribute: bytes that a block can have in all
 
 
@@ -239,7 +240,7 @@ class Kernel:
         parameters = (c_void_p * 1)(ctypes.addressof(buffer))
         stream = c_void_p(torch.cuda.current_stream(device).cuda_stream)
         how = _Launch((ctypes.c_uint * 3)(*grid), (ctypes.c_uint * 3)(threads, 1, 1), shared, stream)
-        if early and torch.cuda.get_device_capability(device) >= (9, 0):
+        if early and _overlaps(_index(device)):
             how.attributes, how.count = (_Attribute * 1)(_Attribute(id=SERIALIZATION, value=1)), 1
         with _current(self.context):
             try:
@@ -299,6 +300,14 @@ def _most_shared(device: c_int) -> int:
     most = c_int()
     _cuda("cuDeviceGetAttribute", byref(most), ALL_SHARED, device)
     return most.value
+
+
+@cache
+def _overlaps(index: int) -> bool:
+    """Whether a kernel may begin while another ends, also in a captured graph: the GPU's part and the driver's."""
+    version = c_int()
+    _cuda("cuDriverGetVersion", byref(version))
+    return torch.cuda.get_device_capability(index) >= (9, 0) and version.value >= GRAPH_EDGES
 
 
 @cache

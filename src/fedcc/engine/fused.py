@@ -503,10 +503,8 @@ class Lanes:
         torch._foreach_copy_(slots, given)
         index = torch.tensor(seats).to(self.rows.device, non_blocking=True)
         pairs: list[tuple[Tensor, Tensor]] = []
-        for mine_, theirs_ in (
-            (self.plan, other.plan), (self.draws, other.draws), (self.offsets, other.offsets),
-        ):  # fmt: skip
-            pairs += [(value, theirs_[name]) for name, value in mine_.items()]  # type: ignore[index]
+        for mine, theirs in ((self.plan, other.plan), (self.draws, other.draws), (self.offsets, other.offsets)):
+            pairs += [(value, theirs[name]) for name, value in mine.items()]  # type: ignore[index]
         pairs += [(v, other.taught[name][n]) for name, tensors in self.taught.items() for n, v in tensors.items()]
         _each(lambda slot, value: pairs.append((slot, value)), self.constants, other.constants)
         pairs += [(self.reals.T, other.reals.T), (self.counts.T, other.counts.T)]

@@ -74,7 +74,8 @@ class Tiles(NamedTuple):
         rows = -(-high // bands)
         rows += even and bands > 1 and rows % 2
         bands = -(-high // rows)
-        images = max(1, min(batch, target // (high * wide))) if bands == 1 else 1
+        most = min(target // (high * wide), 4 * target // ((high + 2) * (wide + 2)))  # tiny ones are mostly edge
+        images = max(1, min(batch, most)) if bands == 1 else 1
         return Tiles(rows, images, -(-batch // images) * bands, images * rows * wide, bands)
 
     def read(self, high: int, wide: int, rows: int) -> int:
@@ -207,6 +208,8 @@ def conv(
     ho, wo = -(-high // stride), -(-wide // stride)
     if not fixed and batch * ho * wo == 1:
         raise ValueError("BatchNorm needs more than one value per channel to train, got one image of one pixel")
+    if batch * high * wide * cin >= 2**31:
+        raise ValueError(f"kernels count a lane's numbers with 32 bits: {batch} images of {high}x{wide} are too many")
     how = SETTINGS["conv", max(cin, cout)]
     tiles = Tiles.of(batch, ho, wo, how.pixels, how.least / lanes)
     block, across = cout, 2 if cout == 64 else 1
@@ -353,16 +356,17 @@ class Beside:
         if not self.streams:
             return weights(*given)
         stream = self.streams[self.begun % len(self.streams)]
+        self.begun += 1
+        self.held += given
         stream.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(stream):
             made = weights(*given)
-        self.begun += 1
-        self.held += [*given, *made]
+        self.held += made
         return made
 
     def join(self) -> None:
         """What comes next waits for all that was begun beside."""
-        for stream in self.streams:
+        for stream in self.streams[: self.begun]:  # a capture must not wait for a stream that has no part in it
             torch.cuda.current_stream(self.device).wait_stream(stream)
         self.begun = 0
         self.held.clear()
@@ -410,16 +414,17 @@ def backward(df: Tensor, tape: Tape, beside: Beside) -> list[Tensor]:
     outs = list(torch.split(_floats(df, sum(sizes)), sizes))
     grads: list[Tensor] = []
     back = pool(df.contiguous(), tape.last, tape.blocks[-1][3])
-    while tape.blocks:
-        before, x, inner, outer, stride = tape.blocks.pop()
-        second = beside.weights(inner.y, inner, back, outer, 1, inner.y.shape[-1], outs.pop())
-        between = conv_back(back, outer, 1, inner, None)
-        first = beside.weights(x, None, between, inner, stride, x.shape[-1], outs.pop())
-        grads = [*first, *second, *grads]
-        back = conv_back(between, inner, stride, before, (x, back.g))
-    grads = [*weights(tape.images, None, back, tape.stem, 1, real, outs.pop(), alone=True), *grads]
-    beside.join()
-    return grads
+    try:
+        while tape.blocks:
+            before, x, inner, outer, stride = tape.blocks.pop()
+            second = beside.weights(inner.y, inner, back, outer, 1, inner.y.shape[-1], outs.pop())
+            between = conv_back(back, outer, 1, inner, None)
+            first = beside.weights(x, None, between, inner, stride, x.shape[-1], outs.pop())
+            grads = [*first, *second, *grads]
+            back = conv_back(between, inner, stride, before, (x, back.g))
+        return [*weights(tape.images, None, back, tape.stem, 1, real, outs.pop(), alone=True), *grads]
+    finally:  # a capture that fails, for want of memory, has to end too
+        beside.join()
 
 
 def compiled(images: Tensor, layers: list[Layer], strides: list[int], trains: bool) -> None:

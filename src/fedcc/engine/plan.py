@@ -25,7 +25,7 @@ class Plan:
         """Samples of the next steps, int64 [steps, batch]."""
         per_epoch = -(-self.samples // self.batch)
         need, epochs = per_epoch * self.batch, [self.rest]
-        while sum(map(len, epochs)) < steps:
+        for _ in range(-(-(steps - len(self.rest)) // per_epoch)):
             permutations = [self.generator.permutation(self.samples) for _ in range(-(-need // self.samples))]
             epochs.append(np.concatenate(permutations)[:need].reshape(per_epoch, self.batch))
         made = np.concatenate(epochs)

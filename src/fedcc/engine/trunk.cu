@@ -36,12 +36,13 @@ __device__ __forceinline__ void copy16_if(void *shared, const void *global, bool
     asm volatile("{ .reg .pred q; setp.ne.b32 q, %2, 0; @q cp.async.cg.shared.global [%0], [%1], 16; }"
                  ::"r"(place(shared)), "l"(global), "r"((int)there) : "memory");
 }
-// 16 bytes that nobody writes meanwhile, or zeros; no branch.
+// 16 bytes, or zeros; no branch. Neither .nc nor without volatile: the kernel before may write them until `follow`, which
+// a compiler may move a load of constant memory across.
 __device__ __forceinline__ uint4 load_if(const void *p, bool there) {
     uint4 v;
-    asm("{ .reg .pred q; setp.ne.b32 q, %5, 0; mov.b32 %0, 0; mov.b32 %1, 0; mov.b32 %2, 0; mov.b32 %3, 0;\n"
-        "@q ld.global.nc.v4.u32 {%0,%1,%2,%3}, [%4]; }"
-        : "=&r"(v.x), "=&r"(v.y), "=&r"(v.z), "=&r"(v.w) : "l"(p), "r"((int)there));
+    asm volatile("{ .reg .pred q; setp.ne.b32 q, %5, 0; mov.b32 %0, 0; mov.b32 %1, 0; mov.b32 %2, 0; mov.b32 %3, 0;\n"
+                 "@q ld.global.v4.u32 {%0,%1,%2,%3}, [%4]; }"
+                 : "=&r"(v.x), "=&r"(v.y), "=&r"(v.z), "=&r"(v.w) : "l"(p), "r"((int)there) : "memory");
     return v;
 }
 __device__ __forceinline__ void store_if(void *p, const uint4 &v, bool there) {
@@ -50,7 +51,8 @@ __device__ __forceinline__ void store_if(void *p, const uint4 &v, bool there) {
 }
 __device__ __forceinline__ void copies_done() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 // A kernel may begin while the one before it ends: what that one wrote is there behind `follow`, and `lead` lets the
-// next one begin.
+// next one begin. Who is launched early follows in every thread, and leads only behind that: so all kernels before the
+// last one have ended too, and packed weights, which are older than the first layer, can be read before it.
 __device__ __forceinline__ void follow() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");
