@@ -24,8 +24,9 @@ from fedcc.engine.cuda import arguments
 __all__ = ["AVAILABLE", "Kernel", "KernelError", "arguments", "emulated", "guarded", "needs_compiler"]
 
 HERE = Path(__file__).parent
-# Not optimised, since kernels take longer to compile than to run; a fortified longjmp refuses to change stacks.
-FLAGS = ["-std=c++17", "-O0", "-fPIC", "-U_FORTIFY_SOURCE", "-w", "-DON_CPU"]
+# Not optimised, since kernels take longer to compile than to run; a fortified longjmp refuses to change stacks; a large
+# frame must not leap over the page below its stack.
+FLAGS = ["-std=c++17", "-O0", "-fPIC", "-U_FORTIFY_SOURCE", "-fstack-clash-protection", "-w", "-DON_CPU"]
 CHECKS = ["-fsanitize=alignment,bounds", "-fno-sanitize-recover=all"]
 
 AVAILABLE = sys.platform == "linux" and shutil.which("g++") is not None
