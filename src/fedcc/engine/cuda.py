@@ -257,7 +257,7 @@ class Side:
     taken again only behind its uses elsewhere; what was taken elsewhere and is used here must be held until the join.
     """
 
-    def __init__(self, device: torch.device, wanted: bool):
+    def __init__(self, device: torch.device, wanted: bool = True):
         self.device, self.begun = device, False
         self.stream: Any = None
         if wanted and device.type == "cuda":

@@ -23,7 +23,7 @@ from fedcc.core.model import Arch, Model, Outputs, State
 from fedcc.core.requests import Fit, Fitted, Predict, Request
 from fedcc.core.samples import Samples
 from fedcc.core.step import Batch, Step
-from fedcc.engine import cuda
+from fedcc.engine import cuda, stepping
 from fedcc.engine.adam import BETAS, EPS
 from fedcc.engine.cuda import Side
 from fedcc.engine.drive import signature
@@ -572,22 +572,18 @@ class Lanes:
         pool, offset = self.kit.pools[stream, column], self.offsets[stream, column]
         plan, place = self.plan[stream], self.numbers["place"]
         if self.kernels:
-            from fedcc.engine.stepping import rows
-
-            return rows(pool, plan, place, offset)
+            return stepping.rows(pool, plan, place, offset)
         return pool[plan[self.rows, place].long() + offset]
 
     def _images(self, dtype: torch.dtype) -> Tensor:
         """The inputs of all streams side by side, by a kernel, on the side stream."""
-        from fedcc.engine.stepping import images
-
         channels, height, width = next(iter(self.fit.streams.values())).shape
         shape = (self.width, sum(self.batches.values()), height, width, channels)
         out, first = torch.empty(shape, dtype=dtype, device=self.rows.device), 0
         with self.side.stretch():
             for stream, samples in self.fit.streams.items():
                 given = self.plan[stream], self.draws[stream], self.numbers["place"], self.offsets[stream, "x"]
-                images(self.kit.pools[stream, "x"], *given, samples.view, out, first)
+                stepping.images(self.kit.pools[stream, "x"], *given, samples.view, out, first)
                 first += self.batches[stream]
         return out.permute(0, 1, 4, 2, 3)
 
@@ -654,10 +650,8 @@ class Lanes:
         """Count a step of these losses; Adam's step sizes and bias corrections [width], found in float64."""
         n = self.numbers
         if self.kernels:
-            from fedcc.engine.stepping import tick
-
             with self.side.stretch():
-                return tick(losses, n, BETAS)
+                return stepping.tick(losses, n, BETAS)
         n["loss"].add_(losses)
         n["age"].add_(1)
         slower = 0.5 * (1 - torch.cos(math.pi * n["at"].double() / n["length"].clamp(min=1)))
@@ -670,9 +664,7 @@ class Lanes:
     def adam(self, parts: list[Tensor], size: Tensor, root: Tensor) -> None:
         """Adam with a step size and a bias correction per lane."""
         if self.kernels:
-            from fedcc.engine.stepping import adam
-
-            adam(self.params, self.means, self.squares, parts, self.lane, size, root, BETAS, EPS)
+            stepping.adam(self.params, self.means, self.squares, parts, self.lane, size, root, BETAS, EPS)
             return
         grads, size, root = _whole(parts), size[self.lane], root[self.lane]
         self.means.lerp_(grads, 1 - BETAS[0])

@@ -347,27 +347,22 @@ class Beside:
     """Streams of their own for the gradients of weights, in turn: nothing but Adam waits for these."""
 
     def __init__(self, device: torch.device):
-        self.device, self.begun = device, 0
-        several = range(SIDES if device.type == "cuda" else 0)
-        self.streams: list[Any] = [torch.cuda.Stream(device) for _ in several]  # type: ignore[no-untyped-call]
+        self.sides, self.begun = [cuda.Side(device) for _ in range(SIDES)], 0
         self.held: list[Any] = []  # in use over there: freed here, their memory would be taken at once
 
     def weights(self, *given: Any) -> list[Tensor]:
-        if not self.streams:
-            return weights(*given)
-        stream = self.streams[self.begun % len(self.streams)]
+        side = self.sides[self.begun % SIDES]
         self.begun += 1
         self.held += given
-        stream.wait_stream(torch.cuda.current_stream(self.device))
-        with torch.cuda.stream(stream):
+        with side.stretch():
             made = weights(*given)
         self.held += made
         return made
 
     def join(self) -> None:
         """What comes next waits for all that was begun beside."""
-        for stream in self.streams[: self.begun]:  # a capture must not wait for a stream that has no part in it
-            torch.cuda.current_stream(self.device).wait_stream(stream)
+        for side in self.sides:
+            side.join()
         self.begun = 0
         self.held.clear()
 
