@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedcc.core.step import Loss, Step
+from fedcc.core.step import Loss, Step, joined
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class Proximal(Loss):
 
     def __call__(self, step: Step) -> Tensor:
         w = step.constants["w"]
-        return torch.stack([(theta - w[name]).square().sum() for name, theta in step.params.items()]).sum()
+        return (joined(step.params.values()) - joined(w[name] for name in step.params)).square().sum()
 
 
 def cross_entropy(z: Tensor, y: Tensor) -> Tensor:

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedcc.core.model import Arch
 from fedcc.core.requests import Fit, Frozen, Init, Predict, Recipe
@@ -28,7 +29,7 @@ from fedcc.engine.fused import Fused, Job
 from fedcc.engine.kernels import IMAGE, NORM, PLAIN, RESIDUAL, Back, Beside, Input, Layer, Made, Setting, Tape, Tiles
 from fedcc.engine.plain import Plain
 from fedcc.engine.stack import Stacked, stacked_state
-from fedcc.gradients import Ascent
+from fedcc.gradients import Ascent, Clip
 from fedcc.losses import CrossEntropy, Proximal, SoftCrossEntropy
 from fedcc.nets import ResNet, build
 
@@ -603,11 +604,41 @@ def test_gradients_lie_in_few_parts_and_can_be_added_to(device: torch.device) ->
         found.append(lanes.gradients(*lanes.losses(engine, lanes.params, lanes.batch(engine))))
     ours, more, library = (torch.cat(parts) for parts in found)
     head = LANES * 5 * 64 + LANES * 5
-    assert [len(part) for part in found[0]] == [len(lanes.params) - head, head]
+    assert [len(part) for part in found[0]] == [len(part) for part in found[1]] == [len(lanes.params) - head, head]
     torch.testing.assert_close(more, ours + lanes.params - 0.01)
     for name, block in lanes._blocks(library).items():
         error = (lanes._blocks(ours)[name] - block).norm() / block.norm()
         assert error < 0.3, name  # other layers, in bf16; another gradient would be 1 away
+
+
+@pytest.mark.parametrize("asked", [{"loss": CrossEntropy("private") + Proximal()}, {"gradient": Clip(1.0)}], ids=str)
+def test_a_term_or_rule_over_all_weights_is_about_one_operation_per_tensor(
+    asked: dict[str, Any], device: torch.device
+) -> None:
+    """In a captured step each is a launch, which takes as long as its neighbours take to finish."""
+    counts = []
+    fits = [replace(f, loss=CrossEntropy("private"), constants={"w": f.model.state}) for f in ragged(device, 2, 2)]
+    for own in (fits, [replace(fit, **asked) for fit in fits]):
+        engine = Fused(device, "bf16", kernels=True, graphs=False)
+        jobs = [Job(k, fit, 2) for k, fit in enumerate(own)]
+        lanes = engine._kit(jobs).lanes(LANES, engine)
+        for seat, job in enumerate(jobs):
+            lanes.load(seat, job)
+        with Counting() as counting:
+            lanes.step(engine)
+        counts.append(counting.count)
+    assert 0 < counts[1] - counts[0] < len(lanes.trained) + 20
+
+
+class Counting(TorchDispatchMode):
+    """Counts operations that are no views; one over a list of tensors as one each."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if not func.is_view and func.namespace == "aten":
+            self.count += len(args[0]) if "_foreach_" in func.name() else 1
+        return func(*args, **kwargs or {})
 
 
 @dataclass(frozen=True)

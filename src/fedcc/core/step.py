@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -104,6 +104,11 @@ class Gradient:
         return grads
 
 
+def joined(tensors: Iterable[Tensor]) -> Tensor:
+    """All entries one after another: what follows is one operation, for many clients too, and not one per tensor."""
+    return torch.cat([tensor.reshape(-1) for tensor in tensors])
+
+
 def norm(tensors: Tensors) -> Tensor:
     """The Euclidean norm over all tensors together."""
-    return torch.stack([(t * t).sum() for t in tensors.values()]).sum().sqrt()
+    return joined(tensors.values()).square().sum().sqrt()

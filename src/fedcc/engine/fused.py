@@ -413,6 +413,8 @@ class Lanes:
         self.rows = torch.arange(width, device=device)
         self.ones = torch.ones(width, dtype=engine.dtype, device=device)
         self.names = _read(fit)
+        ones = {name: torch.ones(template[name].shape) for name in self.trained}
+        self.climbs = fit.gradient is not None and fit.gradient.ascent(ones) is not None
         self.seats: dict[int, Seat] = {}
         pools = [pool for (_, column), pool in kit.pools.items() if column == "x"]
         self.images = engine.kernels and all(p.ndim == 4 and p.dtype == torch.uint8 for p in pools)
@@ -591,10 +593,11 @@ class Lanes:
         """All lanes' losses [width] at ``flat``, and the leaves that they are functions of."""
         leaf = flat.detach().requires_grad_()
         params, leaves, inputs = self._blocks(leaf), [leaf], drawn.inputs()
-        if self.stack.fast:  # leaves of their own: their gradients lie one behind another already, most of them
-            params = {name: block.detach().requires_grad_() for name, block in params.items()}
-            leaves = list(params.values())
         held = params
+        if self.stack.fast:  # leaves of their own: their gradients lie one behind another already, most of them
+            held = {name: block.detach().requires_grad_() for name, block in params.items()}
+            params = {name: block.detach().requires_grad_() for name, block in params.items()}  # what a loss may read
+            leaves = [*held.values(), *params.values()]
         if engine.low != engine.dtype and not self.stack.fast:
             # convolutions and linear layers in low precision, cast all at once; BatchNorm's own stay
             low = self._blocks(leaf.to(engine.low))
@@ -630,14 +633,19 @@ class Lanes:
 
     def gradients(self, losses: Tensor, leaves: list[Tensor]) -> list[Tensor]:
         """Gradients of all lanes' losses, flat, in parts."""
-        return _runs(torch.autograd.grad(losses, leaves, self.ones, materialize_grads=True))
+        found = torch.autograd.grad(losses, leaves, self.ones, allow_unused=True)
+        held, read = (found[: len(self.trained)], found[len(self.trained) :]) if self.stack.fast else (found, ())
+        grads = [torch.zeros_like(x) if g is None else g for x, g in zip(leaves, held, strict=False)]
+        more = [(grad, pull) for grad, pull in zip(grads, read, strict=False) if pull is not None]
+        if more:  # in place, so that neighbours in memory remain neighbours
+            torch._foreach_add_([grad for grad, _ in more], [pull for _, pull in more])
+        return _runs(grads)
 
     def adjusted(self, engine: Fused, grads: Tensor, drawn: Drawn) -> Tensor:
         """The gradients as the fit's gradient rule wants them: perhaps taken again elsewhere, perhaps transformed."""
         rule = self.fit.gradient
         assert rule is not None
-        tiny = {name: torch.ones_like(block[0]) for name, block in self._blocks(grads).items()}
-        if rule.ascent(tiny) is not None:
+        if self.climbs:
             offsets = torch.vmap(rule.ascent)(self._blocks(grads))
             moved = self.params + torch.cat([offsets[n].reshape(-1) for n in self.trained])  # type: ignore[index]
             self.stack.stay(True)
