@@ -61,9 +61,7 @@ class FedVLS(FedAvg):
     source: ClassVar[str] = "Guo et al., AAAI 2025"
     lam: float | None = option(None, "weight of L_dis; by default 0.1 up to 10 classes, 0.5 above", "paper", low=0)
     gamma: float = option(0.005, "weight of L_logit; the paper has 1", "official code", low=0)
-    suppress: Literal["paper", "code"] = option(
-        "code", "form of L_logit; the paper's has no lower bound", "official code"
-    )
+    suppress: Literal["paper", "code"] = option("code", "form of L_logit; paper: no lower bound", "official code")
 
     async def train(self, c: Client, received: Weights) -> Fitted:
         lam = self.lam if self.lam is not None else 0.1 if c.classes <= 10 else 0.5
