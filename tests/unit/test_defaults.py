@@ -27,7 +27,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "cap": None,
         "cache_features": True,
     },
-    "fedvls": {"lam": None, "gamma": 0.005, "suppress": "paper"},
+    "fedvls": {"lam": None, "gamma": 0.005, "suppress": "code"},
     "fedmd": {"loss": "l1", "average": "logits", "digest_epochs": None, "revisit_epochs": None},
     "feddf": {
         "average": "logits",
