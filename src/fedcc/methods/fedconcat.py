@@ -3,8 +3,9 @@
 Diao, Li and He, "Exploiting label skews in federated learning with model concatenation", AAAI 2024.
 Shares a label histogram once and weights for T rounds, then the head; receives its cluster's weights, then all encoders
 once and the head; predicts with the concatenated model (until it stands, by the mean logits of the clusters').
-Deviations: the head learns from features of clean images, computed once, the encoders in evaluation mode; a client
-first met after round 1 trains once from the initial weights before it counts.
+Deviations: the head learns from features of clean images, computed once, the encoders in evaluation mode, and by SGD as
+in the released code, the encoders by Adam; a client first met after round 1 trains once from the initial weights before
+it counts.
 """
 
 from __future__ import annotations
