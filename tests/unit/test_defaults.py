@@ -13,7 +13,7 @@ from fedcc.methods import METHODS, make
 DEFAULTS: dict[str, dict[str, Any]] = {
     "fedavg": {},
     "fedprox": {"mu": 0.01},
-    "fednova": {"normaliser": "steps", "momentum": 0.9, "server_momentum": 0.0},
+    "fednova": {"normaliser": "steps", "momentum": 0.9, "server_momentum": 0.0, "statistics": "average"},
     "fedrs": {"alpha": 0.5, "rule": "binary"},
     "fedsam": {"rho": 0.1},
     "fedlc": {"tau": 0.5, "denominator": "include"},
@@ -22,12 +22,13 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "clusters": 4,
         "classifier_rounds": 200,
         "classifier_steps": 3,
+        "classifier_lr": 0.01,
         "histogram": "labels",
         "head_init": "auto",
         "cap": None,
         "cache_features": True,
     },
-    "fedvls": {"lam": None, "gamma": 0.005, "suppress": "paper"},
+    "fedvls": {"lam": None, "gamma": 0.005, "suppress": "code"},
     "fedmd": {"loss": "l1", "average": "logits", "digest_epochs": None, "revisit_epochs": None},
     "feddf": {
         "average": "logits",

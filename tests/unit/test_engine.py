@@ -20,6 +20,7 @@ from fedcc.core.samples import Samples, View
 from fedcc.core.step import Gradient, Loss, Step, norm
 from fedcc.engine import Plain
 from fedcc.engine.adam import Adam
+from fedcc.engine.fused import Fused
 from fedcc.engine.plain import learning_rate
 from fedcc.engine.plan import Plan, augmentation, batches
 from fedcc.gradients import Ascent, Clip
@@ -317,6 +318,42 @@ def test_a_fit_is_plain_training_with_torchs_adam() -> None:
     found = fitted()
     assert same(found.model.state, module.state_dict())
     assert found.loss == pytest.approx(sum(losses) / 6)
+
+
+@pytest.mark.parametrize("schedule", ["constant", "cosine"])
+def test_a_fit_with_momentum_is_plain_training_with_torchs_sgd(schedule: Any) -> None:
+    model, recipe = model_of(), Recipe(1e-2, 8, 2, schedule=schedule, momentum=0.9)
+    module = build(model.arch, Key(0)).double()
+    module.load_state_dict(model.state)
+    module.train()
+    sgd = torch.optim.SGD(module.parameters(), lr=1e-2, momentum=0.9)
+    for t, rows in enumerate(batches(Key(0, 1, 2, "fit", "private"), 24, 8, 6)):
+        sgd.param_groups[0]["lr"] = learning_rate(recipe, t, 6)
+        sgd.zero_grad()
+        nn.functional.cross_entropy(module(PRIVATE.x[rows].double()).logits, PRIVATE["y"][rows]).backward()
+        sgd.step()
+    plain = fitted(recipe, model)
+    (together,) = Fused("cpu", "fp64").serve([fit_of(model, recipe, private=PRIVATE)])
+    for state in (plain.model.state, together.model.state):
+        for name, value in module.state_dict().items():
+            assert torch.allclose(state[name], value, atol=1e-12), name
+    assert not plain.optimizer
+
+
+def test_momentum_that_is_none() -> None:
+    with pytest.raises(ValueError, match=r"momentum must be at least 0 and below 1, got 1\.5"):
+        Recipe(momentum=1.5)
+    with pytest.raises(ValueError, match="begins anew with each fit: reset must be 'phase', got 'round'"):
+        Recipe(momentum=0.9, reset="round")
+
+
+def test_fits_by_adam_and_by_sgd_share_no_step() -> None:
+    """One after another or together, each is trained by its own rule."""
+    model, fused = model_of(), Fused("cpu", "fp64")
+    asked = [fit_of(model, Recipe(1e-2, 8, 2, momentum=m), private=PRIVATE) for m in (None, 0.9, None)]
+    for found, fit in zip(fused.serve(asked), asked, strict=True):
+        alone = Plain(precision="fp64").fit(fit)
+        assert all(torch.allclose(found.model.state[n], v, atol=1e-12) for n, v in alone.model.state.items())
 
 
 def test_no_epochs_give_the_model_back() -> None:

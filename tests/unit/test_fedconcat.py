@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from fedcc.methods.clusterwise import Encoder, histograms
 from fedcc.methods.fedavg import average
 from fedcc.methods.fedconcat import Classifier
 from private_steps import draw, same
+from recording import record
 from tiny import DIMENSIONS, Mlp, Tiny
 
 LABELS = ((0,) * 20, (0,) * 15 + (1,) * 2, (1,) * 12 + (2,) * 8, (2,) * 20)  # 0 and 1 are alike; 2 and 3 too
@@ -172,6 +174,23 @@ def test_a_client_takes_three_steps_a_classifier_round() -> None:
     tiny.executor.fit = lambda fit: steps.append((fit.key.phase, fit.steps)) or serve(fit)  # type: ignore[method-assign, func-returns-value]
     tiny.run(1)
     assert steps[4:] == [("head", 3)] * 16
+
+
+def test_the_head_learns_by_sgd_with_momentum_even_where_adams_state_outlives_phases() -> None:
+    recipe = Tiny(FedAvg()).recipe
+    for cached in (True, False):
+        tiny = Tiny(replace(SMALL, cache_features=cached), labels=LABELS, recipe=replace(recipe, reset="round"))
+        asked = record(tiny)
+        tiny.run(2)
+        assert {(f.recipe.lr, f.recipe.momentum, f.recipe.reset) for f in asked.fits("head")} == {(0.01, 0.9, "phase")}
+        assert {f.recipe.momentum for f in asked.fits("fit")} == {None}
+
+
+def test_heads_of_clients_with_two_classes_each_add_up() -> None:
+    """Which they do not with Adam: its first steps have the size of its rate, whatever the gradient's."""
+    f = Federation.named("digits", "classes:2", clients=10, models=["resnet8"], fraction=0.5)
+    found = fedcc.run(FedConcat(classifier_rounds=60), f, rounds=2, epochs=6, device="cpu", client_accuracy=False)
+    assert found.rounds[-1]["accuracy"] > 60
 
 
 @pytest.mark.parametrize("cached", [True, False])

@@ -31,6 +31,28 @@ def test_the_gradient_of_a_missing_class_is_alpha_times_its_restricted_probabili
     torch.testing.assert_close(grad[:, 0], (p[:, 0] - (y == 0).double()) / 6)
 
 
+def missing_logits(alpha: float, optimizer: type[torch.optim.Optimizer], **settings: float) -> float:
+    """Their mean after 350 steps of a linear head on features of two classes out of ten."""
+    generator = torch.Generator().manual_seed(0)
+    y = torch.arange(400) % 2
+    x = (torch.rand(2, 64, generator=generator)[y] + 0.3 * torch.randn(400, 64, generator=generator)).relu()
+    weight = (0.1 * torch.randn(10, 64, generator=generator)).requires_grad_()
+    scale = scales(torch.tensor([200, 200] + 8 * [0]), alpha, "binary").float()
+    descent = optimizer([weight], **settings)
+    for _ in range(350):
+        descent.zero_grad()
+        torch.nn.functional.cross_entropy(x @ weight.T * scale, y).backward()
+        descent.step()
+    return float((x @ weight.detach().T)[:, 2:].mean())
+
+
+def test_it_restricts_missing_classes_with_sgd_and_not_with_adam() -> None:
+    sgd = {alpha: missing_logits(alpha, torch.optim.SGD, lr=0.01, momentum=0.9) for alpha in (0.5, 1.0)}
+    adam = {alpha: missing_logits(alpha, torch.optim.Adam, lr=1e-3) for alpha in (0.5, 1.0)}
+    assert 0.75 * sgd[1.0] < sgd[0.5] < 0
+    assert adam[0.5] < 1.15 * adam[1.0] < 0  # Adam divides alpha out, and the shrunk logit has further to go
+
+
 def test_with_alpha_zero_a_missing_class_gets_no_gradient_at_all() -> None:
     tiny = Tiny(FedRS(alpha=0.0), labels=((0,) * 20, (0,) * 10 + (1,) * 10)).run()
     received = initial(tiny)

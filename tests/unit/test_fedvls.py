@@ -129,11 +129,45 @@ def test_suppression_leaves_the_label_and_vacant_classes_alone(form: str) -> Non
     assert (grad >= 0).all()  # descent pushes the others down
 
 
-def test_suppression_skips_a_class_that_the_whole_batch_has() -> None:
+@pytest.mark.parametrize("form", ["paper", "code"])
+def test_suppression_skips_a_class_that_the_whole_batch_has(form: str) -> None:
     one = torch.tensor([0.0, 0.0, 1.0, 0.0, 0.0], dtype=torch.float64)
-    value, grad = slopes(Suppression(), draw(4, 5), torch.full((4,), 2), constants={"prior": one})
+    loss = Suppression(form)  # type: ignore[arg-type]
+    value, grad = slopes(loss, draw(4, 5), torch.full((4,), 2), constants={"prior": one})
     assert float(value) == 0
     assert torch.equal(grad, torch.zeros_like(grad))
+
+
+@pytest.mark.parametrize("depth", [10.0, 1e3, 1e6])
+def test_the_loss_has_a_lower_bound(depth: float) -> None:
+    """However far present logits sink: all together, which L_cal cannot see, or those that are not the label's."""
+    c = Tiny(FedVLS()).clients[0]
+    loss, y = asked(FedVLS(gamma=1.0), c).loss, torch.tensor([0, 2, 2, 2])
+    lowest = sum(share * math.log(share) for share in (0.25, 0.75))  # of L_logit; L_cal and L_dis are at least 0
+    others = ~VACANT & ~F.one_hot(y, 5).bool()
+    for sunk in (~VACANT, others):
+        logits = draw(4, 5) - depth * sunk
+        value, grad = slopes(loss, logits, y, constants={"prior": PRIOR}, teacher=draw(4, 5, seed=1))
+        assert float(value) >= lowest
+        pull = slopes(Suppression(), logits, y, constants={"prior": PRIOR})[1]
+        assert float(pull.abs().max()) <= 10 * math.exp(-depth)  # nothing is left for Adam to make a step of
+        assert torch.isfinite(grad).all()
+
+
+def test_present_classes_do_not_sink_under_vacant_ones() -> None:
+    """Local training, longer than the cross entropy needs: with the paper's L_logit Adam goes on pushing them down."""
+    sunk = {}
+    for form in ("code", "paper"):
+        method = FedVLS(suppress=form)  # type: ignore[arg-type]
+        tiny = Tiny(method, labels=((0, 2) * 16,), recipe=Recipe(lr=1e-2, batch=8, epochs=300)).run(1)
+        trained = tiny.clients[0]
+        module = build(trained.arch, trained.key).double().eval()
+        module.load_state_dict(trained.model.state)
+        logits = module(trained.private.x.double())[0].detach()
+        assert torch.equal(logits[:, [0, 2]].argmax(-1) * 2, trained.private["y"])
+        sunk[form] = float(logits[:, 1].mean() - logits[:, [0, 2]].mean())
+    assert sunk["code"] < 3
+    assert sunk["paper"] > 10
 
 
 def test_large_logits_stay_finite() -> None:

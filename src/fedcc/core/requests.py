@@ -36,6 +36,7 @@ class Recipe:
 
     An epoch is ``ceil(n / batch)`` full batches of the longest stream, or of the stream that ``pace`` names;
     ``steps``, if given, is the length itself. ``reset="round"`` keeps Adam's state over the phases of a round.
+    ``momentum``, if given, is that of SGD, which then takes Adam's place; it begins anew with each fit.
     ``batches`` holds (stream, batch) for streams whose batches have a size of their own.
     """
 
@@ -47,6 +48,7 @@ class Recipe:
     pace: str | None = None
     reset: Literal["phase", "round"] = "phase"
     batches: tuple[tuple[str, int], ...] = ()
+    momentum: float | None = None
 
     def __post_init__(self) -> None:
         sizes = [size for _, size in self.batches]
@@ -58,6 +60,10 @@ class Recipe:
         ):
             if not rule:
                 raise ValueError(f"{name} must be at least {1 if name == 'batch' else 0}, got {value}")
+        if self.momentum is not None and not 0 <= self.momentum < 1:
+            raise ValueError(f"momentum must be at least 0 and below 1, got {self.momentum}")
+        if self.momentum is not None and self.reset == "round":
+            raise ValueError("SGD with momentum begins anew with each fit: reset must be 'phase', got 'round'")
 
     def batch_of(self, stream: str) -> int:
         """How many samples of this stream make a step."""

@@ -1,4 +1,7 @@
-"""Adam on named parameters: the fused kernel of torch.optim without what its first step imports (the compiler, 3 s)."""
+"""Adam on named parameters: the fused kernel of torch.optim without what its first step imports (the compiler, 3 s).
+
+And SGD with momentum, for what a source trains so and a few steps of Adam would not learn.
+"""
 
 from __future__ import annotations
 
@@ -55,3 +58,21 @@ class Adam:
             | {f"square/{n}": v.clone() for n, v in self.squares.items()}
             | {f"step/{n}": v.clone() for n, v in zip(self.params, self.steps, strict=True)}
         )
+
+
+class Momentum:
+    """``torch.optim.SGD`` with momentum; nothing of it outlives a fit."""
+
+    def __init__(self, params: Mapping[str, Tensor], momentum: float):
+        self.params, self.momentum = params, momentum
+        self.velocities = {name: torch.zeros_like(p, requires_grad=False) for name, p in params.items()}
+
+    @torch.no_grad()
+    def step(self, lr: float) -> None:
+        """One step with the gradients in ``grad``; a parameter without one is left alone."""
+        for name, p in self.params.items():
+            if p.grad is not None:
+                p.sub_(self.velocities[name].mul_(self.momentum).add_(p.grad), alpha=lr)
+
+    def state(self) -> dict[str, Tensor]:
+        return {}

@@ -80,6 +80,7 @@ def kind(request: Request[Any]) -> Hashable:
             request.gradient,
             request.only,
             request.joint,
+            request.recipe.momentum,
             tuple(
                 (
                     name,

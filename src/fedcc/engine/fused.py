@@ -546,7 +546,10 @@ class Lanes:
                 grads = [self.adjusted(engine, _whole(grads), drawn)]
         finally:  # a capture that fails has to end too
             self.side.join()
-        self.adam(grads, *pace)
+        if self.fit.recipe.momentum is None:
+            self.adam(grads, *pace)
+        else:
+            self.descend(_whole(grads), pace[0], self.fit.recipe.momentum)
 
     def batch(self, engine: Fused) -> Drawn:
         """This step's batches: gathered, augmented, normalised."""
@@ -655,9 +658,12 @@ class Lanes:
         return torch.cat([changed[n].reshape(-1) for n in self.trained])
 
     def tick(self, losses: Tensor) -> tuple[Tensor, Tensor]:
-        """Count a step of these losses; Adam's step sizes and bias corrections [width], found in float64."""
-        n = self.numbers
-        if self.kernels:
+        """Count a step of these losses; Adam's step sizes and bias corrections [width], found in float64.
+
+        With momentum the step sizes are the learning rates.
+        """
+        n, momentum = self.numbers, self.fit.recipe.momentum
+        if self.kernels and momentum is None:
             with self.side.stretch():
                 return stepping.tick(losses, n, BETAS)
         n["loss"].add_(losses)
@@ -667,6 +673,7 @@ class Lanes:
         n["at"].add_(1)
         n["place"].add_(1)
         size, root = lr / (1 - BETAS[0] ** n["age"]), (1 - BETAS[1] ** n["age"]).rsqrt()
+        size = size if momentum is None else lr
         return size.to(self.params.dtype), root.to(self.params.dtype)
 
     def adam(self, parts: list[Tensor], size: Tensor, root: Tensor) -> None:
@@ -678,6 +685,10 @@ class Lanes:
         self.means.lerp_(grads, 1 - BETAS[0])
         self.squares.mul_(BETAS[1]).addcmul_(grads, grads, value=1 - BETAS[1])
         self.params.addcmul_(self.means / self.squares.sqrt().mul_(root).add_(EPS), size, value=-1)
+
+    def descend(self, grads: Tensor, rate: Tensor, momentum: float) -> None:
+        """SGD with momentum, with a learning rate per lane; the means hold the velocities."""
+        self.params.addcmul_(self.means.mul_(momentum).add_(grads), rate[self.lane], value=-1)
 
     def capture(self, engine: Fused) -> None:
         """Record a step as a graph; what the trial steps do to the slots is overwritten when clients are loaded."""

@@ -19,7 +19,7 @@ from fedcc.core.requests import Fit, Fitted, Init, Predict, Recalibrate, Recipe,
 from fedcc.core.rng import Key
 from fedcc.core.samples import Samples
 from fedcc.core.step import Batch, Step, Tensors
-from fedcc.engine.adam import Adam
+from fedcc.engine.adam import Adam, Momentum
 from fedcc.engine.plan import augmentation, batches
 from fedcc.engine.statistics import statistics
 from fedcc.nets.network import Network, build
@@ -126,7 +126,8 @@ class Plain:
             return Fitted(fit.model, 0, 0.0, fit.optimizer, tuple(params))
         fit = replace(fit, constants=tree_map_only(Tensor, lambda t: t.to(self.device), dict(fit.constants)))
         teachers = {name: self._load(f.model, f"teacher {name}").eval() for name, f in fit.frozen.items()}
-        adam = Adam(params, fit.optimizer)
+        momentum = fit.recipe.momentum
+        optimizer = Adam(params, fit.optimizer) if momentum is None else Momentum(params, momentum)
         feed = Feed(fit, steps, self.device, self.dtype)
         total = torch.zeros((), dtype=torch.float64, device=self.device)
         with torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
@@ -135,7 +136,7 @@ class Plain:
                 loss = self._backward(fit, feed, t, module, params, teachers)
                 if fit.gradient is not None:
                     self._adjust(fit, feed, t, module, params, teachers)
-                adam.step(learning_rate(fit.recipe, t, steps))
+                optimizer.step(learning_rate(fit.recipe, t, steps))
                 total += loss
                 if self.monitor:
                     self.monitor.trained(sum(feed.batch.values()))
@@ -143,7 +144,7 @@ class Plain:
         if not math.isfinite(mean):
             raise FloatingPointError(f"the loss is not finite ({mean}) after {steps} steps with lr {fit.recipe.lr}")
         state = {n: v.detach().clone(memory_format=torch.contiguous_format) for n, v in module.state_dict().items()}
-        model, going_on = Model(fit.model.arch, state), adam.state() if fit.recipe.reset == "round" else {}
+        model, going_on = Model(fit.model.arch, state), optimizer.state() if fit.recipe.reset == "round" else {}
         return Fitted(model, steps, mean, going_on, tuple(params))
 
     # -- one step

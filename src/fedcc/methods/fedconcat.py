@@ -3,8 +3,9 @@
 Diao, Li and He, "Exploiting label skews in federated learning with model concatenation", AAAI 2024.
 Shares a label histogram once and weights for T rounds, then the head; receives its cluster's weights, then all encoders
 once and the head; predicts with the concatenated model (until it stands, by the mean logits of the clusters').
-Deviations: the head learns from features of clean images, computed once, the encoders in evaluation mode; a client
-first met after round 1 trains once from the initial weights before it counts.
+Deviations: the head learns from features of clean images, computed once, the encoders in evaluation mode, and by SGD as
+in the released code, the encoders by Adam; a client first met after round 1 trains once from the initial weights before
+it counts.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ class Classifier:
 
 
 Message = Encoder | Classifier
+MOMENTUM = 0.9  # of SGD for the head; Adam's first steps go by a gradient's sign, and cancel in the mean
 MANY = 100  # classes from which the official code caps clusters and joins heads
 
 
@@ -49,6 +51,7 @@ class FedConcat(Method[Message, Message]):
     clusters: int = option(4, "clusters of clients, hence encoders", "FedVLS has 2 or 4 for 10 clients", low=1)
     classifier_rounds: int = option(200, "rounds for the head after the T for encoders", "official: 1000", low=0)
     classifier_steps: int = option(3, "batches that a client takes in such a round", "official code", low=1)
+    classifier_lr: float = option(0.01, "learning rate of SGD, momentum 0.9, in such a round", "official code", low=0)
     histogram: Literal["labels", "inferred"] = option("labels", "label shares told, or read off noise", "paper")
     head_init: Literal["auto", "random", "joined"] = option("auto", "auto: joined from 100 classes on", "official code")
     cap: float | None = option(None, "largest cluster by K / M; by default 1.2 from 100 classes on", "official", low=1)
@@ -79,7 +82,8 @@ class FedConcat(Method[Message, Message]):
             c.model = (await Init(c.arch.times(down.trunks), c.key.of(phase="concat"))).with_(down.encoders)
             c.memory["features"] = (await c.predict(c.private)).features if self.cache_features else None
         c.model = c.model.with_(down.head)
-        recipe, features = c.recipe_(steps=self.classifier_steps), c.memory["features"]
+        how = {"steps": self.classifier_steps, "lr": self.classifier_lr, "momentum": MOMENTUM, "reset": "phase"}
+        recipe, features = c.recipe_(**how), c.memory["features"]
         if features is None:
             await c.fit("head", CrossEntropy("private"), recipe=recipe, private=c.private, only="head")
         else:

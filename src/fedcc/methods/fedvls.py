@@ -2,7 +2,8 @@
 
 Guo et al., "Exploring vacant classes in label-skewed federated learning", AAAI 2025.
 Shares, receives and predicts as FedAvg; the received model is also the frozen teacher (evaluation mode).
-Deviations: gamma is the released code's 0.005, not the paper's 1, since the term has no lower bound; vacant classes
+Deviations: L_logit and its weight 0.005 are the released code's: the paper's form (``suppress="paper"``) has no lower
+bound, and with Adam it alone moves the model once the cross entropy is fitted, whatever its weight. Vacant classes
 leave the softmax altogether, where the code adds ln 1e-9; the paper's L_dis has its ratio the wrong way round.
 """
 
@@ -46,7 +47,7 @@ class VacantDistillation(Loss):
 class Suppression(Loss):
     """L_logit: the logits of classes that are not the label's, by the paper's form or the released code's."""
 
-    form: Literal["paper", "code"] = "paper"
+    form: Literal["paper", "code"] = "code"
 
     def __call__(self, step: Step) -> Tensor:
         batch, suppressed = step["private"], suppressed_code if self.form == "code" else suppressed_paper
@@ -60,7 +61,7 @@ class FedVLS(FedAvg):
     source: ClassVar[str] = "Guo et al., AAAI 2025"
     lam: float | None = option(None, "weight of L_dis; by default 0.1 up to 10 classes, 0.5 above", "paper", low=0)
     gamma: float = option(0.005, "weight of L_logit; the paper has 1", "official code", low=0)
-    suppress: Literal["paper", "code"] = option("paper", "form of L_logit", "paper")
+    suppress: Literal["paper", "code"] = option("code", "form of L_logit; paper: no lower bound", "official code")
 
     async def train(self, c: Client, received: Weights) -> Fitted:
         lam = self.lam if self.lam is not None else 0.1 if c.classes <= 10 else 0.5
@@ -89,6 +90,6 @@ def suppressed_paper(logits: Tensor, y: Tensor, prior: Tensor) -> Tensor:
 
 
 def suppressed_code(logits: Tensor, y: Tensor, prior: Tensor) -> Tensor:
-    """The same of f_c - ln pi_c - ln C, with e^0 where a sample has the class."""
+    """The same of f_c - ln pi_c - ln C, with e^0 where a sample has the class, so at least pi_c ln(share of c)."""
     balanced = logits - torch.where(prior > 0, prior, 1.0).log() - math.log(len(prior))
     return (prior * ((balanced * ~is_class(y, len(prior))).logsumexp(0) - math.log(len(y)))).sum()

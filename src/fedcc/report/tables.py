@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import statistics
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -77,6 +78,10 @@ class Cell:
     @property
     def best_rounds(self) -> str:
         return ", ".join(str(r.best_round) for r in self.runs)
+
+    def reading(self, name: str) -> Value | None:
+        """The final accuracy by another reading of the same models, of the runs that recorded it."""
+        return Value.of(r.readings[name].final for r in self.runs if name in r.readings)
 
 
 @dataclass(frozen=True)
@@ -218,7 +223,7 @@ def _table(
         if budget_matched(run):
             extra = f"E={run.experiment['epochs']} (budget-matched)"
         held.setdefault((run.method, run.label, extra), {}).setdefault(run.scenario, []).append(run)
-    scenarios = _scenarios({r.scenario for r in runs}, everything=of_paper)
+    scenarios = _scenarios(runs, everything=of_paper)
     rows = [
         Row(
             method,
@@ -261,21 +266,20 @@ def _row_order(method: str, label: str, extra: str) -> tuple[Any, ...]:
     return known.index(method) if method in known else len(known), label, bool(extra), natural(extra)
 
 
-def _scenarios(present: set[Scenario], everything: bool) -> tuple[Scenario, ...]:
-    """The paper's columns in its order, then others by name.
+def _scenarios(runs: Sequence[Run], everything: bool) -> tuple[Scenario, ...]:
+    """The paper's columns in its order, then others by name; the paper's table has all of its columns.
 
-    The paper's table has all of its columns, those of data sets without a run last.
+    Data sets with more runs come first, so that a page begins with what can be compared.
     """
+    present = {r.scenario for r in runs}
     first = [s for s in paper.SCENARIOS if everything or s in present]
     data = [*paper.DATA, *DATASETS]
     rest = sorted(
         present - set(first),
         key=lambda s: (data.index(s[0]) if s[0] in data else len(data), natural(s[0]), natural(s[1])),
     )
-    ran = {d for d, _ in present}
-    return tuple(
-        sorted((*first, *rest), key=lambda s: (s[0] not in ran, data.index(s[0]) if s[0] in data else len(data)))
-    )
+    ran = Counter(r.data for r in runs)
+    return tuple(sorted((*first, *rest), key=lambda s: (-ran[s[0]], data.index(s[0]) if s[0] in data else len(data))))
 
 
 def _marked(rows: Sequence[Row], scenarios: Sequence[Scenario]) -> list[Row]:
@@ -521,6 +525,7 @@ class Lead:
     scenario: Scenario
     rivals: int  # how many others have runs
     views: Mapping[View, tuple[Value, str, float]]  # its own value, the best other's label, the margin
+    reread: tuple[str, float] | None  # the best other with re-estimated BatchNorm statistics, and the final margin
     printed: tuple[str, float] | None  # the best other and the margin by the paper's numbers
 
 
@@ -539,9 +544,12 @@ def leads(table: Table, method: str = "fedcc") -> list[Lead]:
                 views[view] = mine, best, mine.mean - shown[best]
         if not views:
             continue
+        anew = {r.title: v.mean for r in others if (v := r.cells[s].reading("re-estimated"))}
+        again = max(anew, key=lambda title: anew[title]) if anew else ""
+        reread = (again, views["final"][0].mean - anew[again]) if anew else None
         said = {r.title: p.mean for r in others if (p := r.cells[s].printed)}
         ours = next((p.mean for r in own if (p := r.cells[s].printed)), None)
         top = max(said, key=lambda title: said[title]) if said else ""
         printed = (top, ours - said[top]) if said and ours is not None else None
-        found.append(Lead(s, len({r.method for r in others if r.cells[s].runs}), views, printed))
+        found.append(Lead(s, len({r.method for r in others if r.cells[s].runs}), views, reread, printed))
     return found
