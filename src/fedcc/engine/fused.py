@@ -413,7 +413,7 @@ class Lanes:
         self.rows = torch.arange(width, device=device)
         self.ones = torch.ones(width, dtype=engine.dtype, device=device)
         self.names = _read(fit)
-        ones = {name: torch.ones(template[name].shape) for name in self.trained}
+        ones = {name: torch.ones(template[name].shape, dtype=engine.dtype, device=device) for name in self.trained}
         self.climbs = fit.gradient is not None and fit.gradient.ascent(ones) is not None
         self.seats: dict[int, Seat] = {}
         pools = [pool for (_, column), pool in kit.pools.items() if column == "x"]
