@@ -111,9 +111,8 @@ class Checkpoints:
         if about.get("format") != FORMAT:
             raise RunFolderError(f"{path} has format {about.get('format')}, this fedcc reads format {FORMAT}")
         told = about["experiment"]
-        if not outdated(
-            told["method"], told["settings"]
-        ):  # options that its method did not have then: at their defaults
+        if not outdated(told["method"], told["settings"]):
+            # options that its method did not have then are at their defaults
             usual = asdict(make(told["method"]))  # type: ignore[call-overload]
             told["settings"] = json.loads(json.dumps(usual)) | told["settings"]
         for part, mine in self.identity.items():
