@@ -21,7 +21,7 @@ from fedcc.methods import METHODS, make
 from recording import changed
 from tiny import Mlp, Tiny
 
-QUICK: dict[str, dict[str, Any]] = {"fedconcat": {"classifier_rounds": 2}}
+QUICK: dict[str, dict[str, Any]] = {"fedconcat": {"classifier_rounds": 2, "classifier_lr": 0.5}}
 """Settings without which a method would take long here."""
 
 MIXED = [[0, 1, 2] * 4, [0, 1] * 5, [1, 2] * 5, [2, 0] * 6]

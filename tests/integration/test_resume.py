@@ -9,12 +9,14 @@ import random
 import signal
 import sys
 import time
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from fedcc.experiments import RunFolder
+from fedcc.experiments.checkpoint import DIGEST
 from program import QUICK, Done, Running, call, wait_until
 
 Capsys = pytest.CaptureFixture[str]
@@ -223,6 +225,32 @@ def test_a_checkpoint_of_another_experiment_is_refused(copy: Path, capsys: Capsy
     call(capsys, "resume", copy).refused("is a checkpoint of another experiment (lam is ")
     toml.write_bytes(before["experiment.toml"])
     assert {p.name: p.read_bytes() for p in copy.iterdir()} == before | {"experiment.toml": before["experiment.toml"]}
+
+
+def without(path: Path, setting: str) -> None:
+    """The checkpoint as it would have been before its method had this setting."""
+    content = path.read_bytes()
+    length = int.from_bytes(content[:8], "little")
+    head = json.loads(content[8 : 8 + length])
+    about = json.loads(head["__metadata__"]["about"])
+    del about["experiment"]["settings"][setting]
+    head["__metadata__"]["about"] = json.dumps(about)
+    text = json.dumps(head).encode()
+    text += b" " * (-len(text) % 8)
+    made = len(text).to_bytes(8, "little") + text + content[8 + length :]
+    digest = blake2b(made, digest_size=DIGEST).hexdigest()
+    path.unlink()
+    path.with_name(f"{path.name.rpartition('-')[0]}-{digest}.safetensors").write_bytes(made)
+
+
+def test_a_checkpoint_from_before_an_option_goes_on_with_its_default(copy: Path, whole: Path, capsys: Capsys) -> None:
+    toml = copy / "experiment.toml"
+    toml.write_text(toml.read_text().replace("trust = 1.0\n", ""))
+    for path in checkpoints(copy):
+        without(path, "trust")
+    done = call(capsys, "resume", copy)
+    assert "going on after round 3" in done.out
+    ended(done, copy, whole)
 
 
 def test_wrong_calls(tmp_path: Path, capsys: Capsys) -> None:

@@ -400,6 +400,15 @@ def test_a_lead_is_measured_against_re_estimated_baselines_too(tmp_path: Path) -
     assert "| -2.0 (FedAvg) |" in markdown.block([table], tmp_path)
 
 
+def test_a_record_of_a_method_before_it_was_mended_does_not_count(tmp_path: Path) -> None:
+    old = synthetic.record("fedconcat", **CIFAR)
+    del old["settings"]["classifier_lr"]
+    found = read(tmp_path, old, synthetic.record("fedconcat", **{**CIFAR, "seed": 1}))
+    assert [r.seed for r in found.runs] == [1]
+    ((_, said),) = found.problems
+    assert said == "does not count: it was made before FedConcat had classifier_lr, by another algorithm"
+
+
 def test_data_sets_with_more_runs_come_first(tmp_path: Path) -> None:
     other = {**CIFAR, "data": "cifar100", "skew": "classes:10"}
     kept = [synthetic.record("fedcc", **other), *(synthetic.record(m, **CIFAR) for m in ("fedavg", "fedcc"))]

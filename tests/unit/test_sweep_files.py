@@ -274,6 +274,18 @@ def test_an_older_folder_without_a_newer_setting_is_the_same(tmp_path: Path) -> 
     assert run.state(tmp_path) == ("unfinished", "")
 
 
+def test_an_older_folder_of_a_method_that_was_mended_is_another_run(tmp_path: Path) -> None:
+    (run,) = plan(SHORT.replace("fedcc", "fedconcat"))
+    place = begun(tmp_path, run)
+    assert run.state(tmp_path) == ("unfinished", "")
+    toml = place / "experiment.toml"
+    toml.write_text(toml.read_text().replace("classifier_lr = 0.01\n", ""))
+    (place / "summary.json").write_text("{}")
+    state, reason = run.state(tmp_path)
+    assert state == "blocked"
+    assert "another run (it was made before FedConcat had classifier_lr, by another algorithm)" in reason
+
+
 def test_other_files_block(tmp_path: Path) -> None:
     (run,) = plan(SHORT)
     place = tmp_path / run.place

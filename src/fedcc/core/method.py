@@ -31,12 +31,14 @@ def option(
     low: float | None = None,
     high: float | None = None,
     images: bool = False,
+    mended: bool = False,
 ) -> T:
     """A hyper-parameter with its meaning, the place its default comes from, and the range it may take.
 
-    ``images``: where inputs are no images it keeps its default.
+    ``images``: where inputs are no images it keeps its default. ``mended``: the method was another one before it had
+    this, so runs that do not name it are none of today's.
     """
-    metadata = {"meaning": meaning, "source": source, "low": low, "high": high, "images": images}
+    metadata = {"meaning": meaning, "source": source, "low": low, "high": high, "images": images, "mended": mended}
     return field(default=default, metadata=metadata)
 
 

@@ -413,8 +413,10 @@ class Lanes:
         self.rows = torch.arange(width, device=device)
         self.ones = torch.ones(width, dtype=engine.dtype, device=device)
         self.names = _read(fit)
-        ones = {name: torch.ones(template[name].shape) for name in self.trained}
-        self.climbs = fit.gradient is not None and fit.gradient.ascent(ones) is not None
+        self.climbs = False
+        if fit.gradient is not None:  # asked once, not in every captured step
+            ones = {n: torch.ones(template[n].shape, dtype=engine.dtype, device=device) for n in self.trained}
+            self.climbs = fit.gradient.ascent(ones) is not None
         self.seats: dict[int, Seat] = {}
         pools = [pool for (_, column), pool in kit.pools.items() if column == "x"]
         self.images = engine.kernels and all(p.ndim == 4 and p.dtype == torch.uint8 for p in pools)

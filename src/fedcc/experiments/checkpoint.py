@@ -29,6 +29,7 @@ from fedcc.experiments.experiment import Experiment
 from fedcc.experiments.store import CHECKPOINT, RunFolder, RunFolderError
 from fedcc.federate import Snapshot
 from fedcc.federation import Federation, Models
+from fedcc.methods import make, outdated
 from fedcc.run import Record, chosen_device, described, rebuilt
 
 FORMAT = 1
@@ -109,6 +110,11 @@ class Checkpoints:
         about, tree = header(content)
         if about.get("format") != FORMAT:
             raise RunFolderError(f"{path} has format {about.get('format')}, this fedcc reads format {FORMAT}")
+        told = about["experiment"]
+        if not outdated(told["method"], told["settings"]):
+            # options that its method did not have then are at their defaults
+            usual = asdict(make(told["method"]))  # type: ignore[call-overload]
+            told["settings"] = json.loads(json.dumps(usual)) | told["settings"]
         for part, mine in self.identity.items():
             if (found := about[part]) != mine:
                 raise RunFolderError(f"{path} is a checkpoint of another experiment ({_difference(part, found, mine)})")

@@ -22,7 +22,7 @@ from fedcc.experiments.experiment import Experiment
 from fedcc.experiments.store import InUse, RunFolder, RunFolderError
 from fedcc.experiments.toml import load
 from fedcc.experiments.workers import Died, Pool, drained
-from fedcc.methods import METHODS
+from fedcc.methods import METHODS, outdated
 from fedcc.tracking import tracked
 
 MACHINE = ("device", "precision", "engine", "threads", "deterministic")
@@ -68,6 +68,8 @@ class Run:
             if (mine := self.given.get(name, "auto")) not in ("auto", there.get(name)):
                 return f"{name} is {there.get(name)} there, {mine} here"
         method, settings = there.pop("method", ""), there.pop("settings", {})
+        if old := outdated(method, settings):
+            return old
         found, wanted = (
             asdict(_anywhere(*what)) for what in ((method, settings, there), (self.method, self.settings, self.given))
         )

@@ -71,6 +71,21 @@ def make(name: str, settings: Mapping[str, Any] | None = None) -> AnyMethod:
     return kind(**(settings or {}))
 
 
+def outdated(name: str, settings: Mapping[str, Any]) -> str:
+    """Why a run with exactly these settings was made by the method before it was mended; empty if it was not.
+
+    >>> outdated("fedconcat", {"clusters": 4})
+    'it was made before FedConcat had classifier_lr, by another algorithm'
+    """
+    kind = METHODS.get(name.lower())
+    if kind is None:
+        return ""
+    for f in fields(kind):  # type: ignore[arg-type]
+        if f.metadata.get("mended") and f.name not in settings:
+            return f"it was made before {kind.__name__} had {f.name}, by another algorithm"
+    return ""
+
+
 __all__ = [
     "LSR",
     "METHODS",
@@ -93,4 +108,5 @@ __all__ = [
     "FedVLS",
     "Local",
     "make",
+    "outdated",
 ]

@@ -3,9 +3,8 @@
 Diao, Li and He, "Exploiting label skews in federated learning with model concatenation", AAAI 2024.
 Shares a label histogram once and weights for T rounds, then the head; receives its cluster's weights, then all encoders
 once and the head; predicts with the concatenated model (until it stands, by the mean logits of the clusters').
-Deviations: the head learns from features of clean images, computed once, the encoders in evaluation mode, and by SGD as
-in the released code, the encoders by Adam; a client first met after round 1 trains once from the initial weights before
-it counts.
+Deviations: the head learns (by SGD, as in the released code) from features of clean images, computed once in evaluation
+mode; a client first met after round 1 trains once from the initial weights before it counts.
 """
 
 from __future__ import annotations
@@ -38,8 +37,7 @@ class Classifier:
 
 
 Message = Encoder | Classifier
-MOMENTUM = 0.9  # of SGD for the head; Adam's first steps go by a gradient's sign, and cancel in the mean
-MANY = 100  # classes from which the official code caps clusters and joins heads
+MOMENTUM, MANY = 0.9, 100  # of SGD for the head; classes from which the official code caps clusters and joins heads
 
 
 @dataclass(frozen=True)
@@ -51,7 +49,7 @@ class FedConcat(Method[Message, Message]):
     clusters: int = option(4, "clusters of clients, hence encoders", "FedVLS has 2 or 4 for 10 clients", low=1)
     classifier_rounds: int = option(200, "rounds for the head after the T for encoders", "official: 1000", low=0)
     classifier_steps: int = option(3, "batches that a client takes in such a round", "official code", low=1)
-    classifier_lr: float = option(0.01, "learning rate of SGD, momentum 0.9, in such a round", "official code", low=0)
+    classifier_lr: float = option(0.01, "SGD's rate in such a round, momentum 0.9", "official code", low=0, mended=True)
     histogram: Literal["labels", "inferred"] = option("labels", "label shares told, or read off noise", "paper")
     head_init: Literal["auto", "random", "joined"] = option("auto", "auto: joined from 100 classes on", "official code")
     cap: float | None = option(None, "largest cluster by K / M; by default 1.2 from 100 classes on", "official", low=1)
@@ -82,9 +80,8 @@ class FedConcat(Method[Message, Message]):
             c.model = (await Init(c.arch.times(down.trunks), c.key.of(phase="concat"))).with_(down.encoders)
             c.memory["features"] = (await c.predict(c.private)).features if self.cache_features else None
         c.model = c.model.with_(down.head)
-        how = {"steps": self.classifier_steps, "lr": self.classifier_lr, "momentum": MOMENTUM, "reset": "phase"}
-        recipe, features = c.recipe_(**how), c.memory["features"]
-        if features is None:
+        recipe = c.recipe_(steps=self.classifier_steps, lr=self.classifier_lr, momentum=MOMENTUM, reset="phase")
+        if (features := c.memory["features"]) is None:
             await c.fit("head", CrossEntropy("private"), recipe=recipe, private=c.private, only="head")
         else:
             private, head = Samples({"x": features, "y": c.private["y"]}), head_alone(c.model)
@@ -119,6 +116,5 @@ async def concatenated(s: Server, models: Sequence[Model], joined: bool) -> Mode
 def head_downlinks(s: Server) -> dict[int, Message]:
     """The head for every client, with the encoders for those that may lack them."""
     model, equipped = s.models["concat"], s.memory.get("equipped", [])
-    head = {name: model.state[name] for name in HEAD}
-    encoders = {name: value for name, value in model.floating.items() if name not in HEAD}
+    head, encoders = ({n: v for n, v in model.floating.items() if (n in HEAD) is own} for own in (True, False))
     return {k: Classifier(head, None if k in equipped else encoders, len(model.arch.trunks)) for k in s.archs}

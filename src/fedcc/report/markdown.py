@@ -182,8 +182,8 @@ def page(found: Found, made: Sequence[Table], beside: Path) -> str:
 
 HOW_AHEAD = """\
 FedCC against the best of the baselines that were run: after the final round, and each in its own best round. A best
-round is chosen by the test set, which flatters methods whose accuracy swings. "Re-estimated": against the best baseline
-whose final model has BatchNorm's statistics from the public images.
+round is chosen by the test set, which flatters methods whose accuracy swings. "Re-estimated": against the best of the
+parameter-based baselines alone, their final models with BatchNorm's statistics from the public images.
 """
 
 

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from fedcc.data.registry import DATASETS
 from fedcc.experiments.experiment import Experiment, setting_text
-from fedcc.methods import METHODS
+from fedcc.methods import METHODS, outdated
 from fedcc.report import paper
 
 T = TypeVar("T")
@@ -192,6 +192,9 @@ def _read(file: Path, name: str, problems: list[tuple[str, str]]) -> Run:
         raise Odd(f"has format {_short(record['format'])}; this version reads format 1")
     experiment = _mapping(record.get("experiment"), "experiment")
     method = _text(experiment.get("method"), "experiment.method").lower()
+    settings = {k: _plain(v, k) for k, v in _mapping(record.get("settings"), "settings").items()}
+    if old := outdated(method, settings):
+        raise Odd(f"does not count: {old}")
     accuracy = _mapping(record.get("accuracy"), "accuracy")
     curve = _series(accuracy.get("rounds"), "accuracy.rounds", 0, 100)
     kind = METHODS.get(method)
@@ -215,7 +218,7 @@ def _read(file: Path, name: str, problems: list[tuple[str, str]]) -> Run:
         best_round=int(_number(accuracy.get("best_round"), "accuracy.best_round", 1)),
         curve=curve,
         experiment={k: _plain(v, k) for k, v in experiment.items() if k != "settings"},
-        settings={k: _plain(v, k) for k, v in _mapping(record.get("settings"), "settings").items()},
+        settings=settings,
         command=_text(record.get("command"), "command", 20_000),
         readings=part("readings", lambda: _readings(accuracy.get("readings", {})), {}),
         targets=part("targets", lambda: _series(accuracy.get("targets", []), "accuracy.targets", 0, 100), ()),
