@@ -295,6 +295,38 @@ def test_a_lead_of_another_method_is_said(tmp_path: Path) -> None:
     assert "| 1 of 15 | 70.0 | FedAvg, E=85 (budget-matched) | -11.0 |" in markdown.ahead(table)
 
 
+def test_a_margin_is_over_the_seeds_that_both_have(tmp_path: Path) -> None:
+    mine = [synthetic.record("fedcc", f, **{**CIFAR, "seed": s}) for s, f in enumerate((70.0, 80.0, 90.0))]
+    (table,) = built(
+        tmp_path,
+        *mine,
+        synthetic.record("fedavg", 65.0, **CIFAR),
+        synthetic.record("fedmd", 66.0, **{**CIFAR, "seed": 2}),
+    )
+    (lead,) = leads(table)
+    value, rival, margin = lead.views["final"]
+    assert (str(value), rival, margin) == (
+        "80.0 ±10.0",
+        "FedAvg",
+        pytest.approx(5.0),
+    )  # not FedMD, at 66 of a kinder seed
+    assert lead.reread == ("FedAvg", pytest.approx(2.0))
+    (table,) = built(tmp_path / "apart", mine[0], mine[1], synthetic.record("fedavg", 65.0, **{**CIFAR, "seed": 7}))
+    assert leads(table)[0].views["final"][2] == pytest.approx(10.0)  # none shared: of the means
+
+
+def test_variants_have_rows_where_they_ran(tmp_path: Path) -> None:
+    varied = [
+        synthetic.record("fedcc", 20.0, settings={"lam": 0.0}, **CIFAR),
+        synthetic.record("fedmd", 30.0, settings={"loss": "kl"}, **{**CIFAR, "data": "cifar100"}),
+    ]
+    (table,) = built(tmp_path, *varied)
+    for data, title in (("cifar10", "FedCC, lam=0.0"), ("cifar100", "FedMD, loss=kl")):
+        assert [line.split(" | ")[0] for line in markdown.comparison(table, data, tmp_path).splitlines()[2:]] == [
+            f"| {title}"
+        ]
+
+
 def test_one_method_alone_is_not_marked(tmp_path: Path) -> None:
     (table,) = built(tmp_path, synthetic.record(**CIFAR), synthetic.record("centralized", **CIFAR))
     assert all(not c.marks for r in table.rows for c in r.cells.values())

@@ -88,7 +88,8 @@ def comparison(table: Table, data: str, beside: Path) -> str:
         for s in scenarios:
             line += [number(row.cells[s], view, beside) for view in VIEWS]
             line += [printed(row.cells[s].printed)] if table.with_paper else []
-        rows.append(line)
+        if not table.variants or any(row.cells[s].runs for s in scenarios):
+            rows.append(line)
     return grid(head, rows)
 
 
@@ -182,8 +183,9 @@ def page(found: Found, made: Sequence[Table], beside: Path) -> str:
 
 HOW_AHEAD = """\
 FedCC against the best of the baselines that were run: after the final round, and each in its own best round. A best
-round is chosen by the test set, which flatters methods whose accuracy swings. "Re-estimated": against the best of the
-parameter-based baselines alone, their final models with BatchNorm's statistics from the public images.
+round is chosen by the test set, which flatters methods whose accuracy swings. Margins are over the seeds
+that both have. "Re-estimated": against the best of the parameter-based baselines alone, their final models with
+BatchNorm's statistics from the public images.
 """
 
 

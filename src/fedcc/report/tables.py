@@ -534,22 +534,38 @@ def leads(table: Table, method: str = "fedcc") -> list[Lead]:
     found = []
     others = [r for r in table.rows if not r.bound and r.method != method]
     own = [r for r in table.rows if r.method == method and not r.extra]
+
+    def least(mine: Cell, rivals: Mapping[str, Mapping[int, float]], view: View) -> tuple[str, float] | None:
+        ours = {r.seed: getattr(r, view) for r in mine.runs}
+        margins = {title: _margin(ours, theirs) for title, theirs in rivals.items() if theirs}
+        return min(margins.items(), key=lambda item: item[1]) if margins else None
+
     for s in table.scenarios:
+        cell = next((r.cells[s] for r in own if r.cells[s].runs), None)
+        if cell is None:
+            continue
         views: dict[View, tuple[Value, str, float]] = {}
         for view in VIEWS:
-            mine = next((r.cells[s].value(view) for r in own), None)
-            shown = {r.title: v.mean for r in others if (v := r.cells[s].value(view))}
-            if mine and shown:
-                best = max(shown, key=lambda title: shown[title])
-                views[view] = mine, best, mine.mean - shown[best]
+            shown = {r.title: {run.seed: getattr(run, view) for run in r.cells[s].runs} for r in others}
+            if (value := cell.value(view)) and (nearest := least(cell, shown, view)):
+                views[view] = value, *nearest
         if not views:
             continue
-        anew = {r.title: v.mean for r in others if (v := r.cells[s].reading("re-estimated"))}
-        again = max(anew, key=lambda title: anew[title]) if anew else ""
-        reread = (again, views["final"][0].mean - anew[again]) if anew else None
+        name = "re-estimated"
+        anew = {
+            r.title: {x.seed: x.readings[name].final for x in r.cells[s].runs if name in x.readings} for r in others
+        }
+        reread = least(cell, anew, "final")
         said = {r.title: p.mean for r in others if (p := r.cells[s].printed)}
         ours = next((p.mean for r in own if (p := r.cells[s].printed)), None)
         top = max(said, key=lambda title: said[title]) if said else ""
         printed = (top, ours - said[top]) if said and ours is not None else None
         found.append(Lead(s, len({r.method for r in others if r.cells[s].runs}), views, reread, printed))
     return found
+
+
+def _margin(ours: Mapping[int, float], theirs: Mapping[int, float]) -> float:
+    """By how much the first is ahead, over the seeds that both have; between the means where they share none."""
+    if shared := ours.keys() & theirs.keys():
+        return statistics.fmean(ours[seed] - theirs[seed] for seed in sorted(shared))
+    return statistics.fmean(ours.values()) - statistics.fmean(theirs.values())
