@@ -70,8 +70,6 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "refine_epoch": "max",
         "bn_recalibrate": "none",
         "trust": 1.0,
-        "keep": 0.0,
-        "folds": 1,
         "mirror": False,
     },
     "ssl": {

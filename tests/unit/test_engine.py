@@ -222,6 +222,22 @@ def test_adams_state_ends_with_the_round() -> None:
     assert [bool(f.optimizer) for f in asked.fits()] == [False, True, False, True]
 
 
+def test_a_fit_of_a_part_leaves_the_state_of_the_whole() -> None:
+    tiny = Tiny(FedAvg(), recipe=Recipe(1e-2, 8, 1, reset="round"))
+    asked, client = record(tiny), tiny.clients[0]
+
+    async def between() -> None:
+        for phase, only in (("fit", None), ("head", "head"), ("refine", None)):
+            await client.fit(phase, CrossEntropy("private"), private=client.private, only=only)
+
+    client.begin(1)
+    tiny.ask(between())
+    whole, part, again = asked.fits()
+    assert not whole.optimizer
+    assert not part.optimizer
+    assert any(name.startswith("mean/trunks") for name in again.optimizer)
+
+
 async def twice(client: Any, recipe: Recipe, samples: Samples) -> None:
     for phase in ("fit", "refine"):
         await client.fit(phase, CrossEntropy("private"), private=samples, recipe=recipe)

@@ -19,16 +19,7 @@ from fedcc.core.samples import Samples, View
 from fedcc.core.step import Batch, Step
 from fedcc.losses import CrossEntropy, Distill
 from fedcc.methods import FedCC
-from fedcc.methods.abstention import (
-    aggregate,
-    entropy,
-    featureless,
-    kept,
-    renormalised,
-    sync_target,
-    targets,
-    trust,
-)
+from fedcc.methods.abstention import aggregate, entropy, featureless, sync_target, targets, trust
 from recording import Recording, changed, record, same
 from tiny import DIMENSIONS, Mlp, Tiny
 
@@ -70,10 +61,8 @@ def test_every_option_moves_a_run() -> None:
         "refine_epoch": "labelled",
         "bn_recalibrate": "public",
         "trust": 0.0,
-        "folds": 2,
     }
-    # these are for inference alone, and for what the server sends in round 2
-    assert set(others) == {f.name for f in fields(FedCC)} - {"mirror", "keep"}
+    assert set(others) == {f.name for f in fields(FedCC)} - {"mirror"}  # that one is for inference alone
     # settings under which the option has something to decide
     where: dict[str, dict[str, Any]] = {
         "majority_empty": {"majority_threshold": 0.99},
@@ -370,48 +359,6 @@ def test_trust_reaches_the_targets_and_the_prediction() -> None:
         assert torch.equal(tiny.rounds[-1].downs[0].values, targets(votes, exponent))
     scores = [tiny.scores() for tiny in rounds.values()]
     assert not torch.equal(*scores)
-
-
-# -- what was known before
-
-
-def test_keep_is_the_weight_of_what_was_known_a_round_ago() -> None:
-    rounds = {share: Tiny(FedCC(keep=share), labels=MIXED).run(2).rounds for share in (0.0, 0.5, 1.0)}
-    ups = [torch.stack([up.values for up in r.ups.values()]) for r in rounds[0.0]]
-    first, second = (aggregate(votes)[:, :-1] for votes in ups)
-    for share, (one, two) in rounds.items():
-        assert torch.equal(one.downs[0].values, targets(ups[0]))
-        known = share * first + second
-        assert torch.allclose(two.downs[0].values, known / known.sum(-1, keepdim=True))
-
-
-def test_what_nobody_knows_any_more_is_what_was_known_before() -> None:
-    before, now = torch.tensor([[0.6, 0.2], [0.1, 0.7]]), torch.tensor([[0.0, 0.0], [0.4, 0.0]])
-    everywhere = torch.tensor([True, True])
-    assert kept(None, now, 1.0, everywhere) is now
-    assert renormalised(kept(before, now, 1.0, everywhere)).tolist() == [
-        pytest.approx([0.75, 0.25]), pytest.approx([5 / 12, 7 / 12])
-    ]  # fmt: skip
-    assert torch.equal(kept(before, now, 0.0, torch.tensor([False, True])), torch.stack([before[0], now[1]]))
-
-
-@pytest.mark.parametrize("folds", [2, 3])
-def test_folds_take_turns_and_votes_count_where_nothing_was_learned(folds: int) -> None:
-    tiny, asked = ran(FedCC(folds=folds), 3)
-    whole = ran(FedCC(), 3)[1]
-    rows = torch.arange(24)
-    for fit, paper in zip(asked.fits("refine", client=0), whole.fits("refine", client=0), strict=True):
-        out = rows % folds == fit.key.round % folds
-        mass = fit.streams["public"]["target"].sum(-1)
-        assert mass[out].tolist() == [0] * (24 // folds)
-        assert mass[~out].tolist() == pytest.approx([folds / (folds - 1)] * (24 - 24 // folds))
-        assert float(mass.sum()) == pytest.approx(float(paper.streams["public"]["target"].sum()))
-    sent = [r.downs[0].values for r in tiny.rounds]
-    for t in (1, 2):
-        fresh = rows % folds == (t + 1) % folds
-        votes = torch.stack([up.values for up in tiny.rounds[t].ups.values()])
-        assert torch.equal(sent[t][~fresh], sent[t - 1][~fresh])
-        assert torch.equal(sent[t][fresh], targets(votes)[fresh])
 
 
 # -- probe

@@ -106,10 +106,11 @@ class Client(Role):
     async def fit(self, phase: str, loss: Loss, **request: Any) -> Fitted:
         """Train the client's own model and keep the result. Takes what :meth:`fitting` takes."""
         fit = self.fitting(phase, self.model, loss, **request)
-        if fit.recipe.reset == "round" and fit.only is None:
-            fit = replace(fit, optimizer=self._optimizer)
-        fitted = await fit
-        self.model, self._optimizer = fitted.model, fitted.optimizer
+        whole = fit.recipe.reset == "round" and fit.only is None  # a part of the network has a state of its own
+        fitted = await (replace(fit, optimizer=self._optimizer) if whole else fit)
+        if whole:
+            self._optimizer = fitted.optimizer
+        self.model = fitted.model
         return fitted
 
     def predict(self, samples: Samples) -> Predict:

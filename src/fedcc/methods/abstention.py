@@ -85,24 +85,7 @@ def aggregate(votes: Tensor, exponent: float = 1.0) -> Tensor:
 
 def targets(votes: Tensor, exponent: float = 1.0) -> Tensor:
     """Soft targets [N, C]: Eq. (11) without "unknown", renormalised, Alg. 1 line 9; uniform where nobody knows."""
-    return renormalised(aggregate(votes, exponent)[:, :-1])
-
-
-def kept(before: Tensor | None, known: Tensor, share: float, fresh: Tensor) -> Tensor:
-    """What is known of each sample: the rounds so far, fading by ``share``; as it was where not ``fresh`` (F-31, F-32).
-
-    [N, C], not normalised: the less the clients know of a sample, the less a round has to say about it.
-    """
-    return known if before is None else torch.where(fresh[:, None], share * before + known, before)
-
-
-def left_out(like: Tensor, folds: int, round: int) -> Tensor:
-    """The rows that nobody learns to call unknown in this round, a mask [N]: one fold after another (F-32)."""
-    return torch.arange(len(like), device=like.device) % folds == round % folds
-
-
-def renormalised(known: Tensor) -> Tensor:
-    """Rows that sum to one; uniform where nobody knows (F-17)."""
+    known = aggregate(votes, exponent)[:, :-1]
     mass = known.sum(-1, keepdim=True)
     nobody = mass == 0
     return torch.where(nobody, torch.full_like(known, 1 / known.shape[-1]), known / mass.masked_fill(nobody, 1))

@@ -3,7 +3,7 @@
 Ye, Ayan, An and Carle, "FedCC: Towards Addressing Label Distribution Skews in Distillation-Based Federated Learning".
 Shares C + 1 probabilities on the public samples [n_u, C + 1], the last one "unknown"; receives C soft targets
 [n_u, C]; predicts by the ensemble of all clients' models, Eq. (11).
-Deviations and the choices where the paper is silent: docs/deviations.md, F-1 to F-32.
+Deviations and the choices where the paper is silent: docs/deviations.md, F-1 to F-30.
 """
 
 from __future__ import annotations
@@ -55,8 +55,6 @@ class FedCC(Method[Predictions, Predictions]):
     refine_epoch: Literal["max", "labelled", "public"] = option("max", "which set's length makes an epoch", "F-15")
     bn_recalibrate: Literal["none", "public"] = option("none", "BatchNorm's statistics from public data", "F-19")
     trust: float = option(1.0, "exponent of the known mass in the weights mu; 0 for equal weights", "F-29", low=0)
-    keep: float = option(0.0, "share of earlier rounds' votes in the targets; 1 keeps all", "F-31", low=0, high=1)
-    folds: int = option(1, "parts of the public set that take turns: one is not learned, and voted on", "F-32", low=1)
     mirror: bool = option(False, "each image and its mirror image at inference", "F-30", images=True)
 
     def outputs(self, classes: int) -> int:
@@ -74,9 +72,6 @@ class FedCC(Method[Predictions, Predictions]):
 
         bias, clean = await gather(c.predict(eq.featureless(c, self.probe_kind)), c.predict(c.public))
         labels = self.pseudo_labels(c, bias.logits, clean.logits)
-        if self.folds > 1:  # no loss on the rows left out, the same weight for the others together
-            rows = ~eq.left_out(labels, self.folds, c.round)
-            labels = labels * rows[:, None] * (self.folds / (self.folds - 1))
         await c.fit(
             "refine",
             CrossEntropy("private") + self.lam * SoftCrossEntropy("public"),  # Eq. (4)
@@ -93,11 +88,7 @@ class FedCC(Method[Predictions, Predictions]):
         return Predictions(shared)
 
     async def server(self, s: Server, ups: Mapping[int, Predictions]) -> Mapping[int, Predictions]:
-        known = eq.aggregate(torch.stack([up.values for up in ups.values()]), self.trust)[:, :-1]
-        if self.keep or self.folds > 1:
-            fresh = eq.left_out(known, self.folds, s.round)
-            s.memory["known"] = known = eq.kept(s.memory.get("known"), known, self.keep, fresh)
-        return s.to_all(Predictions(eq.renormalised(known)))
+        return s.to_all(Predictions(eq.targets(torch.stack([up.values for up in ups.values()]), self.trust)))
 
     async def predict(self, t: Trained, samples: Samples) -> Tensor:
         shown = (samples, samples.mirrored) if self.mirror else (samples,)
