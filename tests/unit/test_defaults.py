@@ -13,7 +13,7 @@ from fedcc.methods import METHODS, make
 DEFAULTS: dict[str, dict[str, Any]] = {
     "fedavg": {},
     "fedprox": {"mu": 0.01},
-    "fednova": {"normaliser": "steps", "momentum": 0.9, "server_momentum": 0.0},
+    "fednova": {"normaliser": "steps", "momentum": 0.9, "server_momentum": 0.0, "statistics": "average"},
     "fedrs": {"alpha": 0.5, "rule": "binary"},
     "fedsam": {"rho": 0.1},
     "fedlc": {"tau": 0.5, "denominator": "include"},

@@ -352,6 +352,10 @@ def test_trust_is_finite_where_nearly_all_abstain() -> None:
     assert trust(torch.tensor([[[0.0, 0.0, 1.0]]] * 2), 4.0)[:, 0].tolist() == [0.5, 0.5]
 
 
+def test_a_whole_number_becomes_the_number_that_the_option_holds() -> None:
+    assert [type(value) for value in (FedCC(lam=1).lam, FedCC(epochs_fit=1).epochs_fit)] == [float, int]
+
+
 def test_trust_reaches_the_targets_and_the_prediction() -> None:
     rounds = {e: Tiny(FedCC(trust=e), labels=MIXED).run(1) for e in (0.0, 1.0)}
     for exponent, tiny in rounds.items():

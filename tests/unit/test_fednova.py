@@ -9,7 +9,7 @@ from torch import Tensor
 from fedcc.core.messages import Weights, nbytes
 from fedcc.core.requests import Recipe
 from fedcc.methods import FedAvg, FedNova
-from fedcc.methods.fednova import Update, coefficients, heavy_ball, shares
+from fedcc.methods.fednova import Update, coefficients, extrapolated, heavy_ball, shares
 from private_steps import initial
 from tiny import Tiny
 
@@ -61,6 +61,23 @@ def test_weights_are_normalised_and_running_statistics_averaged(normaliser: str)
         torch.testing.assert_close(after[name], expected)
     assert {name for name in before if "running" in name} == set(ups[0].statistics)
     assert set(ups[0].weights) | set(ups[0].statistics) == set(before)
+
+
+def test_statistics_can_follow_the_rule_of_the_weights() -> None:
+    tiny = Tiny(FedNova(statistics="normalised"), labels=UNEQUAL).run()
+    before, after = initial(tiny), tiny.server.models["global"].state
+    ups: list[Update] = list(tiny.rounds[0].ups.values())
+    for name in ups[0].statistics:
+        expected = naive(before[name], [(up.statistics[name], up.samples, up.steps) for up in ups])
+        torch.testing.assert_close(after[name], expected)
+    name = "head.weight"
+    torch.testing.assert_close(after[name], naive(before[name], [(u.weights[name], u.samples, u.steps) for u in ups]))
+
+
+def test_an_extrapolated_variance_does_not_fall_below_zero() -> None:
+    w, values = torch.tensor([1.0, 1.0, 1.0]), [torch.tensor([0.1, 0.8, -0.1]), torch.tensor([0.3, 0.6, 0.5])]
+    # twice the mean move: 1 + 2 (0.2 - 1) would be -0.6; where a client has a negative value it is no variance
+    torch.testing.assert_close(extrapolated(w, [1.0, 1.0], values), torch.tensor([0.0, 0.4, -0.6]))
 
 
 def test_with_equal_sizes_it_is_fedavg() -> None:

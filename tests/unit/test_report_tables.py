@@ -18,7 +18,7 @@ from fedcc.report import latex, markdown, paper, spreadsheet
 from fedcc.report.page import embedded, page
 from fedcc.report.records import Found, Run, find
 from fedcc.report.style import look
-from fedcc.report.tables import Table, Value, client_table, filled, leads, readings, standing, tables
+from fedcc.report.tables import Margin, Table, Value, client_table, filled, leads, readings, standing, tables
 
 CIFAR = {"data": "cifar10", "skew": "classes:1"}
 EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(2)>|`[x](javascript:1)\n# &"
@@ -264,6 +264,14 @@ def test_other_settings_are_variants_beside_the_method_as_it_comes(tmp_path: Pat
     assert varied.slug == "table1-variants"
 
 
+def test_a_whole_number_is_no_other_setting(tmp_path: Path) -> None:
+    told = [
+        synthetic.record(final=60.0 + s, settings={"lam": v}, **{**CIFAR, "seed": s}) for s, v in ((0, 1), (1, 1.0))
+    ]
+    (varied,) = built(tmp_path, *told)
+    assert [(r.title, len(r.cells["cifar10", "classes:1"].runs)) for r in varied.rows] == [("FedCC, lam=1.0", 2)]
+
+
 def test_the_budget_matched_row(tmp_path: Path) -> None:
     matched = synthetic.record("fedavg", 30.0, epochs=85, **CIFAR)
     other = synthetic.record("fedavg", 30.0, epochs=84, **CIFAR)
@@ -281,8 +289,7 @@ def test_marks_leave_out_bounds_and_ties_share_them(tmp_path: Path) -> None:
     assert marks == {"fedcc": 1, "fedavg": 1, "fedmd": 2, "fedprox": 0, "centralized": 0, "ssl": 0}
     (lead,) = leads(table)
     assert (lead.scenario, lead.rivals) == (("cifar10", "classes:1"), 3)
-    _, rival, margin = lead.views["final"]
-    assert (rival, margin) == ("FedAvg", pytest.approx(0.04))
+    assert lead.views["final"][1] == Margin("FedAvg", pytest.approx(0.04), 1, 1)
     assert lead.printed == ("FedConcat", pytest.approx(67.3 - 12.7))  # of all that the paper printed
 
 
@@ -291,7 +298,7 @@ def test_a_lead_of_another_method_is_said(tmp_path: Path) -> None:
     (table,) = built(tmp_path, synthetic.record("fedcc", 70.0, **CIFAR), *twice)
     (lead,) = leads(table)
     assert lead.rivals == 1
-    assert lead.views["final"][1:] == ("FedAvg, E=85 (budget-matched)", pytest.approx(-11.0))
+    assert lead.views["final"][1] == Margin("FedAvg, E=85 (budget-matched)", pytest.approx(-11.0), 1, 1)
     assert "| 1 of 15 | 70.0 | FedAvg, E=85 (budget-matched) | -11.0 |" in markdown.ahead(table)
 
 
@@ -304,15 +311,13 @@ def test_a_margin_is_over_the_seeds_that_both_have(tmp_path: Path) -> None:
         synthetic.record("fedmd", 66.0, **{**CIFAR, "seed": 2}),
     )
     (lead,) = leads(table)
-    value, rival, margin = lead.views["final"]
-    assert (str(value), rival, margin) == (
-        "80.0 ±10.0",
-        "FedAvg",
-        pytest.approx(5.0),
-    )  # not FedMD, at 66 of a kinder seed
-    assert lead.reread == ("FedAvg", pytest.approx(2.0))
+    value, margin = lead.views["final"]
+    assert (str(value), margin) == ("80.0 ±10.0", Margin("FedAvg", pytest.approx(5.0), 1, 3))  # FedMD's seed was kinder
+    assert lead.reread == Margin("FedAvg", pytest.approx(2.0), 1, 3)
+    assert "| 80.0 ±10.0 | FedAvg | **+5.0** (1 of 3 seeds) |" in markdown.ahead(table)
     (table,) = built(tmp_path / "apart", mine[0], mine[1], synthetic.record("fedavg", 65.0, **{**CIFAR, "seed": 7}))
-    assert leads(table)[0].views["final"][2] == pytest.approx(10.0)  # none shared: of the means
+    assert leads(table)[0].views["final"][1] == Margin("FedAvg", pytest.approx(10.0), 0, 2)  # between the means
+    assert "**+10.0** (other seeds)" in markdown.ahead(table)
 
 
 def test_variants_have_rows_where_they_ran(tmp_path: Path) -> None:
@@ -427,8 +432,8 @@ def test_a_lead_is_measured_against_re_estimated_baselines_too(tmp_path: Path) -
     kept = [synthetic.record(m, final=f, **CIFAR) for m, f in (("fedavg", 20.0), ("fedcc", 21.0))]
     (table,) = built(tmp_path, *kept)
     (lead,) = leads(table)
-    assert lead.views["final"][1:] == ("FedAvg", pytest.approx(1.0))
-    assert lead.reread == ("FedAvg", pytest.approx(-2.0))  # the record's reading is 3 above its accuracy
+    assert lead.views["final"][1] == Margin("FedAvg", pytest.approx(1.0), 1, 1)
+    assert lead.reread == Margin("FedAvg", pytest.approx(-2.0), 1, 1)  # the record's reading is 3 above its accuracy
     assert "| -2.0 (FedAvg) |" in markdown.block([table], tmp_path)
 
 

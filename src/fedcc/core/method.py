@@ -77,8 +77,10 @@ class Method(ABC, Generic[Up, Down]):
     def __post_init__(self) -> None:
         hints = get_type_hints(type(self))
         for f in fields(self):  # type: ignore[arg-type]
-            low, high = f.metadata.get("low"), f.metadata.get("high")
-            check_value(f.name, getattr(self, f.name), hints[f.name], low, high)
+            low, high, value = f.metadata.get("low"), f.metadata.get("high"), getattr(self, f.name)
+            check_value(f.name, value, hints[f.name], low, high)
+            if isinstance(value, int) and float in (hints[f.name], *get_args(hints[f.name])):
+                object.__setattr__(self, f.name, float(value))  # 1 and 1.0 are one setting, also in records
 
     @property
     def name(self) -> str:

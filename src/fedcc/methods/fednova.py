@@ -3,7 +3,8 @@
 Wang et al., "Tackling the objective inconsistency problem in heterogeneous federated optimization", NeurIPS 2020.
 Shares weights, running statistics and the number of local steps; receives and predicts as FedAvg.
 Deviations: the theory does not cover Adam; a_k is the number of steps. Running statistics are averaged as in FedAvg:
-the normalised rule extrapolates (its coefficients add up to 1 or more) and could make a variance negative.
+the normalised rule extrapolates (its coefficients add up to 1 or more) and could make a variance negative. With
+``statistics="normalised"`` they follow that rule, as in NIID-Bench, but no variance falls below 0.
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ class FedNova(Method[Update, Weights]):
     normaliser: Literal["steps", "momentum"] = option("steps", "a_k: steps, or as for SGD with momentum", "Adam")
     momentum: float = option(0.9, "the momentum that normaliser=momentum reckons with", "paper", low=0, high=1)
     server_momentum: float = option(0.0, "momentum of the server's update", "paper", low=0, high=1)
+    statistics: Literal["average", "normalised"] = option("average", "rule for BatchNorm's running statistics", "ours")
 
     async def start(self, s: Server) -> Mapping[int, Weights]:
         s.models["global"] = await s.init(one_network(self.name, s.archs))
@@ -68,8 +70,12 @@ class FedNova(Method[Update, Weights]):
         if self.server_momentum:
             before = s.memory.get("moves") or dict.fromkeys(moves, 0.0)
             moves = s.memory["moves"] = {n: self.server_momentum * before[n] + move for n, move in moves.items()}
-        statistics = average([Weights(up.statistics, up.samples) for up in updates])
-        s.models["global"] = s.models["global"].with_({n: w[n] + move for n, move in moves.items()} | {**statistics})
+        if self.statistics == "normalised":
+            told = updates[0].statistics
+            statistics = {n: extrapolated(w[n], gammas, [up.statistics[n] for up in updates]) for n in told}
+        else:
+            statistics = {**average([Weights(up.statistics, up.samples) for up in updates])}
+        s.models["global"] = s.models["global"].with_({n: w[n] + move for n, move in moves.items()} | statistics)
         return s.to_all(Weights.of(s.models["global"]))
 
     async def predict(self, t: Trained, samples: Samples) -> Tensor:
@@ -100,3 +106,9 @@ def coefficients(p: list[float], a: list[float]) -> list[float]:
 
 def sum_of(weights: list[float], tensors: list[Tensor]) -> Tensor:
     return torch.stack([weight * tensor for weight, tensor in zip(weights, tensors, strict=True)]).sum(0)
+
+
+def extrapolated(w: Tensor, gammas: list[float], values: list[Tensor]) -> Tensor:
+    """W + sum_k gamma_k (v_k - w), but not below 0 where no client's value is: a variance stays one."""
+    moved = w + sum_of(gammas, [value - w for value in values])
+    return torch.where(torch.stack(values).amin(0) < 0, moved, moved.clamp(min=0))

@@ -105,7 +105,7 @@ def headline(tables: Sequence[Table]) -> list[str]:
         if table.variants:
             continue
         if asked := leads(table):
-            won = sum(lead.views["final"][2] >= 0 for lead in asked)
+            won = sum(lead.views["final"][1].points >= 0 for lead in asked)
             said = "is ahead of the others" if won else "is not ahead of the others"
             where = f" in {won} of {len(asked)} scenarios" if len(asked) > 1 else ""
             lines.append(f"{table.title}: after the final round FedCC {said}{where}.")

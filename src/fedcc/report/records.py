@@ -85,11 +85,10 @@ class Run:
         """The method's settings that are not its defaults."""
         kind = METHODS.get(self.method)
         usual = {f.name: f.default for f in fields(kind)} if kind else {}  # type: ignore[arg-type]
-        return tuple(
-            (name, setting_text(value))
-            for name, value in self.settings.items()
-            if name not in usual or usual[name] != value
-        )
+        told = {
+            n: float(v) if isinstance(usual.get(n), float) and type(v) is int else v for n, v in self.settings.items()
+        }
+        return tuple((n, setting_text(v)) for n, v in told.items() if n not in usual or usual[n] != v)
 
     @property
     def protocol(self) -> tuple[tuple[str, str], ...]:

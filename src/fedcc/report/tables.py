@@ -519,13 +519,39 @@ def filled(table: Table) -> int:
 
 
 @dataclass(frozen=True)
+class Margin:
+    """By how much a method is ahead of the nearest other; below 0 it is behind."""
+
+    rival: str
+    points: float
+    seeds: int  # that both have, and that it was taken over; 0: between the means of different ones
+    of: int  # seeds of the method itself
+
+    @staticmethod
+    def between(ours: Mapping[int, float], rival: str, theirs: Mapping[int, float]) -> Margin:
+        """Over the seeds that both have, hence on the same data."""
+        if shared := sorted(ours.keys() & theirs.keys()):
+            points = statistics.fmean(ours[seed] - theirs[seed] for seed in shared)
+        else:
+            points = statistics.fmean(ours.values()) - statistics.fmean(theirs.values())
+        return Margin(rival, points, len(shared), len(ours))
+
+    @property
+    def note(self) -> str:
+        """What it was taken over, where that is not all that the method has."""
+        if self.seeds == self.of:
+            return ""
+        return f"{self.seeds} of {self.of} seeds" if self.seeds else "other seeds"
+
+
+@dataclass(frozen=True)
 class Lead:
-    """One method against the best of the others in one scenario; a margin below 0 is a lead of theirs."""
+    """One method against the nearest of the others in one scenario."""
 
     scenario: Scenario
     rivals: int  # how many others have runs
-    views: Mapping[View, tuple[Value, str, float]]  # its own value, the best other's label, the margin
-    reread: tuple[str, float] | None  # the best other with re-estimated BatchNorm statistics, and the final margin
+    views: Mapping[View, tuple[Value, Margin]]  # its own value, and by how much it is ahead
+    reread: Margin | None  # of its final value, to others with re-estimated BatchNorm statistics
     printed: tuple[str, float] | None  # the best other and the margin by the paper's numbers
 
 
@@ -535,20 +561,20 @@ def leads(table: Table, method: str = "fedcc") -> list[Lead]:
     others = [r for r in table.rows if not r.bound and r.method != method]
     own = [r for r in table.rows if r.method == method and not r.extra]
 
-    def least(mine: Cell, rivals: Mapping[str, Mapping[int, float]], view: View) -> tuple[str, float] | None:
+    def least(mine: Cell, rivals: Mapping[str, Mapping[int, float]], view: View) -> Margin | None:
         ours = {r.seed: getattr(r, view) for r in mine.runs}
-        margins = {title: _margin(ours, theirs) for title, theirs in rivals.items() if theirs}
-        return min(margins.items(), key=lambda item: item[1]) if margins else None
+        margins = [Margin.between(ours, title, theirs) for title, theirs in rivals.items() if theirs]
+        return min(margins, key=lambda margin: margin.points, default=None)
 
     for s in table.scenarios:
         cell = next((r.cells[s] for r in own if r.cells[s].runs), None)
         if cell is None:
             continue
-        views: dict[View, tuple[Value, str, float]] = {}
+        views: dict[View, tuple[Value, Margin]] = {}
         for view in VIEWS:
             shown = {r.title: {run.seed: getattr(run, view) for run in r.cells[s].runs} for r in others}
             if (value := cell.value(view)) and (nearest := least(cell, shown, view)):
-                views[view] = value, *nearest
+                views[view] = value, nearest
         if not views:
             continue
         name = "re-estimated"
@@ -562,10 +588,3 @@ def leads(table: Table, method: str = "fedcc") -> list[Lead]:
         printed = (top, ours - said[top]) if said and ours is not None else None
         found.append(Lead(s, len({r.method for r in others if r.cells[s].runs}), views, reread, printed))
     return found
-
-
-def _margin(ours: Mapping[int, float], theirs: Mapping[int, float]) -> float:
-    """By how much the first is ahead, over the seeds that both have; between the means where they share none."""
-    if shared := ours.keys() & theirs.keys():
-        return statistics.fmean(ours[seed] - theirs[seed] for seed in sorted(shared))
-    return statistics.fmean(ours.values()) - statistics.fmean(theirs.values())
