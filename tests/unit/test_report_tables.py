@@ -315,6 +315,7 @@ def test_a_margin_is_over_the_seeds_that_both_have(tmp_path: Path) -> None:
     assert (str(value), margin) == ("80.0 ±10.0", Margin("FedAvg", pytest.approx(5.0), 1, 3))  # FedMD's seed was kinder
     assert lead.reread == Margin("FedAvg", pytest.approx(2.0), 1, 3)
     assert "| 80.0 ±10.0 | FedAvg | **+5.0** (1 of 3 seeds) |" in markdown.ahead(table)
+    assert "| +2.0 (FedAvg, 1 of 3 seeds) |" in markdown.ahead(table)
     (table,) = built(tmp_path / "apart", mine[0], mine[1], synthetic.record("fedavg", 65.0, **{**CIFAR, "seed": 7}))
     assert leads(table)[0].views["final"][1] == Margin("FedAvg", pytest.approx(10.0), 0, 2)  # between the means
     assert "**+10.0** (other seeds)" in markdown.ahead(table)

@@ -208,7 +208,7 @@ def ahead(table: Table) -> str:
             mine, margin = lead.views[view]
             points = marked(f"{margin.points:+.1f}", int(margin.points >= 0))
             row += [f"{mine}", plain(margin.rival), f"{points} ({margin.note})" if margin.note else points]
-        again = (lead.reread.rival, lead.reread.points) if lead.reread else None
+        again = lead.reread and (", ".join(filter(None, (lead.reread.rival, lead.reread.note))), lead.reread.points)
         rows.append(row + [f"{m[1]:+.1f} ({plain(m[0])})" if m else MISSING for m in (again, lead.printed)])
     if not rows:
         return ""
