@@ -79,9 +79,12 @@ class Cell:
     def best_rounds(self) -> str:
         return ", ".join(str(r.best_round) for r in self.runs)
 
-    def reading(self, name: str) -> Value | None:
-        """The final accuracy by another reading of the same models, of the runs that recorded it."""
-        return Value.of(r.readings[name].final for r in self.runs if name in r.readings)
+    def by_seed(self, view: View) -> dict[int, float]:
+        return {r.seed: r.final if view == "final" else r.best for r in self.runs}
+
+    def reread(self, name: str) -> dict[int, float]:
+        """By seed, the final accuracy by another reading of the same models, of the runs that recorded it."""
+        return {r.seed: r.readings[name].final for r in self.runs if name in r.readings}
 
 
 @dataclass(frozen=True)
@@ -536,6 +539,12 @@ class Margin:
             points = statistics.fmean(ours.values()) - statistics.fmean(theirs.values())
         return Margin(rival, points, len(shared), len(ours))
 
+    @staticmethod
+    def least(ours: Mapping[int, float], rivals: Mapping[str, Mapping[int, float]]) -> Margin | None:
+        """To the nearest of those that have a run."""
+        margins = [Margin.between(ours, rival, theirs) for rival, theirs in rivals.items() if theirs]
+        return min(margins, key=lambda margin: margin.points, default=None)
+
     @property
     def note(self) -> str:
         """What it was taken over, where that is not all that the method has."""
@@ -560,28 +569,18 @@ def leads(table: Table, method: str = "fedcc") -> list[Lead]:
     found = []
     others = [r for r in table.rows if not r.bound and r.method != method]
     own = [r for r in table.rows if r.method == method and not r.extra]
-
-    def least(mine: Cell, rivals: Mapping[str, Mapping[int, float]], view: View) -> Margin | None:
-        ours = {r.seed: getattr(r, view) for r in mine.runs}
-        margins = [Margin.between(ours, title, theirs) for title, theirs in rivals.items() if theirs]
-        return min(margins, key=lambda margin: margin.points, default=None)
-
     for s in table.scenarios:
         cell = next((r.cells[s] for r in own if r.cells[s].runs), None)
         if cell is None:
             continue
         views: dict[View, tuple[Value, Margin]] = {}
         for view in VIEWS:
-            shown = {r.title: {run.seed: getattr(run, view) for run in r.cells[s].runs} for r in others}
-            if (value := cell.value(view)) and (nearest := least(cell, shown, view)):
+            shown = {r.title: r.cells[s].by_seed(view) for r in others}
+            if (value := cell.value(view)) and (nearest := Margin.least(cell.by_seed(view), shown)):
                 views[view] = value, nearest
         if not views:
             continue
-        name = "re-estimated"
-        anew = {
-            r.title: {x.seed: x.readings[name].final for x in r.cells[s].runs if name in x.readings} for r in others
-        }
-        reread = least(cell, anew, "final")
+        reread = Margin.least(cell.by_seed("final"), {r.title: r.cells[s].reread("re-estimated") for r in others})
         said = {r.title: p.mean for r in others if (p := r.cells[s].printed)}
         ours = next((p.mean for r in own if (p := r.cells[s].printed)), None)
         top = max(said, key=lambda title: said[title]) if said else ""
