@@ -137,6 +137,6 @@ def test_many_are_compiled_at_once(folder: Path, monkeypatch: pytest.MonkeyPatch
 def test_a_kernel_says_what_is_wrong_with_a_launch() -> None:
     tick = cuda.kernel("step.cu", "tick", {}, DEVICE)
     with pytest.raises(cuda.KernelError, match=r"tick, grid .* 2048 threads"):
-        tick((1, 1, 1), 2048, 0, bytes(104), DEVICE)
+        tick((1, 1, 1), 2048, 0, bytes(112), DEVICE)
     with pytest.raises(cuda.KernelError, match=r"no kernel 'tock' in step\.cu"):
         cuda.kernel("step.cu", "tock", {}, DEVICE)

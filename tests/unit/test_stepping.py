@@ -86,7 +86,7 @@ def test_a_head_of_features_that_no_kernel_reads() -> None:
 def check_a_step_of_adam(device: torch.device, captured: bool, parts: list[int]) -> None:
     lanes, size = 5, 1000
     g = torch.Generator().manual_seed(0)
-    counts = {"age": 3.0, "length": 9.0, "lr": 0.1, "loss": 2.0}
+    counts = {"age": 3.0, "length": 9.0, "lr": 0.1, "loss": 2.0, "finite": 3.0}
     numbers = {n: torch.full((lanes,), v, dtype=torch.float64, device=device) for n, v in counts.items()}
     numbers |= {"at": torch.arange(lanes, device=device), "place": torch.zeros(lanes, dtype=torch.long, device=device)}
     numbers["cosine"] = torch.tensor([1.0, 0, 1, 0, 1], dtype=torch.float64, device=device)
@@ -115,7 +115,7 @@ def check_a_step_of_adam(device: torch.device, captured: bool, parts: list[int])
     torch.testing.assert_close(v, square)
     torch.testing.assert_close(p, old[0] - rate * mean / (square.sqrt() * (1 - BETAS[1] ** 4) ** -0.5 + EPS))
     torch.testing.assert_close(numbers["loss"], 2 + losses.double())
-    assert numbers["age"].tolist() == [4.0] * lanes
+    assert numbers["age"].tolist() == numbers["finite"].tolist() == [4.0] * lanes
     assert numbers["at"].tolist() == [1, 2, 3, 4, 5]
     assert numbers["place"].tolist() == [1] * lanes
 
@@ -123,6 +123,16 @@ def check_a_step_of_adam(device: torch.device, captured: bool, parts: list[int])
 @pytest.mark.parametrize("parts", [[1000], [300, 700], [700, 1, 200, 99], [200] * 5])
 def test_a_step_of_adam(parts: list[int], device: torch.device) -> None:
     check_a_step_of_adam(device, False, parts)
+
+
+def test_the_steps_of_a_lane_are_counted_until_its_loss_is_not_finite(device: torch.device) -> None:
+    names = ("age", "length", "lr", "loss", "finite", "cosine")
+    numbers = {name: torch.zeros(3, dtype=torch.float64, device=device) for name in names}
+    numbers |= {name: torch.zeros(3, dtype=torch.long, device=device) for name in ("at", "place")}
+    for losses in ([1.0, 1.0, 1.0], [1.0, math.nan, 1.0], [1.0, 1.0, -math.inf], [1.0, 1.0, math.inf]):
+        stepping.tick(torch.tensor(losses, device=device), numbers, BETAS)
+    assert numbers["finite"].tolist() == [4.0, 1.0, 2.0]
+    assert numbers["loss"].isfinite().tolist() == [True, False, False]
 
 
 @on_gpu

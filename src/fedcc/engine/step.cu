@@ -192,6 +192,7 @@ extern "C" __global__ void __launch_bounds__(HEAD_THREADS) head_back(HeadBack a)
 struct Tick {
     const float* loss;  // all: [lanes]
     double* total;
+    double* finite;
     double* age;
     long long* at;
     long long* place;
@@ -211,7 +212,9 @@ extern "C" __global__ void tick(Tick a) {
     const double steps = a.age[i] + 1, whole = a.length[i] > 1 ? a.length[i] : 1;
     const double slower = 0.5 * (1 - cos(3.141592653589793 * (double)a.at[i] / whole));
     const double rate = a.lr[i] * (1 - a.cosine[i] * slower);
-    a.total[i] += a.loss[i];
+    const double total = a.total[i] + a.loss[i];
+    a.total[i] = total;
+    if (total - total == 0) a.finite[i] += 1;  // steps until the sum is not finite, which it then stays
     a.age[i] = steps;
     a.size[i] = (float)(rate / (1 - exp(steps * a.log1)));
     a.root[i] = (float)(1 / sqrt(1 - exp(steps * a.log2)));

@@ -98,7 +98,7 @@ def tick(losses: Tensor, numbers: dict[str, Tensor], betas: tuple[float, float])
     """A step more for every lane, in ``numbers``; Adam's step sizes and bias corrections, [lanes] each."""
     lanes, device = len(losses), losses.device
     size, root = torch.empty(2, lanes, dtype=torch.float32, device=device)
-    state = [numbers[name] for name in ("loss", "age", "at", "place", "lr", "length", "cosine")]
+    state = [numbers[name] for name in ("loss", "finite", "age", "at", "place", "lr", "length", "cosine")]
     logs = [c_double(math.log(beta)) for beta in betas]
     given = losses.float().contiguous(), *state, size, root, *logs, lanes
     cuda.launch(FILE, "tick", {}, (-(-lanes // THREADS), 1, 1), THREADS, 0, given)

@@ -14,6 +14,7 @@ from fedcc.core.method import AnyMethod, Reading, Trained
 from fedcc.core.requests import Executor, Predict, Request
 from fedcc.core.samples import Samples
 from fedcc.engine.drive import drive
+from fedcc.engine.finite import NotFinite
 
 
 @dataclass(frozen=True)
@@ -39,10 +40,13 @@ class Evaluation:
 
 
 class Remembering:
-    """An engine that predicts once with each model on each set of samples, however often it is asked."""
+    """An engine that predicts once with each model on each set of samples, however often it is asked.
 
-    def __init__(self, executor: Executor):
-        self.executor = executor
+    An error about predictions that are not finite names the client or the server's model.
+    """
+
+    def __init__(self, executor: Executor, trained: Trained | None = None):
+        self.executor, self.trained = executor, trained or Trained(0, {}, {})
         self.known: dict[tuple[int, int], Any] = {}
         self.kept: list[Request[Any]] = []  # while they live nothing else gets their models' and samples' ids
 
@@ -51,12 +55,21 @@ class Remembering:
             return (id(request.model), id(request.samples)) if isinstance(request, Predict) else None
 
         new = [r for r in requests if place(r) not in self.known]
-        fresh = dict(zip(map(id, new), self.executor.serve(new) if new else [], strict=True))
+        fresh = dict(zip(map(id, new), self.answers(new) if new else [], strict=True))
         for request in new:
             if (key := place(request)) is not None:
                 self.known[key] = fresh[id(request)]
                 self.kept.append(request)
         return [fresh[id(r)] if id(r) in fresh else self.known[place(r)] for r in requests]  # type: ignore[index]
+
+    def answers(self, requests: Sequence[Request[Any]]) -> list[Any]:
+        try:
+            return self.executor.serve(requests)
+        except NotFinite as error:
+            owners = {id(model): f"client {k}" for k, model in self.trained.clients.items()}
+            owners |= {id(model): f"the server's model {name!r}" for name, model in self.trained.server.items()}
+            error.add_note(f"{owners.get(id(error.model), 'a model')}, 'evaluate'")
+            raise
 
 
 def evaluate(
@@ -77,7 +90,7 @@ def evaluate(
     that a client claims to know, as masks) for the valid ones; ``downs`` and ``hidden`` (the public labels) for that
     of the public targets; ``readings`` for those of other ways to predict.
     """
-    engine, inputs, labels = Remembering(executor), test.only("x"), test["y"]
+    engine, inputs, labels = Remembering(executor, trained), test.only("x"), test["y"]
     scores = drive([method.predict(trained, inputs)], engine)[0]
     found = Evaluation(percent(scores.argmax(-1) == labels), targets=targets_accuracy(downs or {}, hidden))
     for k, held in (counts or {}).items():
