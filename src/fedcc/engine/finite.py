@@ -60,7 +60,8 @@ def fit_fault(fit: Fit, after: State, total: float, finite_steps: int, largest: 
     if not math.isfinite(total):
         return f"the loss is not finite ({total}) at step {min(finite_steps + 1, steps)} of {steps} {rate}"
     if name := overflow(fit.model.state, after, largest):
-        return f"the weights are not finite ({name}) after step {steps} of {steps} {rate}"
+        reached = f"{name} reaches {largest[name]:.3g}"
+        return f"the weights are not finite or overflow ({reached}) after step {steps} of {steps} {rate}"
     return ""
 
 
@@ -83,4 +84,6 @@ def check_models(before: Mapping[str, Model], after: Mapping[str, Model]) -> Non
             old = before[who].state
             new = {name: value for name, value in model.state.items() if value is not old[name]}
             if name := overflow(old, new, magnitudes([new])[0]):
-                raise FloatingPointError(f"the weights of the server's model {who!r} are not finite ({name})")
+                raise FloatingPointError(
+                    f"the weights of the server's model {who!r} are not finite or overflow ({name})"
+                )
