@@ -360,11 +360,21 @@ def test_a_line_is_there_or_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 def test_a_loss_that_is_not_finite_names_its_place(capsys: Capsys) -> None:
     done = call(capsys, "run", "fedcc", *QUICK, "--epochs", 2, "--lr", "1e30", "--out", "r")
-    done.failed("the loss is not finite", "lr 1e+30", "client 0, round 1, 'fit'", "see r")
+    done.failed("the loss is not finite", "at step 2 of ", "lr 1e+30", "client 0, round 1, 'fit'", "see r")
     assert RunFolder(Path("r")).metrics() == []
     call(capsys, "run", "fedcc", *QUICK, "--epochs", 2, "--lr", "1e30", "--out", "r").refused(
         "this run already (unfinished)"
     )
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedct"])
+def test_weights_that_the_last_step_ruins_are_no_result(capsys: Capsys, method: str) -> None:
+    split = "--data", "digits", "--skew", "classes:4", "--clients", 3, "--rounds", 1, "--epochs", 1
+    huge = "--models", "resnet8", "--fraction", 0.2, "--batch", 512, "--lr", "1e38", "--out", "r"
+    done = call(capsys, "run", method, *split, *huge)
+    done.failed("the weights are not finite", "after step 1 of 1 with lr 1e+38", "client 0, round 1, 'fit'", "see r")
+    assert RunFolder(Path("r")).metrics() == []
+    assert not Path("r/summary.json").exists()
 
 
 def test_a_bug_is_called_one_and_can_be_traced(capsys: Capsys, monkeypatch: pytest.MonkeyPatch) -> None:
