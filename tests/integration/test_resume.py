@@ -53,15 +53,19 @@ def rounds_of(folder: Path) -> list[int]:
 
 def numbers(folder: Path) -> Any:
     """All that a run says, but for times."""
-    records = [{k: v for k, v in record.items() if k != "seconds"} for record in RunFolder(folder).metrics()]
+    records = [
+        {k: v for k, v in record.items() if k not in ("seconds", "sharing")} for record in RunFolder(folder).metrics()
+    ]
     summary = json.loads((folder / "summary.json").read_text())
     summary.pop("seconds")
+    summary.pop("sharing")
     summary.pop("commit")  # somebody may be editing
     size = summary.pop("checkpoint_bytes")
     assert size > 100_000
     models = json.loads((folder / "models.json").read_text())
     for record in models["rounds"]:
         record.pop("seconds")
+        record.pop("sharing")
     models.pop("seconds")
     return records, summary, models, (folder / "models.safetensors").read_bytes()
 
