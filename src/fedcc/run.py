@@ -223,7 +223,7 @@ def run(
         records: list[Record] = []
         for done in federate(method, server, cohort, total, counting, start):
             spent, now = dict(executor.seconds), time.perf_counter()
-            found = Evaluation()
+            found, last = Evaluation(), done.t == method.rounds(total)
             if method.evaluates(done.t, total):
                 found = evaluate(
                     method,
@@ -234,8 +234,11 @@ def run(
                     majority={c.id: c.majority for c in cohort.present if c.majority is not None},
                     downs=done.downs,
                     hidden=federation.hidden,
-                    readings=method.readings(server.public),
-                    detailed=done.t == method.rounds(total),
+                    readings={
+                        **method.readings(server.public),
+                        **(method.last_readings(server.public) if last else {}),
+                    },
+                    detailed=last,
                 )
             spent["evaluate"] = time.perf_counter() - now
             logs, majorities = {c.id: c.log for c in cohort.present}, {c.id: c.majority for c in cohort.present}

@@ -232,6 +232,7 @@ def test_other_methods_leave_out_what_they_do_not_have(tmp_path: Path, capsys: C
     assert call(capsys, "run", "fedavg", *QUICK, "--out", tmp_path / "r").code == 0
     (record,) = RunFolder(tmp_path / "r").metrics()
     assert percentage(record["readings"].pop("re-estimated"))
+    assert percentage(record["readings"].pop("mirror"))  # of the last round, which this is
     assert record["readings"] == {}
     assert (record["targets"], record["log"]) == (None, {})
     assert record["bytes"]["up"] == record["bytes"]["down"] > 0

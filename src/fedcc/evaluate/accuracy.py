@@ -14,6 +14,7 @@ from fedcc.core.method import AnyMethod, Reading, Trained
 from fedcc.core.requests import Executor, Predict, Request
 from fedcc.core.samples import Samples
 from fedcc.engine.drive import drive
+from fedcc.evaluate.ensembles import ensembles
 
 
 @dataclass(frozen=True)
@@ -103,8 +104,13 @@ def evaluate(
             if detailed:
                 found.known[k] = class_means(1 - logits.softmax(-1)[:, -1], labels, trained.classes)
     for name, reading in (readings or {}).items():
-        others = drive([reading(trained, inputs)], engine)[0]
-        if others is not None:
+        other = drive([reading(trained, inputs)], engine)[0]
+        if other is not None:
+            found.readings[name] = percent(other.argmax(-1) == labels)
+    if readings is not None and scores.ndim == 3:  # each client predicts alone
+        rows = [counts[k] for k in trained.clients if counts and k in counts]
+        known = torch.stack(rows) if len(rows) == len(trained.clients) else None
+        for name, others in ensembles(scores, known).items():
             found.readings[name] = percent(others.argmax(-1) == labels)
     return found
 

@@ -177,8 +177,10 @@ class Server:
         trained, executor = self.ensemble(cohort, t, samples.x)
         hidden = self.test.get("public_y")
         asked = executor is not self.engine  # sites are not asked again for the sake of other readings
-        readings = {} if asked else self.method.readings(self.public)
         last = t == self.method.rounds(self.experiment.rounds)
+        readings = {} if asked else dict(self.method.readings(self.public))
+        if last and not asked:
+            readings |= self.method.last_readings(self.public)
         found = evaluate(
             self.method, trained, samples, executor, downs=downs, hidden=hidden, readings=readings, detailed=last
         )
