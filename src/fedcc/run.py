@@ -24,12 +24,14 @@ from fedcc.core.roles import Client, Server
 from fedcc.core.samples import Samples, View
 from fedcc.engine import be_deterministic, drive, usual_engine, usual_precision
 from fedcc.engine import engine as engine_named
+from fedcc.engine.counting import Counting
 from fedcc.engine.plain import Monitor, Plain, Precision
 from fedcc.evaluate import Evaluation, evaluate
-from fedcc.federate import Round, Simulated, Snapshot, federate
+from fedcc.federate import Simulated, Snapshot, federate
 from fedcc.federation import Federation, Models, as_samples, several
 from fedcc.methods import METHODS, make
 from fedcc.nets import ResNet, build, network
+from fedcc.record import record_of
 
 Record = dict[str, Any]
 """One round as a line of ``metrics.jsonl``."""
@@ -213,14 +215,15 @@ def run(
     begun = time.perf_counter()
     with fixed_threads(threads):
         server, clients = parties(method, federation, recipe, seed, executor.device)
-        cohort = Simulated(method, clients, executor, participation=participation, wire=wire, start=start)
+        counting = Counting(executor)  # of what training asks for; evaluation is not counted
+        cohort = Simulated(method, clients, counting, participation=participation, wire=wire, start=start)
         test = federation.test.to(executor.device)
         wanted = client_accuracy and method.trains_clients
         counts = {c.id: c.counts().cpu() for c in clients} if wanted else {}
         records: list[Record] = []
-        for done in federate(method, server, cohort, total, executor, start):
+        for done in federate(method, server, cohort, total, counting, start):
             spent, now = dict(executor.seconds), time.perf_counter()
-            found = Evaluation()
+            found, last = Evaluation(), done.t == method.rounds(total)
             if method.evaluates(done.t, total):
                 found = evaluate(
                     method,
@@ -231,11 +234,15 @@ def run(
                     majority={c.id: c.majority for c in cohort.present if c.majority is not None},
                     downs=done.downs,
                     hidden=federation.hidden,
-                    readings=method.readings(server.public),
+                    readings={
+                        **method.readings(server.public),
+                        **(method.last_readings(server.public) if last else {}),
+                    },
+                    detailed=last,
                 )
             spent["evaluate"] = time.perf_counter() - now
             logs, majorities = {c.id: c.log for c in cohort.present}, {c.id: c.majority for c in cohort.present}
-            records.append(record_of(done, found, spent, logs, majorities))
+            records.append(record_of(done, found, spent, logs, majorities, counting.take()))
             executor.seconds = {}
             if on_round:
                 on_round(records[-1])
@@ -313,31 +320,6 @@ def fixed_threads(number: int) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
-
-
-def record_of(
-    done: Round,
-    found: Evaluation,
-    spent: Mapping[str, float],
-    logs: Mapping[int, Mapping[str, float]],
-    majorities: Mapping[int, Tensor | None] | None = None,
-) -> Record:
-    """A round's line of ``metrics.jsonl``; ``logs`` and ``majorities`` hold what each client of the round has noted."""
-    by_client = ("clients", "local", "valid", "valid_labels", "local_full")
-    return {
-        "round": done.t,
-        "accuracy": found.accuracy,
-        "readings": found.readings,
-        **{name: {str(k): v for k, v in getattr(found, name).items()} for name in by_client},
-        "targets": found.targets,
-        "majority": {
-            str(k): mask.nonzero().flatten().tolist() for k, mask in (majorities or {}).items() if mask is not None
-        },
-        "log": {str(k): {n: round(float(v), 6) for n, v in log.items()} for k, log in logs.items() if log},
-        "present": list(logs),
-        "bytes": {"up": done.bytes_up, "down": done.bytes_down},
-        "seconds": {phase: round(seconds, 4) for phase, seconds in spent.items()},
-    }
 
 
 def _models(trained: Trained) -> dict[str, Model]:

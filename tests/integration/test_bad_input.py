@@ -62,7 +62,7 @@ NAMES = [
     (("data", "check"), ("Missing argument 'NAME'",)),
     (("skew", "--out", "who.jpg"), ("--out must end in .png, .pdf, .svg", "'who.jpg'")),
     (("run", "fedavg", "--models", "resnet8,resnet14"), ("FedAvg averages weights", "resnet8, resnet14")),
-    (("run", "fedmd", "--set", "average=probs"), ("average=probs needs loss=kl",)),
+    (("run", "fedmd", "--set", "loss=l1"), ("average=probs needs loss=kl",)),
     (("run", "fedcc", "--augment"), ("digits has no augmentation to turn on",)),
     (("run", "fedcc", "--resize", "32"), ("resize is for tiny-imagenet alone", "32")),
 ]

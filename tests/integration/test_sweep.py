@@ -42,9 +42,11 @@ def numbers(root: Path) -> dict[str, Any]:
     found = {}
     for path in sorted(root.rglob("summary.json")):
         summary = json.loads(path.read_text())
-        for name in ("seconds", "commit", "checkpoint_bytes"):
+        for name in ("seconds", "sharing", "commit", "checkpoint_bytes"):
             summary.pop(name)
-        records = [{k: v for k, v in r.items() if k != "seconds"} for r in RunFolder(path.parent).metrics()]
+        records = [
+            {k: v for k, v in r.items() if k not in ("seconds", "sharing")} for r in RunFolder(path.parent).metrics()
+        ]
         models = path.with_name("models.safetensors").read_bytes()
         found[str(path.parent.relative_to(root))] = (summary, records, models)
     return found

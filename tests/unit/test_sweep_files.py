@@ -286,6 +286,15 @@ def test_an_older_folder_of_a_method_that_was_mended_is_another_run(tmp_path: Pa
     assert "another run (it was made before FedConcat had classifier_lr, by another algorithm)" in reason
 
 
+def test_an_older_folder_of_a_method_with_another_default_is_another_run(tmp_path: Path) -> None:
+    (run,) = plan(SHORT.replace("fedcc", "fednova"))
+    place = begun(tmp_path, run)
+    assert run.state(tmp_path) == ("unfinished", "")
+    toml = place / "experiment.toml"
+    toml.write_text(toml.read_text().replace('statistics = "normalised"\n', ""))
+    assert "another run (statistics is average there, normalised here)" in run.state(tmp_path)[1]
+
+
 def test_other_files_block(tmp_path: Path) -> None:
     (run,) = plan(SHORT)
     place = tmp_path / run.place

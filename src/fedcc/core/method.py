@@ -32,14 +32,16 @@ def option(
     high: float | None = None,
     images: bool = False,
     mended: bool = False,
+    before: T | None = None,
 ) -> T:
     """A hyper-parameter with its meaning, the place its default comes from, and the range it may take.
 
     ``images``: where inputs are no images it keeps its default. ``mended``: the method was another one before it had
-    this, so runs that do not name it are none of today's.
+    this, so runs that do not name it are none of today's. ``before``: what the method did before it had this option,
+    where that is not its default: runs that do not name it have this value.
     """
-    metadata = {"meaning": meaning, "source": source, "low": low, "high": high, "images": images, "mended": mended}
-    return field(default=default, metadata=metadata)
+    about = {"meaning": meaning, "source": source, "low": low, "high": high, "images": images, "mended": mended}
+    return field(default=default, metadata=about | {"before": default if before is None else before})
 
 
 @dataclass(frozen=True, eq=False)
@@ -139,6 +141,21 @@ class Method(ABC, Generic[Up, Down]):
 
         found: dict[str, Reading] = {name: other.predict for name, other in others.items()}
         return found | ({"re-estimated": re_estimated} if self.averaged else {})
+
+    def last_readings(self, public: Samples) -> Mapping[str, Reading]:
+        """Readings that cost predictions of their own, so that only the last round has them.
+
+        ``mirror`` is the mean of the method's probabilities for an image and its mirror image, unless the method has
+        an option of that name with a definition of its own.
+        """
+        if not public.are_images or any(f.name == "mirror" for f in fields(self)):  # type: ignore[arg-type]
+            return {}
+
+        async def mirror(t: Trained, samples: Samples) -> Tensor:
+            plain, mirrored = await self.predict(t, samples), await self.predict(t, samples.mirrored)
+            return (self.probabilities(plain) + self.probabilities(mirrored)) / 2
+
+        return {"mirror": mirror}
 
     def refusal(self, samples: Samples) -> str:
         """Why the method can't be used on inputs like these; empty if it can."""

@@ -29,7 +29,7 @@ from fedcc.experiments.experiment import Experiment
 from fedcc.experiments.store import CHECKPOINT, RunFolder, RunFolderError
 from fedcc.federate import Snapshot
 from fedcc.federation import Federation, Models
-from fedcc.methods import make, outdated
+from fedcc.methods import completed, outdated
 from fedcc.run import Record, chosen_device, described, rebuilt
 
 FORMAT = 1
@@ -112,9 +112,7 @@ class Checkpoints:
             raise RunFolderError(f"{path} has format {about.get('format')}, this fedcc reads format {FORMAT}")
         told = about["experiment"]
         if not outdated(told["method"], told["settings"]):
-            # options that its method did not have then are at their defaults
-            usual = asdict(make(told["method"]))  # type: ignore[call-overload]
-            told["settings"] = json.loads(json.dumps(usual)) | told["settings"]
+            told["settings"] = json.loads(json.dumps(completed(told["method"], told["settings"])))
         for part, mine in self.identity.items():
             if (found := about[part]) != mine:
                 raise RunFolderError(f"{path} is a checkpoint of another experiment ({_difference(part, found, mine)})")

@@ -27,6 +27,7 @@ REMAINS = ("metrics.jsonl", "environment.json", "partition.npz")  # what a begin
 RESULTS = ("analysis.json", "summary.json", "models.json", "models.safetensors", "tracking.json")
 FILES = (*RESULTS, *REMAINS, "experiment.toml")
 LOCK = ".lock"
+NUMBERS = r"\[\n[-+.\deE,\snul]*\]"  # a list of numbers in indented JSON (no text has a line break): one line is enough
 CHECKPOINT = r"checkpoint-\d+-[0-9a-f]+\.safetensors"
 
 
@@ -146,7 +147,8 @@ class RunFolder:
 
     def write(self, name: str, content: Any) -> None:
         with written_whole(self.path / name) as file:
-            file.write((json.dumps(content, indent=1) + "\n").encode())
+            text = re.sub(NUMBERS, lambda m: " ".join(m.group().split()), json.dumps(content, indent=1))
+            file.write((text + "\n").encode())
 
     def add(self, record: Record) -> None:
         """Append a round; if the line does not fit on the disk, none of it stays."""

@@ -22,7 +22,7 @@ from fedcc.experiments.experiment import Experiment
 from fedcc.experiments.store import InUse, RunFolder, RunFolderError
 from fedcc.experiments.toml import load
 from fedcc.experiments.workers import Died, Pool, drained
-from fedcc.methods import METHODS, outdated
+from fedcc.methods import METHODS, completed, outdated
 from fedcc.tracking import tracked
 
 MACHINE = ("device", "precision", "engine", "threads", "deterministic")
@@ -71,7 +71,8 @@ class Run:
         if old := outdated(method, settings):
             return old
         found, wanted = (
-            asdict(_anywhere(*what)) for what in ((method, settings, there), (self.method, self.settings, self.given))
+            asdict(_anywhere(*what))
+            for what in ((method, completed(method, settings), there), (self.method, self.settings, self.given))
         )
         for name in wanted:
             if found[name] == wanted[name]:

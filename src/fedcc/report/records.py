@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from fedcc.data.registry import DATASETS
 from fedcc.experiments.experiment import Experiment, setting_text
-from fedcc.methods import METHODS, outdated
+from fedcc.methods import METHODS, completed, outdated
 from fedcc.report import paper
 
 T = TypeVar("T")
@@ -86,7 +86,8 @@ class Run:
         kind = METHODS.get(self.method)
         usual = {f.name: f.default for f in fields(kind)} if kind else {}  # type: ignore[arg-type]
         told = {
-            n: float(v) if isinstance(usual.get(n), float) and type(v) is int else v for n, v in self.settings.items()
+            n: float(v) if isinstance(usual.get(n), float) and type(v) is int else v
+            for n, v in completed(self.method, self.settings).items()
         }
         return tuple((n, setting_text(v)) for n, v in told.items() if n not in usual or usual[n] != v)
 
