@@ -27,6 +27,7 @@ from fedcc.data.dataset import DataError
 from fedcc.ending import Stopped, explained, stop
 from fedcc.flower.commands import app as federation_app
 from fedcc.options import (
+    Augment,
     Checkpointed,
     CheckpointEvery,
     DataDir,
@@ -40,6 +41,7 @@ from fedcc.options import (
     Threads,
     Track,
     out,
+    present_words,
     rounds_between,
 )
 from fedcc.report.command import report
@@ -93,7 +95,10 @@ def run(
         bool | None, typer.Option("--stratified/--no-stratified", help="public split by class")
     ] = None,
     fraction: Annotated[float | None, typer.Option(help="keep this share of the training set")] = None,
-    augment: Annotated[bool | None, typer.Option("--augment/--no-augment", help="crop and flip while training")] = None,
+    augment: Augment = None,
+    validation: Annotated[
+        float | None, typer.Option(help="hold out this share of each client's samples; it replaces the test set")
+    ] = None,
     resize: Annotated[int | None, typer.Option(help="side of Tiny ImageNet's images: 32 or 64")] = None,
     wire: Annotated[
         str | None, typer.Option(help="number format on the wire: fp32, fp16, int8 or int8-stochastic")
@@ -131,7 +136,8 @@ def run(
             "data": data, "skew": skew, "clients": clients, "models": models, "assignment": assignment,
             "rounds": rounds, "epochs": epochs, "participation": participation, "seed": seed, "lr": lr,
             "batch": batch, "reset": reset, "public": public, "stratified": stratified, "fraction": fraction,
-            "augment": augment, "resize": resize, "wire": wire, "client_accuracy": client_accuracy,
+            "augment": augment, "validation": validation, "resize": resize, "wire": wire,
+            "client_accuracy": client_accuracy,
             "device": device, "precision": precision, "threads": threads, "engine": engine,
             "deterministic": deterministic,
         }.items()
@@ -466,6 +472,7 @@ def bench(
     steps: Annotated[int | None, typer.Option(help="steps per client; 200 on a GPU, 4 on a CPU")] = None,
     model: Annotated[str, typer.Option(help="the network")] = "resnet20",
     batch: Annotated[int, typer.Option(help="batch size")] = 64,
+    augment: Augment = "standard",
     threads: Annotated[int, typer.Option(help="torch threads")] = 1,
     as_json: Json = False,
 ) -> None:
@@ -491,7 +498,7 @@ def bench(
         "phase", "engine", "clients", "ms / client-step", "faster", "first s", "GiB", "busy %", box=None, pad_edge=False
     )
     with console.status("measuring"), fixed_threads(threads):
-        for row in measure(where, numbers, length, model, batch):
+        for row in measure(where, numbers, length, model, batch, augment or "standard"):
             rows.append(row.plain())
             shown = {"ratio": "{:.1f}x", "first": "{:.1f}", "memory": "{:.2f}", "busy": "{:.0f}"}
             rest = ["" if rows[-1][n] is None else text.format(rows[-1][n]) for n, text in shown.items()]
@@ -499,7 +506,7 @@ def bench(
     if as_json:
         from fedcc.experiments.store import environment
 
-        settings = {"model": model, "batch": batch, "steps": length}
+        settings = {"model": model, "batch": batch, "steps": length, "augment": augment}
         typer.echo(
             json.dumps({"settings": settings, "machine": environment(str(where), threads), "rows": rows}, indent=1)
         )
@@ -583,7 +590,7 @@ def main() -> None:
     caught = [s for s in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(s) != signal.SIG_IGN]
     before = {s: signal.signal(s, stop) for s in caught}
     try:
-        code = app(standalone_mode=False, prog_name="fedcc")
+        code = app(present_words(sys.argv[1:]), standalone_mode=False, prog_name="fedcc")
     except click.exceptions.NoArgsIsHelpError as error:
         error.show()
         code = 2

@@ -6,7 +6,7 @@ Made from a named data set and a skew, or from the caller's own arrays.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -67,7 +67,8 @@ class Federation:
         public: float = 0.1,
         stratified: bool = False,
         fraction: float = 1.0,
-        augment: bool | None = None,
+        augment: str | bool | None = None,
+        validation: float = 0.0,
         assignment: Assignment = "alternate",
         resize: int | None = None,
         folder: Path | str | None = None,
@@ -75,7 +76,9 @@ class Federation:
         """A data set by name, split by label skew.
 
         What is not given comes from the data set: its skew, clients and networks. ``fraction`` keeps a random part
-        of the training set; ``augment=False`` turns off the crop and flip that CIFAR and Tiny ImageNet bring.
+        of the training set. ``augment`` is ``none``, ``standard`` (the crop and flip that CIFAR and Tiny ImageNet
+        bring), ``strong`` (a hole and random brightness too) or a list as ``hole=0.5,brightness=0.2,shift=0.15``.
+        ``validation`` holds out that share of each client's samples, which take the place of the test set.
         """
         from fedcc.data import load
         from fedcc.data.skew import partition
@@ -90,19 +93,27 @@ class Federation:
         defaults = dataset.defaults
         number = defaults.clients if clients is None else clients
         split = partition(y, number, skew or defaults.skew, len(dataset.classes), seed, public, stratified)
-        view = dataset.view if augment is not False else replace(dataset.view, pad=0, flip=False)
-        if augment and not view.augments:
+        if isinstance(augment, bool):
+            augment = "standard" if augment else "none"
+        view = dataset.view.with_augment(augment or "standard")
+        if augment == "standard" and not view.augments:
             raise ValueError(f"{dataset.name} has no augmentation to turn on")
+        if not 0 <= validation < 1:
+            raise ValueError(f"validation must be at least 0 and below 1, got {validation}")
         if not len(split.public):
             raise ValueError(f"the public set is empty: public must be above 0, got {public}")
 
         def samples(rows: np.ndarray) -> Samples:
             return Samples({"x": torch.from_numpy(x[rows]), "y": torch.from_numpy(y[rows])}, view)
 
+        trained, held_out = zip(
+            *(_divide(rows, validation, seed, k) for k, rows in enumerate(split.clients)), strict=True
+        )
+        test = Samples({"x": torch.from_numpy(dataset.test_x), "y": torch.from_numpy(dataset.test_y)}, view)
         return Federation(
-            private=tuple(samples(rows) for rows in split.clients),
+            private=tuple(samples(rows) for rows in trained),
             public=samples(split.public).only("x"),
-            test=Samples({"x": torch.from_numpy(dataset.test_x), "y": torch.from_numpy(dataset.test_y)}, view),
+            test=samples(np.concatenate(held_out)) if validation else test,
             classes=len(dataset.classes),
             models=several(models) if models is not None else several(defaults.models),
             shared_model=defaults.shared_model if models is None else None,
@@ -180,6 +191,14 @@ class Federation:
     def counts(self) -> Tensor:
         """Private samples per client and class, [clients, classes]."""
         return torch.stack([torch.bincount(s["y"], minlength=self.classes) for s in self.private])
+
+
+def _divide(rows: np.ndarray, held_out: float, seed: int, client: int) -> tuple[np.ndarray, np.ndarray]:
+    """A client's samples to train on, and those held out; both in the order they had, and one at least to train on."""
+    number = min(round(held_out * len(rows)), len(rows) - 1)
+    chosen = np.zeros(len(rows), bool)
+    chosen[np.random.default_rng([seed, 4, client]).permutation(len(rows))[:number]] = True
+    return rows[~chosen], rows[chosen]
 
 
 def several(models: Models) -> tuple[str | Factory, ...]:

@@ -212,7 +212,7 @@ def test_a_command_says_every_value(method: str) -> None:
         "skew": "dirichlet:0.5,minimum=1", "clients": 7, "models": "resnet8", "rounds": 2, "epochs": 3, "public": 0.2,
         "assignment": "halves", "stratified": True, "fraction": 0.5, "lr": 2e-5, "batch": 16, "reset": "round",
         "participation": 0.5, "wire": "fp16", "client_accuracy": False, "seed": 9, "device": "cpu",
-        "precision": "bf16", "threads": 2,
+        "precision": "bf16", "threads": 2, "augment": "hole=0.25,shift=0.1", "validation": 0.2,
     }  # fmt: skip
     settings = {"fedcc": {"lam": 0.1, "epochs_fit": 0, "probe_kind": "white", "refine_joint_batch": False}}
     experiment = Experiment.resolved(method, settings=settings.get(method), **given)

@@ -229,7 +229,10 @@ def test_final_and_best_round_are_told_apart(tmp_path: Path) -> None:
         ({"participation": 0.5}, "table1-0.5-of-the-clients-a-round", False),
         ({"lr": 0.01}, "table1-lr-0.01", False),
         ({"models": "resnet8"}, "table1-resnet8", False),
-        ({"augment": False}, "table1-no-crop-and-flip", True),
+        ({"augment": False}, "table1-no-crop-and-flip", True),  # as older records spell it
+        ({"augment": "none"}, "table1-no-crop-and-flip", True),
+        ({"augment": "strong"}, "table1-strong-augmentation", True),
+        ({"validation": 0.1}, "table1-on-10-of-the-private-samples-held-out", False),
         ({"wire": "fp16"}, "table1-wire-fp16", True),
     ],
 )

@@ -15,20 +15,29 @@ BETAS, EPS = (0.9, 0.999), 1e-8
 on_gpu = pytest.mark.skipif(not cuda.available(torch.device("cuda")), reason="no GPU with NVRTC")
 
 
-@pytest.mark.parametrize("view", [View(1 / 255, (0.5, 0.4, 0.3), (0.2, 0.25, 0.3), pad=2, flip=True), View(1 / 255)])
+STANDARD = View(1 / 255, (0.5, 0.4, 0.3), (0.2, 0.25, 0.3), pad=2, flip=True)
+
+
+@pytest.mark.parametrize(
+    "view", [STANDARD, View(1 / 255), *(STANDARD.with_augment(a) for a in ("strong", "shift=0.1"))]
+)
 def test_images_are_those_of_the_view(view: View, device: torch.device) -> None:
     lanes, window, batch, first = 3, 4, 5, 2
     g = torch.Generator().manual_seed(0)
     pool = torch.randint(0, 256, (40, 3, 33, 31), dtype=torch.uint8, generator=g)
     plan = torch.randint(0, 12, (lanes, window, batch), dtype=torch.int32, generator=g)
-    draws = torch.randint(0, 5, (lanes, window, batch if view.augments else 0, 3), dtype=torch.uint8, generator=g)
-    draws[..., 2] %= 2
+    shape = lanes, window, batch if view.augments else 0, view.draws
+    draws = torch.randint(0, 256, shape, dtype=torch.uint8, generator=g)
+    draws[..., :2] %= 5
+    draws[..., 2:3] %= 2
     place, offset, rows = torch.tensor([1, 3, 0]), torch.tensor([[0], [15], [28]]), torch.arange(lanes)
     drawn = draws[rows, place].flatten(0, 1).long()
     expected = view.augmented(pool[plan[rows, place].long() + offset].flatten(0, 1), drawn)
     expected = expected.view(lanes, batch, 3, 33, 31).permute(0, 1, 3, 4, 2)
     out = torch.full((lanes, first + batch + 1, 33, 31, 3), -77.0, dtype=torch.bfloat16, device=device)
     stepping.images(*(t.to(device) for t in (pool, plan, draws, place, offset)), view, out, first)
+    if view.strong:
+        assert torch.equal(out[:, first:-1].cpu(), expected.bfloat16())  # to the bit
     torch.testing.assert_close(out[:, first:-1].cpu(), expected.bfloat16(), rtol=2**-7, atol=1e-6)
     assert (out[:, :first] == -77).all()
     assert (out[:, -1] == -77).all()

@@ -406,7 +406,7 @@ class Lanes:
         }
         self.draws = {
             s: torch.zeros(
-                width, WINDOW, self.batches[s] if v.view.augments else 0, 3, dtype=torch.uint8, device=device
+                width, WINDOW, self.batches[s] if v.view.augments else 0, v.view.draws, dtype=torch.uint8, device=device
             )
             for s, v in fit.streams.items()
         }

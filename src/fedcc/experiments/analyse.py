@@ -22,7 +22,7 @@ from fedcc.evaluate.accuracy import Remembering
 from fedcc.evaluate.embeddings import FEWEST, panel
 from fedcc.evaluate.example import example
 from fedcc.evaluate.margins import histograms
-from fedcc.experiments.experiment import Experiment
+from fedcc.experiments.experiment import Experiment, present_spelling
 from fedcc.experiments.store import RunFolder, RunFolderError, commit
 from fedcc.federation import Federation
 from fedcc.methods import FedCC
@@ -71,7 +71,7 @@ def analyse(
 ) -> dict[str, Any]:
     """Analyse a run folder: its ``analysis.json``, which is written there too."""
     options, summary = options or Options(), check(place)
-    experiment = Experiment(**summary["experiment"])  # not the TOML, whose device may not be here
+    experiment = Experiment(**present_spelling(summary["experiment"]))  # not the TOML, whose device may not be here
     result, federation = Result.load(place), experiment.federation(data_dir)
     split = federation.partition
     assert split is not None

@@ -25,7 +25,7 @@ from fedcc.core.files import uninterrupted, written_whole
 from fedcc.core.method import AnyMethod
 from fedcc.core.model import Arch, Model
 from fedcc.core.tree import Classes, Pack, Unpack, message_classes
-from fedcc.experiments.experiment import Experiment
+from fedcc.experiments.experiment import Experiment, present_spelling
 from fedcc.experiments.store import CHECKPOINT, RunFolder, RunFolderError
 from fedcc.federate import Snapshot
 from fedcc.federation import Federation, Models
@@ -110,7 +110,7 @@ class Checkpoints:
         about, tree = header(content)
         if about.get("format") != FORMAT:
             raise RunFolderError(f"{path} has format {about.get('format')}, this fedcc reads format {FORMAT}")
-        told = about["experiment"]
+        told = about["experiment"] = {"validation": 0.0, **present_spelling(about["experiment"])}
         if not outdated(told["method"], told["settings"]):
             told["settings"] = json.loads(json.dumps(completed(told["method"], told["settings"])))
         for part, mine in self.identity.items():
