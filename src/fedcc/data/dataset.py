@@ -147,9 +147,11 @@ def file_md5(path: Path) -> str:
         return hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
 
 
-def content_of(path: Path) -> bytes:
-    """The bytes of a file, or a DataError that names it."""
+def content_of(path: Path, limit: int | None = None) -> bytes:
+    """The bytes of a file, of at most ``limit``, or a DataError that names it."""
     try:
+        if limit is not None and (size := path.stat().st_size) > limit:
+            raise DataError(f"{path}: expected at most {limit:,} bytes, found {size:,}")
         return path.read_bytes()
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror or error})") from error
