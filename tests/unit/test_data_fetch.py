@@ -21,7 +21,7 @@ import pytest
 from fedcc.data import DataError, Description, find, load
 from fedcc.data import fetch as fetching
 from fedcc.data.dataset import Remote
-from fedcc.data.fetch import ATTEMPTS, BLOCK, fetch
+from fedcc.data.fetch import ATTEMPTS, BLOCK, check, fetch
 
 
 class Server(ThreadingHTTPServer):
@@ -274,6 +274,23 @@ def test_load_fetches_what_is_absent(server, tmp_path, monkeypatch):
     with pytest.raises(DataError, match=r"batches\.meta: truncated or altered: expected md5"):
         load("cifar10", tmp_path)
     assert len(server.ranges) == 1
+
+
+def test_the_default_folder_is_made_when_it_is_needed(server, tmp_path, monkeypatch):
+    """First use on a fresh machine: no cache folder, nothing named."""
+    from fedcc.data import registry
+
+    monkeypatch.delenv("FEDCC_DATA", raising=False)
+    monkeypatch.setattr("platformdirs.user_cache_path", lambda name: tmp_path / "cache" / name)
+    monkeypatch.setitem(registry.DATASETS, "cifar10", served(server, tar_of(BATCHES)))
+    assert not check("cifar10")[0].ok
+    assert list(tmp_path.iterdir()) == []  # a look makes nothing
+    with pytest.raises(DataError, match=r"batches\.meta: truncated or altered"):
+        load("cifar10")
+    assert visible(tmp_path / "cache" / "fedcc") == ["cifar-10-batches-py"]
+    with pytest.raises(DataError, match="typo: no such data folder"):
+        load("cifar10", tmp_path / "typo")
+    assert visible(tmp_path) == ["cache"]
 
 
 SCRIPT = """

@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
 
-from fedcc.data.dataset import Checked, DataError, Description, Remote, file_md5, readable
+from fedcc.data.dataset import Checked, DataError, Description, Remote, file_md5
 from fedcc.data.registry import find
 
 ATTEMPTS = 5  # at one address, each going on where the last one ended
@@ -32,7 +32,8 @@ BLOCK = 1 << 14  # bytes; a transfer that breaks loses less than one
 def data_folder(explicit: Path | str | None = None) -> Path:
     """The folder that holds the data sets: the argument, else $FEDCC_DATA, else the user's cache folder.
 
-    One that was named must exist: a typing error should not start a download into a new place.
+    One that was named must exist: a typing error should not start a download into a new place. The cache folder is
+    made by the first download.
     """
     for origin, named in (("", explicit), ("FEDCC_DATA names ", os.environ.get("FEDCC_DATA"))):
         if named:
@@ -53,15 +54,18 @@ def ensure(description: Description, data: Path, download: bool = True) -> Path:
             f"{missing[0]}: not there, and downloading is off; fetch {description.title} with"
             f" `fedcc data fetch {description.name}`, or let FEDCC_DATA name the folder of {description.folders[0]}"
         )
-    return fetch(description, data) if missing else description.locate(data)
+    return _fetch_into(data, description) if missing else description.locate(data)
 
 
 def fetch(dataset: str | Description, folder: Path | str | None = None) -> Path:
     """Download what is missing of a data set into the data folder; its own folder there."""
     description = find(dataset) if isinstance(dataset, str) else dataset
     data = data_folder(folder)
-    if description.embedded:
-        return data
+    return data if description.embedded else _fetch_into(data, description)
+
+
+def _fetch_into(data: Path, description: Description) -> Path:
+    """The same for a data folder that :func:`data_folder` gave."""
     from filelock import FileLock
 
     with _files_at_fault(data):
@@ -86,10 +90,7 @@ def check(dataset: str | Description, folder: Path | str | None = None) -> list[
 def _checked(home: Path, file: str, expected: str) -> Checked:
     path = home / file
     try:
-        if path.is_file():
-            found = file_md5(path)
-        else:  # upstream's sum is that of the packed file
-            found = "unpacked: not checked" if readable(path).is_file() else "not there"
+        found = file_md5(path) if path.is_file() else "not there"
     except OSError as error:
         found = f"cannot be read ({error.strerror or error})"
     return Checked(f"{home.name}/{file}", expected, found, found == expected)
