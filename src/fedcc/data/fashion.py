@@ -48,7 +48,8 @@ MD5 = {
     "t10k-labels-idx1-ubyte.gz": "bb300cfdad3c16e7a12a480ee83cd310",
 }
 # Of the unpacked files, as some copies are compressed anew or not at all. Computed from Debian's package
-# dataset-fashion-mnist, version 0.0~git20200523.55506a9-1.
+# dataset-fashion-mnist, version 0.0~git20200523.55506a9-1. With upstream's gzip headers (name and time of the file) its
+# compressed streams have the md5 sums above, so the content is upstream's.
 SHA256 = {
     "train-images-idx3-ubyte.gz": "c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888",
     "train-labels-idx1-ubyte.gz": "bad3541b69d912435c50bb6ba87bec294ff4f6a2e1246121d8633921760443d9",
