@@ -154,8 +154,9 @@ class Federation:
         held = torch.stack([torch.bincount(s["y"], minlength=total) for s in private]).sum(0)
         missing = [label for label, number in zip(labels, held.tolist(), strict=True) if not number]
         if missing and not allow_missing:
+            more = f" and {len(missing) - 10:,} others" if len(missing) > 10 else ""
             raise ValueError(
-                f"no client holds class {', '.join(map(str, missing))}, so nobody can learn it; "
+                f"no client holds class {', '.join(map(str, missing[:10]))}{more}, so nobody can learn it; "
                 "pass allow_missing=True if that is meant"
             )
         own = () if labels == tuple(range(total)) else labels

@@ -247,6 +247,24 @@ def test_a_zip_that_reaches_out_is_refused(server, tmp_path, member):
     assert not (data / "tiny-imagenet-200").exists()
 
 
+@pytest.mark.parametrize("limit", ["MAX_UNPACKED", "MAX_MEMBERS"])
+def test_an_archive_that_would_fill_the_disk_is_refused(server, tmp_path, monkeypatch, limit):
+    monkeypatch.setattr(fetching, limit, 5)
+    zipped = zip_of({f"tiny-imagenet-200/{i}": b"x" for i in range(6)})
+    for description in (served(server, tar_of(BATCHES)), served(server, zipped, "tiny-imagenet-200.zip", "tiny")):
+        with pytest.raises(DataError, match=r"refused: over .* when unpacked"):
+            fetch(description, tmp_path)
+    assert visible(tmp_path) == ["cifar-10-python.tar.gz", "tiny-imagenet-200.zip"]
+
+
+def test_an_encrypted_archive_is_refused(server, tmp_path):
+    content = bytearray(zip_of({"tiny-imagenet-200/wnids.txt": b"n1"}))
+    content[6] |= 1  # in the member's header and in the directory
+    content[content.index(b"PK\x01\x02") + 8] |= 1
+    with pytest.raises(DataError, match=r"tiny-imagenet-200\.zip: cannot be unpacked: .*encrypted"):
+        fetch(served(server, bytes(content), "tiny-imagenet-200.zip", "tiny"), tmp_path)
+
+
 def test_an_archive_of_something_else(server, tmp_path):
     with pytest.raises(DataError, match=r"expected the folder cifar-10-batches-py/ in it, found \['other'\]"):
         fetch(served(server, tar_of({"other/x": b""})), tmp_path)
