@@ -30,6 +30,8 @@ Array = Any
 
 Assignment = Literal["alternate", "halves"]
 
+MAX_CLASSES = 65_536
+
 
 @dataclass(frozen=True, eq=False)
 class Federation:
@@ -55,6 +57,7 @@ class Federation:
     fingerprint: str = ""  # of the data set's arrays
     hidden: Tensor | None = field(default=None, repr=False)  # the public labels, for the evaluator alone
     names: tuple[str, ...] = ()  # of the classes, where the data set has some
+    labels: tuple[int, ...] = ()  # the caller's label of each class, ascending; none where they are 0 .. classes - 1
 
     @staticmethod
     def named(
@@ -142,19 +145,17 @@ class Federation:
         """A federation of the caller's own arrays or tensors: images or anything a network takes.
 
         Floating inputs are taken as they are, uint8 images are divided by 255, other integers stay integers (tokens).
-        ``classes`` is the highest label plus one unless given; a class that no client holds is refused unless
-        ``allow_missing`` says it is meant.
+        Labels are whole numbers from 0. The classes are their distinct values over all clients and the test set, in
+        ascending order; where ``classes`` is given, labels lie in 0 .. classes - 1 and stay as they are. A class that
+        no client holds is refused unless ``allow_missing`` says it is meant.
         """
         if not clients:
             raise ValueError("a federation needs at least one client, got none")
         private = tuple(_labelled(f"client {k}", pair, view) for k, pair in enumerate(clients))
         tested = _labelled("the test set", test, view)
         shared = as_samples("the public set", public, view)
-        highest = max(int(s["y"].max()) for s in (*private, tested))
-        total = highest + 1 if classes is None else classes
-        check_value("classes", total, int, 1)
-        if highest >= total:
-            raise ValueError(f"labels must lie in 0 .. {total - 1}, got {highest}")
+        private, tested, labels = _numbered(private, tested, classes)
+        total = len(labels)
         for who, s in [*((f"client {k}", s) for k, s in enumerate(private)), ("the test set", tested)]:
             if s.shape != shared.shape or s.x.dtype != shared.x.dtype:
                 raise ValueError(
@@ -162,13 +163,15 @@ class Federation:
                     f"{who} has {s.x.dtype} of shape {s.shape}"
                 )
         held = torch.stack([torch.bincount(s["y"], minlength=total) for s in private]).sum(0)
-        missing = torch.nonzero(held == 0).flatten().tolist()
+        missing = [label for label, number in zip(labels, held.tolist(), strict=True) if not number]
         if missing and not allow_missing:
+            more = f" and {len(missing) - 10:,} others" if len(missing) > 10 else ""
             raise ValueError(
-                f"no client holds class {', '.join(map(str, missing))}, so nobody can learn it; "
+                f"no client holds class {', '.join(map(str, missing[:10]))}{more}, so nobody can learn it; "
                 "pass allow_missing=True if that is meant"
             )
-        federation = Federation(private, shared, tested, total, several(models))
+        own = () if labels == tuple(range(total)) else labels
+        federation = Federation(private, shared, tested, total, several(models), labels=own)
         for name in federation.models:
             if isinstance(name, str):
                 network(name, shared.shape)
@@ -246,13 +249,44 @@ def as_samples(who: str, x: Array, view: View | None) -> Samples:
 
 def _tensor(who: str, values: Array) -> Tensor:
     """An array of numbers, a table or nested lists as a tensor of its own, apart from the caller's memory."""
+    if np.ma.is_masked(values) or (isinstance(values, Sequence) and any(map(np.ma.is_masked, values))):
+        raise ValueError(f"{who}: masked values cannot be trained on; fill them or leave those samples out")
     try:
-        if isinstance(values, Tensor):
-            return values.detach().clone()
-        array = np.array(values)
-        return torch.from_numpy(array if array.dtype.kind != "u" or array.itemsize == 1 else array.astype(np.int64))
+        if isinstance(values, Tensor) and values.dtype != torch.uint64:
+            tensor = values.detach().clone()
+        else:
+            array = np.array(values.detach().cpu().numpy() if isinstance(values, Tensor) else values)
+            if array.dtype.kind == "u" and array.itemsize > 1:
+                if array.size and int(array.max()) > np.iinfo(np.int64).max:
+                    raise ValueError(f"{array.max()} is above {np.iinfo(np.int64).max}")
+                array = array.astype(np.int64)
+            tensor = torch.from_numpy(array)
+        if tensor.is_complex():
+            raise ValueError("complex numbers; pass real and imaginary parts as inputs of their own")
+        if tensor.layout != torch.strided:
+            raise ValueError(f"layout {tensor.layout}; pass .to_dense()")
     except (ValueError, TypeError) as error:
         raise ValueError(f"{who}: expected an array of numbers, got {type(values).__name__} ({error})") from None
+    return tensor
+
+
+def _numbered(
+    private: tuple[Samples, ...], test: Samples, classes: int | None
+) -> tuple[tuple[Samples, ...], Samples, tuple[int, ...]]:
+    """The samples with the number of their class as ``y``, and the caller's label of each class."""
+    every = [s["y"] for s in (*private, test)]
+    if classes is not None:
+        check_value("classes", classes, int, 1)
+        check_value("classes", classes, int, high=MAX_CLASSES)
+        highest = max(int(y.max()) for y in every)
+        if highest >= classes:
+            raise ValueError(f"labels must lie in 0 .. {classes - 1}, got {highest}")
+        return private, test, tuple(range(classes))
+    values = torch.unique(torch.cat(every))
+    if len(values) > MAX_CLASSES:
+        raise ValueError(f"labels must have at most {MAX_CLASSES:,} distinct values, got {len(values):,}")
+    *parts, last = (s.with_(y=torch.searchsorted(values, s["y"])) for s in (*private, test))
+    return tuple(parts), last, tuple(values.tolist())
 
 
 def _labelled(who: str, pair: tuple[Array, Array], view: View | None) -> Samples:

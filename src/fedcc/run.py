@@ -51,6 +51,7 @@ class Result:
     dtype: str = "float32"  # of the inputs: float32, uint8 (images) or int64 (tokens)
     rounds: list[Record] = field(default_factory=list)
     seconds: float = 0.0
+    labels: tuple[int, ...] = ()  # the caller's label of each class; none where they are 0 .. classes - 1
 
     @property
     def accuracy(self) -> float:
@@ -88,8 +89,9 @@ class Result:
         return drive([self.method.predict(self.trained, samples.to(device))], Plain(device))[0].cpu()
 
     def predict(self, x: Any) -> Tensor:
-        """The predicted class of each input."""
-        return self.scores(x).argmax(-1)
+        """The predicted label of each input: a class from 0 on, or where the federation had others, one of those."""
+        classes = self.scores(x).argmax(-1)
+        return torch.tensor(self.labels)[classes] if self.labels else classes
 
     def save(self, folder: Path | str) -> Path:
         """Write ``models.safetensors`` and ``models.json`` into a folder; :meth:`load` reads them back."""
@@ -108,6 +110,7 @@ class Result:
             "method": self.method.name,
             "settings": asdict(self.method),  # type: ignore[call-overload]
             "classes": self.trained.classes,
+            "labels": list(self.labels),
             "view": asdict(self.view),
             "dtype": self.dtype,
             "models": described({who: m.arch for who, m in models.items()}),
@@ -169,7 +172,11 @@ class Result:
             {int(w.removeprefix("client/")): m for w, m in loaded.items() if w.startswith("client/")},
             {w.removeprefix("server/"): m for w, m in loaded.items() if w.startswith("server/")},
         )
-        return Result(method, trained, view, about["dtype"], about["rounds"], about["seconds"])
+        labels = about.get("labels", [])  # results from before labels were kept have none
+        whole = isinstance(labels, list) and all(type(label) is int and 0 <= label < 1 << 63 for label in labels)
+        if not whole or labels != sorted(set(labels)) or len(labels) not in (0, trained.classes):
+            raise ValueError(f"{place}/models.json is damaged: 'labels' must be {trained.classes} ascending numbers")
+        return Result(method, trained, view, about["dtype"], about["rounds"], about["seconds"], tuple(labels))
 
 
 def run(
@@ -249,7 +256,8 @@ def run(
             if on_snapshot:
                 on_snapshot(cohort.snapshot(server, done))
     public, dtype = federation.public, str(federation.public.x.dtype).removeprefix("torch.")
-    return Result(method, cohort.trained(server), public.view, dtype, records, time.perf_counter() - begun)
+    seconds = time.perf_counter() - begun
+    return Result(method, cohort.trained(server), public.view, dtype, records, seconds, federation.labels)
 
 
 def rehearse(method: AnyMethod, federation: Federation) -> None:

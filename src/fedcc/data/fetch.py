@@ -8,6 +8,8 @@ has its final name is complete, and processes that start together wait for the o
 from __future__ import annotations
 
 import errno
+import gzip
+import lzma
 import os
 import shutil
 import sys
@@ -15,24 +17,27 @@ import tarfile
 import time
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
 
-from fedcc.data.dataset import Checked, DataError, Description, Remote, file_md5, readable
+from fedcc.data.dataset import Checked, DataError, Description, Remote, file_md5
 from fedcc.data.registry import find
 
 ATTEMPTS = 5  # at one address, each going on where the last one ended
 PAUSE = 1.0  # seconds before the second attempt; twice as long before each one after
 TIMEOUT = 30.0  # seconds without a byte
+MAX_UNPACKED = 1 << 31  # bytes of an archive's files; Tiny ImageNet has 250 million
+MAX_MEMBERS = 200_000  # files and folders of an archive; Tiny ImageNet has 120,000
 BLOCK = 1 << 14  # bytes; a transfer that breaks loses less than one
 
 
 def data_folder(explicit: Path | str | None = None) -> Path:
     """The folder that holds the data sets: the argument, else $FEDCC_DATA, else the user's cache folder.
 
-    One that was named must exist: a typing error should not start a download into a new place.
+    One that was named must exist: a typing error should not start a download into a new place. The cache folder is
+    made by the first download.
     """
     for origin, named in (("", explicit), ("FEDCC_DATA names ", os.environ.get("FEDCC_DATA"))):
         if named:
@@ -53,15 +58,18 @@ def ensure(description: Description, data: Path, download: bool = True) -> Path:
             f"{missing[0]}: not there, and downloading is off; fetch {description.title} with"
             f" `fedcc data fetch {description.name}`, or let FEDCC_DATA name the folder of {description.folders[0]}"
         )
-    return fetch(description, data) if missing else description.locate(data)
+    return _fetch_into(data, description) if missing else description.locate(data)
 
 
 def fetch(dataset: str | Description, folder: Path | str | None = None) -> Path:
     """Download what is missing of a data set into the data folder; its own folder there."""
     description = find(dataset) if isinstance(dataset, str) else dataset
     data = data_folder(folder)
-    if description.embedded:
-        return data
+    return data if description.embedded else _fetch_into(data, description)
+
+
+def _fetch_into(data: Path, description: Description) -> Path:
+    """The same for a data folder that :func:`data_folder` gave."""
     from filelock import FileLock
 
     with _files_at_fault(data):
@@ -86,10 +94,7 @@ def check(dataset: str | Description, folder: Path | str | None = None) -> list[
 def _checked(home: Path, file: str, expected: str) -> Checked:
     path = home / file
     try:
-        if path.is_file():
-            found = file_md5(path)
-        else:  # upstream's sum is that of the packed file
-            found = "unpacked: not checked" if readable(path).is_file() else "not there"
+        found = file_md5(path) if path.is_file() else "not there"
     except OSError as error:
         found = f"cannot be read ({error.strerror or error})"
     return Checked(f"{home.name}/{file}", expected, found, found == expected)
@@ -213,18 +218,33 @@ def _unpack(archive: Path, data: Path, name: str) -> None:
             with zipfile.ZipFile(archive) as packed:
                 for member in packed.namelist():
                     _inside(archive, member)
+                _bounded(archive, (info.file_size for info in packed.infolist()))
                 packed.extractall(room)
         else:
             with tarfile.open(archive) as packed_tar:
+                _bounded(archive, (info.size for info in packed_tar))
                 packed_tar.extractall(room, filter="data")
         if not (room / name).is_dir():
             found = sorted(path.name for path in room.iterdir())[:5]
             raise DataError(f"{archive}: expected the folder {name}/ in it, found {found}")
         (room / name).rename(data / name)
-    except (tarfile.TarError, zipfile.BadZipFile, zlib.error, EOFError) as error:
+    except DataError:
+        raise
+    except (tarfile.TarError, zipfile.BadZipFile, gzip.BadGzipFile, zlib.error, lzma.LZMAError, EOFError) as error:
+        raise DataError(f"{archive}: cannot be unpacked: {error}") from error
+    except (ValueError, RuntimeError, OverflowError) as error:  # odd names and numbers, encryption, unknown compression
         raise DataError(f"{archive}: cannot be unpacked: {error}") from error
     finally:
         shutil.rmtree(room, ignore_errors=True)
+
+
+def _bounded(archive: Path, sizes: Iterable[int]) -> None:
+    """Refuse an archive that would fill the disk."""
+    total = 0
+    for number, size in enumerate(sizes, start=1):
+        total += size
+        if total > MAX_UNPACKED or number > MAX_MEMBERS:
+            raise DataError(f"{archive}: refused: over {MAX_UNPACKED:,} bytes or {MAX_MEMBERS:,} files when unpacked")
 
 
 def _inside(archive: Path, member: str) -> None:

@@ -85,6 +85,11 @@ def _split(factory: Factory, arch: Arch) -> tuple[nn.Module, nn.Linear]:
         with torch.no_grad():
             whole = module(probe)
     except Exception as error:
+        if arch.tokens:
+            raise ValueError(
+                f"{name} does not take integers of shape {arch.shape} ({error}); integers are tokens: for a table of"
+                " numbers pass floats, as x.astype('float32')"
+            ) from error
         error.add_note(f"while trying {name} on a batch of two inputs of shape {arch.shape}")
         raise
     finally:
