@@ -16,8 +16,9 @@ from rich.live import Live
 from rich.table import Table
 
 from fedcc.experiments import Experiment, RunFolder, execute, prepare
-from fedcc.experiments.workers import cores, leave_with_parent, no_interrupts
+from fedcc.experiments.workers import leave_with_parent, no_interrupts
 from fedcc.progress import clock
+from fedcc.threads import cores
 
 COMPARED = ("fedcc", "fedmd", "fedavg", "local", "centralized")  # the longest first
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -30,6 +29,7 @@ from fedcc.federate import Round, Simulated, Snapshot, federate
 from fedcc.federation import Federation, Models, as_samples, several
 from fedcc.methods import METHODS, make
 from fedcc.nets import ResNet, build, network
+from fedcc.threads import check_threads, fixed_threads, warn_of_threads
 
 Record = dict[str, Any]
 """One round as a line of ``metrics.jsonl``."""
@@ -206,6 +206,8 @@ def run(
     total = federation.rounds if rounds is None else rounds
     check_value("rounds", total, int, 1)
     check_value("seed", seed, int, 0)
+    check_threads(threads)
+    warn_of_threads(threads)
     recipe = Recipe(lr=lr, batch=batch, epochs=federation.epochs if epochs is None else epochs, reset=reset)
     place = chosen_device(device)
     executor = engine_named(engine or usual_engine(place), place, precision or usual_precision(place), monitor)
@@ -300,19 +302,6 @@ def chosen_device(name: str) -> torch.device:
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise ValueError(f"device {name!r} is not there: {torch.cuda.device_count()} CUDA devices were found")
     return device
-
-
-@contextmanager
-def fixed_threads(number: int) -> Iterator[None]:
-    """A fixed number of torch threads: a seed gives other bits with other numbers."""
-    if number < 1:
-        raise ValueError(f"threads must be at least 1, got {number}")
-    before = torch.get_num_threads()
-    torch.set_num_threads(number)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def record_of(

@@ -27,7 +27,8 @@ from fedcc.flower.fingerprint import fingerprint
 from fedcc.flower.folder import FederationFolder
 from fedcc.flower.init import make_folder
 from fedcc.flower.processes import FlowerError, free_port
-from fedcc.run import chosen_device, fixed_threads, parties
+from fedcc.run import chosen_device, parties
+from fedcc.threads import fixed_threads
 
 CLIENTS = ("north", "east", "south", "west")
 WARM = multiprocessing.get_context("forkserver")  # a program that begins with everything imported starts seconds sooner

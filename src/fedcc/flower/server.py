@@ -33,7 +33,8 @@ from fedcc.flower.cohort import Across, Post
 from fedcc.flower.data import checked_images
 from fedcc.flower.folder import FederationFolder, arrays
 from fedcc.flower.rehearsal import Rehearsal
-from fedcc.run import Record, Result, chosen_device, fixed_threads, record_of, server_of
+from fedcc.run import Record, Result, chosen_device, record_of, server_of
+from fedcc.threads import fixed_threads
 
 
 class Journal:
