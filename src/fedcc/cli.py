@@ -21,7 +21,7 @@ from rich.text import Text
 
 from fedcc import __version__
 from fedcc.cli_sweep import sweep
-from fedcc.core.method import AnyMethod
+from fedcc.core.method import AnyMethod, check_value
 from fedcc.core.naming import unknown
 from fedcc.data.dataset import DataError
 from fedcc.ending import Signals, Stopped, explained, warnings_to
@@ -484,8 +484,8 @@ def bench(
     except ValueError:
         raise ValueError(f"clients must be whole numbers with commas, got {clients!r}") from None
     length = steps if steps is not None else 200 if gpu else 4
-    if min([*numbers, length, batch]) < 1:
-        raise ValueError(f"clients, steps and batch must be at least 1, got {min([*numbers, length, batch])}")
+    for what, number in (("steps", length), ("batch", batch), *(("clients", n) for n in numbers)):
+        check_value(what, number, int, 1, 65_536)
     console = out(stderr=as_json)
     console.print(
         f"{model}, batch {batch}, 32x32 images, {length} steps, {where}; predict is per 1,000 images", soft_wrap=True

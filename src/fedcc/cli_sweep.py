@@ -176,7 +176,7 @@ def show_plan(
         state, reason = states[run.place]
         if state == "finished":
             final = (RunFolder(root / run.place).summary() or {})["accuracy"].get("final")
-            reason = f"{final:.2f} %" if isinstance(final, int | float) else ""
+            reason = f"{final:.2f} %" if final is not None else ""
         elif state == "unfinished":
             reason = f"{len(RunFolder(root / run.place).metrics())} rounds"
         console.print(f"{state:<11} {run.place}  {reason}".rstrip(), soft_wrap=True)

@@ -103,6 +103,8 @@ def explained(error: BaseException) -> str:
     if isinstance(error, OSError):
         reason = "the disk is full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else error.strerror or text
         text = f"{error.filename}: {reason}" if error.filename is not None else reason
+    elif isinstance(error, MemoryError) and not text:
+        text = "there is not enough memory"
     elif not isinstance(error, (Stopped, ValueError, FloatingPointError, MemoryError, DataError, Told)) or not text:
         text = f"{type(error).__name__}: {text} (this should not happen; FEDCC_DEBUG=1 shows where)"
     notes = "; ".join(getattr(error, "__notes__", ()))

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from fedcc.core.files import written_whole
+from fedcc.core.files import make_folder, written_whole
 from fedcc.core.messages import Weights, nbytes
 from fedcc.core.method import AnyMethod, Method, Trained, check_value
 from fedcc.core.model import Arch, Factory, Model, factory_name
@@ -94,7 +94,7 @@ class Result:
         from safetensors.torch import save
 
         place = Path(folder)
-        place.mkdir(parents=True, exist_ok=True)
+        make_folder(place)
         models = _models(self.trained)
         tensors = {  # copies: models may share tensors (FedConcat's encoders), which the format refuses
             f"{who}/{n}": v.cpu().clone(memory_format=torch.contiguous_format)

@@ -19,6 +19,7 @@ from typing import Any, cast
 import torch
 
 from fedcc.core.files import make_folder, read_json, written_whole
+from fedcc.core.method import check_value
 from fedcc.core.naming import shortened
 from fedcc.data.skew import Partition
 from fedcc.experiments.experiment import Experiment
@@ -187,12 +188,12 @@ class RunFolder:
             return None
         try:
             found = read_json(path)
+            for name in ("accuracy", "experiment"):
+                if not isinstance(found, dict) or not isinstance(found.get(name), dict):
+                    raise ValueError(f"{path} is damaged, it has no {name!r}")
+            check_value(f"{path} is damaged: accuracy.final", found["accuracy"].get("final"), float | None, 0, 100)
         except ValueError as error:
             raise RunFolderError(f"{error}; remove it, and `{self.resume}` makes it again") from None
-        for name in ("accuracy", "experiment"):
-            if not isinstance(found, dict) or not isinstance(found.get(name), dict):
-                lacking = f"{path} is damaged, it has no {name!r}"
-                raise RunFolderError(f"{lacking}; remove it, and `{self.resume}` makes it again")
         return cast(dict[str, Any], found)
 
 

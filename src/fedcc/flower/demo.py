@@ -184,6 +184,7 @@ def _main(arguments: list[str], log: str) -> None:
     from fedcc.cli import main
 
     os.setsid()
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # it ends by SIGINT, even where its parent ignores it
     file = os.open(log, os.O_WRONLY | os.O_APPEND)
     os.dup2(file, 1)
     os.dup2(file, 2)
