@@ -160,7 +160,8 @@ def test_a_record_of_a_larger_machine_is_read(capsys: Capsys, monkeypatch: pytes
 
 
 @pytest.mark.parametrize(
-    "text", ["[]", "{}", "null", "", "[1", "[" * 100_000, '{"accuracy": {"final": 1%s}, "experiment": {}}' % ("0" * 400)],
+    "text",
+    ["[]", "{}", "null", "", "[1", "[" * 100_000, f'{{"accuracy": {{"final": {HUGE}}}, "experiment": {{}}}}'],
     ids=lambda text: text[:12] or "empty",
 )  # fmt: skip
 def test_a_damaged_summary_is_refused_by_its_name(text: str, capsys: Capsys) -> None:
