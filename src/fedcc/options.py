@@ -28,7 +28,9 @@ Engine = Annotated[str | None, typer.Option(help="plain or fused; fused on a GPU
 Deterministic = Annotated[
     bool | None, typer.Option("--deterministic/--no-deterministic", help="the same bits every time on one GPU")
 ]
-Threads = Annotated[int | None, typer.Option(help="torch threads; a seed gives other bits with other numbers")]
+Threads = Annotated[
+    int | None, typer.Option(help="torch threads, at most 4 a core; a seed gives other bits with other numbers")
+]
 Track = Annotated[
     list[str] | None, typer.Option("--track", help="tensorboard, mlflow or wandb is told each round; repeatable")
 ]
@@ -43,6 +45,8 @@ def rounds_between(checkpoint: bool, every: int | None) -> int | None:
     """The rounds from one checkpoint to the next; 0 for none at all, None to leave it to the run."""
     if every is not None and every < 1:
         raise ValueError(f"--checkpoint-every must be at least 1, got {every}; --no-checkpoint writes none")
+    if every is not None and not checkpoint:
+        raise ValueError(f"--no-checkpoint and --checkpoint-every {every} contradict each other; give one of them")
     return every if checkpoint else 0
 
 

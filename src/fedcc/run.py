@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -13,7 +12,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from fedcc.core.files import written_whole
+from fedcc.core.files import make_folder, written_whole
 from fedcc.core.messages import Weights, nbytes
 from fedcc.core.method import AnyMethod, Method, Trained, check_value
 from fedcc.core.model import Arch, Factory, Model, factory_name
@@ -32,6 +31,7 @@ from fedcc.federation import Federation, Models, as_samples, several
 from fedcc.methods import METHODS, make
 from fedcc.nets import ResNet, build, network
 from fedcc.record import record_of
+from fedcc.threads import check_threads, fixed_threads, warn_of_threads
 
 Record = dict[str, Any]
 """One round as a line of ``metrics.jsonl``."""
@@ -98,7 +98,7 @@ class Result:
         from safetensors.torch import save
 
         place = Path(folder)
-        place.mkdir(parents=True, exist_ok=True)
+        make_folder(place)
         models = _models(self.trained)
         tensors = {  # copies: models may share tensors (FedConcat's encoders), which the format refuses
             f"{who}/{n}": v.cpu().clone(memory_format=torch.contiguous_format)
@@ -215,6 +215,8 @@ def run(
     total = federation.rounds if rounds is None else rounds
     check_value("rounds", total, int, 1)
     check_value("seed", seed, int, 0)
+    check_threads(threads)
+    warn_of_threads(threads)
     recipe = Recipe(lr=lr, batch=batch, epochs=federation.epochs if epochs is None else epochs, reset=reset)
     place = chosen_device(device)
     executor = engine_named(engine or usual_engine(place), place, precision or usual_precision(place), monitor)
@@ -315,19 +317,6 @@ def chosen_device(name: str) -> torch.device:
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise ValueError(f"device {name!r} is not there: {torch.cuda.device_count()} CUDA devices were found")
     return device
-
-
-@contextmanager
-def fixed_threads(number: int) -> Iterator[None]:
-    """A fixed number of torch threads: a seed gives other bits with other numbers."""
-    if number < 1:
-        raise ValueError(f"threads must be at least 1, got {number}")
-    before = torch.get_num_threads()
-    torch.set_num_threads(number)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def _models(trained: Trained) -> dict[str, Model]:

@@ -15,7 +15,7 @@ import pytest
 from fedcc.experiments import RunFolder
 from fedcc.experiments.store import InUse
 from fedcc.experiments.workers import Died, Processes
-from program import QUICK, Running, alive, call, descendants, wait_until
+from program import QUICK, Running, alive, call, descendants, started, wait_until
 
 Capsys = pytest.CaptureFixture[str]
 FILE = """
@@ -246,10 +246,7 @@ def test_a_worker_that_dies_takes_only_its_own_piece_with_it() -> None:
 def test_no_worker_outlives_the_sweep(number: str, code: int, tmp_path: Path) -> None:
     """Ctrl-C reaches the whole group; a kill, the program alone."""
     (tmp_path / "s.toml").write_text(FILE.replace("rounds = 3", "rounds = 500"))
-    words = [sys.executable, "-m", "fedcc", "sweep", "s.toml", "--jobs", "2"]
-    sweep = subprocess.Popen(
-        words, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
-    )
+    sweep = started(tmp_path, "sweep", "s.toml", "--jobs", 2)
     wait_until(lambda: all(RunFolder(tmp_path / "runs" / p).metrics() for p in PLACES[:2]), 240)
     workers = descendants(sweep.pid)
     if number == "SIGINT":

@@ -17,6 +17,7 @@ from fedcc.experiments.store import RunFolder, environment
 from fedcc.federate import Snapshot
 from fedcc.federation import Federation
 from fedcc.run import Record, Result, rehearse, run
+from fedcc.threads import check_threads
 
 SUMMARY_FORMAT = 1
 
@@ -27,6 +28,7 @@ class Halted(Exception):
 
 def prepare(experiment: Experiment, out: Path, *, data_dir: Path | None = None, overwrite: bool = False) -> Federation:
     """The data, read and split; whatever is wrong with the call is found here, before anything is written."""
+    check_threads(experiment.threads)
     RunFolder(out).check(experiment, overwrite)
     federation = experiment.federation(data_dir)
     rehearse(experiment.made(), federation)
@@ -39,6 +41,7 @@ def unfinished(out: Path, data_dir: Path | None = None) -> tuple[Experiment, Fed
     Without a checkpoint the run starts anew.
     """
     experiment = Experiment.read(out / "experiment.toml")
+    check_threads(experiment.threads)
     federation = experiment.federation(data_dir)
     return experiment, federation, *Checkpoints(out, experiment, federation).latest()
 

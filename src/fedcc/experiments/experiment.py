@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args, get_type_hints
 
 from fedcc.core.method import AnyMethod, check_value
-from fedcc.core.naming import unknown
+from fedcc.core.naming import shortened, unknown
 from fedcc.core.samples import View
 from fedcc.core.wire import WIRE
 from fedcc.engine import ENGINES, PRECISIONS, usual_engine, usual_precision
@@ -62,7 +62,7 @@ class Experiment:
         for name, (low, high) in _RANGES.items():
             if not low <= getattr(self, name) <= high:
                 limit = f"at least {low}" if getattr(self, name) < low else f"at most {high:,}"
-                raise ValueError(f"{name} must be {limit}, got {getattr(self, name)}")
+                raise ValueError(f"{name} must be {limit}, got {shortened(getattr(self, name))}")
         for name in ("public", "fraction", "participation"):
             if not 0 < getattr(self, name) <= 1 or (name == "public" and self.public == 1):
                 below = "below" if name == "public" else "at most"
@@ -86,7 +86,7 @@ class Experiment:
             if name not in known:
                 raise unknown("setting of a run", name, known)
         values = present_spelling({name: value for name, value in given.items() if value is not None})
-        _check_types({"method": method, "settings": settings or {}, **values})
+        _check_types({"method": method, "settings": {} if settings is None else settings, **values})
         made = make(method, settings)
         about = find(values.get("data", "digits"))
         defaults = about.defaults
@@ -184,7 +184,7 @@ def _check_types(values: Mapping[str, Any]) -> None:
         if name != "settings":
             check_value(name, value, hints[name])
         elif not isinstance(value, Mapping):
-            raise ValueError(f"settings must be a table of names and values, got {value!r}")
+            raise ValueError(f"settings must be a table of names and values, got {shortened(value)}")
 
 
 def present_spelling(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -233,12 +233,12 @@ def _typed(name: str, text: str, hint: Any) -> Any:
         return None
     if bool in kinds:
         if text.lower() not in ("true", "false", "yes", "no", "1", "0"):
-            raise ValueError(f"{name} must be true or false, got {text!r}")
+            raise ValueError(f"{name} must be true or false, got {shortened(text)}")
         return text.lower() in ("true", "yes", "1")
     for kind, words in ((int, "a whole number"), (float, "a number")):
         if kind in kinds:
             try:
                 return kind(text)
             except ValueError:
-                raise ValueError(f"{name} must be {words}, got {text!r}") from None
+                raise ValueError(f"{name} must be {words}, got {shortened(text)}") from None
     return text

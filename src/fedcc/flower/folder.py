@@ -14,7 +14,6 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-import tomllib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -29,7 +28,7 @@ from fedcc.core.model import Arch
 from fedcc.core.naming import unknown
 from fedcc.core.samples import Samples, View
 from fedcc.experiments.experiment import Experiment
-from fedcc.experiments.toml import dumps
+from fedcc.experiments.toml import dumps, load
 from fedcc.methods import make
 from fedcc.nets import network
 
@@ -122,7 +121,7 @@ class FederationFolder:
         file = path / "federation.toml"
         if not file.is_file():
             raise ValueError(f"{path} is no federation folder: federation.toml is missing; `fedcc federation init`")
-        table = _table(file)
+        table = load(file)
         try:
             clients = table["clients"]
             rules = Rules(**table["rounds"]).checked(len(clients))
@@ -202,7 +201,7 @@ class Site:
         file = path / "site.toml"
         if not file.is_file():
             raise ValueError(f"{path} is no site's folder: site.toml is missing; the operator hands it over")
-        table = _table(file)
+        table = load(file)
         try:
             task = Task.read(table.pop("task"))
             return Site(path, experiment=read_experiment(path / "experiment.toml"), task=task, **table)
@@ -245,7 +244,7 @@ def disagreement(theirs: Mapping[str, Any], mine: Mapping[str, Any]) -> str | No
 
 def read_experiment(path: Path) -> Experiment:
     """An experiment whose data may be the sites' own, of no known name."""
-    table = _table(path)
+    table = load(path)
     try:
         method, settings = table.pop("method"), table.pop("settings", {})
         return Experiment(method=method, settings=asdict(make(method, settings)), **table)  # type: ignore[call-overload]
@@ -295,12 +294,3 @@ def images_sha256(x: np.ndarray) -> str:
 
 def _lists(values: Mapping[str, Any]) -> dict[str, Any]:
     return {n: list(v) if isinstance(v, tuple) else v for n, v in values.items()}
-
-
-def _table(path: Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads(path.read_text())
-    except FileNotFoundError:
-        raise ValueError(f"{path} is not there") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} is not valid TOML: {error}") from None

@@ -34,7 +34,8 @@ from fedcc.flower.data import checked_images
 from fedcc.flower.folder import FederationFolder, arrays
 from fedcc.flower.rehearsal import Rehearsal
 from fedcc.record import record_of
-from fedcc.run import Record, Result, chosen_device, fixed_threads, server_of
+from fedcc.run import Record, Result, chosen_device, server_of
+from fedcc.threads import fixed_threads
 
 
 class Journal:
