@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import threading
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -40,7 +41,7 @@ class Signals:
     """
 
     def __init__(self) -> None:
-        self.over = False
+        self.over = self.hooked = False
         self.before: dict[int, Any] = {}
         self.hook = sys.unraisablehook
 
@@ -59,17 +60,25 @@ class Signals:
             sys.unraisablehook = self.hook
 
     def _stop(self, number: int, frame: Any) -> None:
-        if not self.over:
+        if not (self.over or self.hooked):
             stop(number, frame)
 
     def _again(self, unraisable: Any) -> None:
         error = unraisable.exc_value
         if not isinstance(error, Stopped):
             self.hook(unraisable)
-        elif not self.over:
-            timer = threading.Timer(0.01, os.kill, (os.getpid(), error.code - 128))
-            timer.daemon = True
-            timer.start()
+            return
+        self.hooked = True
+        try:
+            threading.Thread(target=self._send, args=(error.code - 128,), daemon=True).start()
+        finally:
+            self.hooked = False
+
+    def _send(self, number: int) -> None:
+        while self.hooked:
+            time.sleep(0.01)
+        if not self.over:
+            os.kill(os.getpid(), number)
 
 
 @contextmanager
