@@ -53,7 +53,7 @@ def test_uplinks_and_accuracy_are_the_simulators(method: str, tmp_path: Path) ->
     assert found is not None
     assert found["accuracy"]["final"] == simulated.accuracy
     assert [list(r["readings"]) for r in records(folder)] == {  # FedCC's clients hand over their models at the end
-        "fedavg": [["re-estimated"]] * 2,
+        "fedavg": [["re-estimated"], ["re-estimated", "mirror"]],
         "fedcc": [[], ["trust=2", "trust=4", "mirror", "mirror,trust=4"]],
     }[method]
     assert [r["federation"]["present"] for r in records(folder)] == [list(NAMES)] * 2
