@@ -18,7 +18,8 @@ from fedcc.data.registry import DATASETS
 from fedcc.methods import METHODS
 from fedcc.report import paper
 from fedcc.report.paper import Printed, Scenario
-from fedcc.report.records import Run, natural, usual_values
+from fedcc.report.records import Run, usual_values
+from fedcc.report.values import natural
 
 View = Literal["final", "best"]
 VIEWS: tuple[View, ...] = ("final", "best")
