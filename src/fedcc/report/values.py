@@ -122,8 +122,11 @@ def short(value: object) -> str:
 
 
 def agree(what: str, value: Any, other: str, same: Any) -> None:
-    """Two values of a record that have to be the same."""
-    if value != same:
+    """Two values of a record that have to be the same; of objects, the key that is not is named."""
+    if isinstance(value, Mapping) and isinstance(same, Mapping):
+        for key in {**value, **same}:
+            agree(f"{what}.{short(key)}", value.get(key), f"{other}.{short(key)}", same.get(key))
+    elif value != same:
         raise Disagreement(f"contradicts itself: {what} is {short(value)}, but {other} is {short(same)}")
 
 
