@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 
 import synthetic
+from fedcc.report.gallery import pictures
 from fedcc.report.page import page
 from fedcc.report.records import Found, find
 from fedcc.report.tables import tables
@@ -250,6 +252,24 @@ def test_names_that_are_not_utf8(kind: str, tmp_path: Path, capsys: pytest.Captu
     assert "r\\xff\\n/" in (place / "out" / "tables" / "runs.csv").read_text()
     done = call(capsys, "report", tmp_path / os.fsdecode(b"\xff"), "--out", place / "out")
     done.refused("\\xff is not there")
+
+
+# ------------------------------------------------------------------------------------------------------- later rounds
+
+
+def test_figures_know_how_many_rounds_were_asked_for(tmp_path: Path) -> None:
+    for method in ("fedconcat", "fedavg"):
+        synthetic.write(synthetic.record(method, **CIFAR), tmp_path / f"{method}.json")
+    made = tables(find([tmp_path]).runs)
+    curves = dict(pictures(made))["table1_cifar10-classes-1_curves"]().axes[0]
+    assert curves.get_xlim()[1] < 18
+    assert sum("after 215 rounds" in str(line.get_label()) for line in curves.lines) == 1
+    content = re.search(r'id="content">(.*?)</script>', page(find([tmp_path]), made, tmp_path, "Title"), re.DOTALL)
+    assert content is not None
+    (scene,) = json.loads(content[1])["scenes"]
+    assert {row["method"]: (row["asked"], len(row["curves"][0])) for row in scene["rows"]} == {
+        "fedavg": (15, 15), "fedconcat": (15, 215)
+    }  # fmt: skip
 
 
 # ------------------------------------------------------------------------------------------------ repeats and analyses

@@ -75,7 +75,7 @@ def pictures(tables: Sequence[Table]) -> Iterator[tuple[str, Callable[[], Figure
                 continue
             about, name = f"{table.title}: {scenario_title(s)}", f"{table.slug}_{slug(' '.join(s))}"
             styles = {row.title: look(row.method).print for row, _ in rows if not row.extra}
-            yield f"{name}_curves", partial(curves_figure, _curves(rows), about, styles=styles)
+            yield f"{name}_curves", partial(curves_figure, _curves(rows), about, styles=styles, rounds=_asked(rows))
             if any(runs[0].sent_rounds for _, runs in rows):
                 yield f"{name}_bytes", partial(bytes_figure, _sent(rows), about, styles)
             held = next((r for _, runs in rows for r in runs if r.counts), None)
@@ -91,6 +91,11 @@ def pictures(tables: Sequence[Table]) -> Iterator[tuple[str, Callable[[], Figure
                         partial(log_figure, noted.log, f"{row.title}, {scenario_title(s)}, seed {noted.seed}"),
                     )
             yield from _analysed(rows, name, scenario_title(s), styles)
+
+
+def _asked(rows: Rows) -> int:
+    """The rounds T of a table's protocol."""
+    return max(r.asked for _, runs in rows for r in runs)
 
 
 def _curves(rows: Rows) -> dict[str, list[tuple[int, float]]]:

@@ -187,6 +187,7 @@ def _lines(row: Row, runs: Sequence[Run], cells: Cells) -> dict[str, Any]:
         "link": cells.id(runs),
         "variant": bool(row.extra),
         "seeds": [r.seed for r in runs],
+        "asked": max(r.asked for r in runs),
         "curves": [_rounded(r.curve) for r in runs],
         "targets": [_rounded(r.targets) for r in runs if any(v is not None for v in r.targets)],
         "sent": [list(accumulate(r.sent_rounds)) or ([r.sent] if r.sent is not None else []) for r in runs],
