@@ -329,16 +329,16 @@ def test_later_rounds_are_one_marker_on_the_page(watched: Watched) -> None:
     page.locator("#scene").select_option("table1/cifar10/classes:2")
     left, right = page.evaluate("document.getElementById('curves')._fullLayout.xaxis.range")
     assert right - left < 18
-    ticks = page.locator("#curves .xtick text").all_inner_texts()
+    ticks = page.locator("#curves .xtick text").all_text_contents()
     assert ticks == [*map(str, range(1, 16)), "later"]
-    legend = page.locator("#curves .legendtext").all_inner_texts()
+    legend = page.locator("#curves .legendtext").all_text_contents()
     assert "FedConcat (◆ after 215 rounds)" in legend
     marks = "document.getElementById('curves').data.filter(t => t.marker?.symbol === 'diamond').map(t => [t.x, t.y])"
     ((where, _),) = page.evaluate(marks)
     assert where == ["later"]
     page.locator("#methods summary").click()
     page.locator("#methods input[value=fedconcat]").uncheck()
-    assert "later" not in page.locator("#curves .xtick text").all_inner_texts()
+    assert "later" not in page.locator("#curves .xtick text").all_text_contents()
 
 
 @pytest.mark.slow

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 import synthetic
+from fedcc.report.figures import save
 from fedcc.report.gallery import pictures
 from fedcc.report.page import page
 from fedcc.report.records import Found, find
@@ -343,3 +344,16 @@ def test_an_analysis_that_cannot_be_drawn_is_left_out(path: str, value: Any, hon
     found = find([tmp_path])
     assert found.runs[0].analysis is None
     assert found.problems[0][1].startswith("analysis.json left out: ")
+
+
+@pytest.mark.filterwarnings("ignore:constrained_layout not applied")
+@pytest.mark.parametrize("words", [r"$\frac{x$ y$", "x" * 190])
+def test_texts_of_others_can_be_drawn_and_name_files(words: str, tmp_path: Path) -> None:
+    made = synthetic.record(data="digits", rounds=1)
+    made |= {"method": words, "data": words, "skew": words, "command": "another program"}
+    made["experiment"] |= {"method": words, "data": words, "skew": words, "wire": words}
+    synthetic.write(made, tmp_path / "a.json")
+    found = find([tmp_path])
+    assert len(found.runs) == 1
+    for name, make in pictures(tables(found.runs)):
+        assert save(make(), tmp_path / f"{name}.png").is_file()

@@ -243,7 +243,7 @@ def example_figure(example: Mapping[str, Any]) -> Figure:
     Of many classes the foremost 20 are shown.
     """
     total, example = len(example["classes"]), _foremost(example, 20)
-    names, clients, label = example["classes"], example["clients"], example["label"]
+    names, clients, label = [*map(literal, example["classes"])], example["clients"], example["label"]
     figure = _figure(5.2 + 0.3 * len(names), 2.6 + 0.2 * min(len(clients), 40))
     widths = [1.6, 3, 3 * (len(names) + 1) / len(names), 0.9]
     grid = figure.add_gridspec(2, 4, width_ratios=widths, height_ratios=[max(2, len(clients) / 4), 1.3])
@@ -377,6 +377,11 @@ def _finish(axes: Axes, title: str) -> None:
         axes.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
     if title:
         axes.set_title(title, fontsize=10)
+
+
+def literal(text: str) -> str:
+    """Text of others as it is: no formula between dollar signs."""
+    return text.replace("$", r"\$")
 
 
 def _colours(number: int) -> list[str]:
