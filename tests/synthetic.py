@@ -32,15 +32,20 @@ def record(
     near = paper.TABLE1.get((e.method, (e.data, e.skew)), paper.Printed(50.0, 5.0))
     end = np.clip(rng.normal(near.mean, max(near.spread, 0.2)), 1, 99) if final is None else final
     climb = end * (1 - np.exp(-np.arange(1, e.rounds + 1) / 3)) + rng.normal(0, 0.5, e.rounds)
-    curve = [round(float(v), 4) for v in np.clip(climb, 0, 100)]
-    curve[-1] = round(float(end), 4)
+    known = [round(float(v), 4) for v in np.clip(climb, 0, 100)]
+    known[-1] = round(float(end), 4)
+    made = e.made()
+    rounds = made.rounds(e.rounds)
+    evaluated = [t for t in range(1, rounds + 1) if t == rounds or made.evaluates(t, e.rounds)]
+    curve: list[float | None] = [None] * rounds
+    for t, v in zip(evaluated, known, strict=True):
+        curve[t - 1] = v
     own = {"local": 90, "global": 12} | (
         {"valid": 75, "valid_labels": 74, "local_full": 85} if method == "fedcc" else {}
     )
     table2 = {
         test: {str(k): round(float(rng.uniform(mean - 5, mean + 5)), 4) for k in clients} for test, mean in own.items()
     }
-    made = e.made()
     names = list(made.readings(Samples({"x": torch.zeros(1, 1, 8, 8)})))
     up = down = 11_000_000 if made.family == "parameters" else classes * 200_000
     shared = made.family != "bound"
@@ -50,13 +55,14 @@ def record(
         "family": made.family,
         "note": made.note,
         "settings": dict(e.settings),
-        **{n: getattr(e, n) for n in ("data", "skew", "seed", "clients", "models", "rounds", "epochs")},
+        **{n: getattr(e, n) for n in ("data", "skew", "seed", "clients", "models", "epochs")},
+        "rounds": rounds,
         "accuracy": {
-            "final": curve[-1],
-            "best": max(curve),
-            "best_round": 1 + curve.index(max(curve)),
+            "final": known[-1],
+            "best": max(known),
+            "best_round": 1 + curve.index(max(known)),
             "rounds": curve,
-            "targets": [round(v * 0.9, 4) if made.family == "distillation" else None for v in curve],
+            "targets": [round(v * 0.9, 4) if v and made.family == "distillation" else None for v in curve],
             "clients": table2["global"],
             "local": table2["local"],
             "table2": table2,
@@ -69,10 +75,10 @@ def record(
         if method == "fedcc"
         else {},
         "bytes": {
-            "up": up * e.rounds * shared,
-            "down": down * e.rounds * shared,
+            "up": up * rounds * shared,
+            "down": down * rounds * shared,
             "models": 0,
-            "rounds": {"up": [up * shared] * e.rounds, "down": [down * shared] * e.rounds},
+            "rounds": {"up": [up * shared] * rounds, "down": [down * shared] * rounds},
         },
         "counts": {str(k): (rng.dirichlet(np.full(classes, 0.1)) * 4500).astype(int).tolist() for k in clients},
         "public": 5000,
@@ -88,10 +94,10 @@ def record(
     }
 
 
-def higher(curve: list[float], by: int) -> dict[str, Any]:
+def higher(curve: list[float | None], by: int) -> dict[str, Any]:
     """The same curve some points higher, as a reading."""
-    found = [min(100.0, round(v + by, 4)) for v in curve]
-    best = max(found)
+    found = [None if v is None else min(100.0, round(v + by, 4)) for v in curve]
+    best = max(v for v in found if v is not None)
     return {"final": found[-1], "best": best, "best_round": 1 + found.index(best), "rounds": found}
 
 

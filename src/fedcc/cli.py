@@ -42,7 +42,6 @@ from fedcc.options import (
     Threads,
     Track,
     out,
-    present_words,
     rounds_between,
 )
 from fedcc.report.command import report
@@ -598,7 +597,7 @@ def main() -> None:
     try:
         signals.catch()
         with warnings_to(warn):
-            code = app(present_words(sys.argv[1:]), standalone_mode=False, prog_name="fedcc")
+            code = app(_words(), standalone_mode=False, prog_name="fedcc")
         signals.over = True
     except BaseException as error:
         signals.over = True
@@ -606,6 +605,12 @@ def main() -> None:
     finally:
         signals.restore(to_default=is_program())
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _words() -> list[str]:
+    from fedcc.experiments.experiment import present_words
+
+    return present_words(sys.argv[1:])
 
 
 def answer(error: BaseException) -> int:

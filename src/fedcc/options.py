@@ -50,16 +50,6 @@ def rounds_between(checkpoint: bool, every: int | None) -> int | None:
     return every if checkpoint else 0
 
 
-def present_words(words: list[str]) -> list[str]:
-    """A command line as it is spelled today: commands of older records have ``--augment`` and ``--no-augment``."""
-    spelled = []
-    for word, after in zip(words, [*words[1:], "--"], strict=True):
-        spelled += ["--augment", "none"] if word == "--no-augment" else [word]
-        if word == "--augment" and after.startswith("--"):
-            spelled.append("standard")
-    return spelled
-
-
 def out(stderr: bool = False) -> Console:
     """The console; wide enough for tables where there is no terminal."""
     console = Console(stderr=stderr, highlight=False, markup=False, emoji=False)

@@ -162,6 +162,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
         place / "runs", ("fedavg", "fedcc", "centralized"), [("digits", "classes:1")], 1, ("fedavg", "fedcc")
     )
     synthetic.write(synthetic.record("fedavg", 33.0, data="cifar10", skew="classes:2", epochs=85), place / "runs" / "b")
+    synthetic.write(synthetic.record("fedconcat", data="cifar10", skew="classes:2"), place / "runs" / "c")
     synthetic.write(synthetic.record(data="digits", settings={"lam": 0.5}), place / "runs" / "v")
     (place / "runs" / "w").mkdir()
     (place / "runs" / "w" / "x.json").write_text('{"<b>": "</script>"}')
@@ -319,6 +320,25 @@ def test_figures_are_drawn_for_each_scenario(watched: Watched) -> None:
     assert page.locator("#curves .traces").count() >= 5
     assert page.locator("#margins").is_hidden()
     assert "margins" in page.locator("#absent").inner_text()
+
+
+@pytest.mark.slow
+def test_later_rounds_are_one_marker_on_the_page(watched: Watched) -> None:
+    page = watched.page
+    watched.drawn()
+    page.locator("#scene").select_option("table1/cifar10/classes:2")
+    left, right = page.evaluate("document.getElementById('curves')._fullLayout.xaxis.range")
+    assert right - left < 18
+    ticks = page.locator("#curves .xtick text").all_text_contents()
+    assert ticks == [*map(str, range(1, 16)), "later"]
+    legend = page.locator("#curves .legendtext").all_text_contents()
+    assert "FedConcat (◆ after 215 rounds)" in legend
+    marks = "document.getElementById('curves').data.filter(t => t.marker?.symbol === 'diamond').map(t => [t.x, t.y])"
+    ((where, _),) = page.evaluate(marks)
+    assert where == ["later"]
+    page.locator("#methods summary").click()
+    page.locator("#methods input[value=fedconcat]").uncheck()
+    assert "later" not in page.locator("#curves .xtick text").all_text_contents()
 
 
 @pytest.mark.slow

@@ -80,6 +80,27 @@ def test_a_failure_leaves_the_picture_that_was_there(tmp_path: Path, monkeypatch
     assert [p.name for p in tmp_path.iterdir()] == ["c.png"]
 
 
+@pytest.mark.parametrize("rounds", [2, 15, 100])
+def test_rounds_after_the_last_are_one_marker(rounds: int) -> None:
+    """FedConcat's 200 rounds at the end do not squeeze the curves of the others."""
+    other = [(t, 20.0) for t in range(1, rounds + 1)]
+    axes = curves_figure({"FedConcat": [*other[:-1], (rounds + 200, 60.0)], "Other": other}, rounds=rounds).axes[0]
+    assert axes.get_xlim()[1] < 1.2 * rounds + 2
+    line, end, flat = axes.lines
+    assert list(line.get_xdata()) == list(range(1, rounds))
+    assert (end.get_xdata()[-1] > rounds, end.get_ydata()[-1]) == (True, 60.0)
+    assert [line.get_label() for line in (line, flat)] == [
+        f"FedConcat 60.0 (\N{BLACK DIAMOND} after {rounds + 200} rounds)", "Other 20.0"
+    ]  # fmt: skip
+    labels = [t.get_text() for t in axes.get_xticklabels()]
+    assert labels[-1] == "later"
+    assert all(int(t) <= rounds for t in labels[:-1])
+
+
+def test_without_later_rounds_the_axis_is_as_ever() -> None:
+    assert "later" not in texts(curves_figure(CURVES, rounds=2))
+
+
 # ------------------------------------------------------------------------------------------- from records and analyses
 
 

@@ -147,7 +147,7 @@ def test_an_odd_part_is_left_out_and_the_rest_counts(tmp_path: Path) -> None:
     made["log"], made["counts"], made["bytes"]["rounds"] = (
         {"alpha": [1]},
         {"0": [1, 2], "1": [1]},
-        {"up": [1], "down": []},
+        {"up": 1, "down": []},
     )
     found = read(tmp_path, made)
     (run,) = found.runs
@@ -185,7 +185,7 @@ def test_an_odd_analysis_is_left_out(part: str, inner: str, value: Any, tmp_path
 def test_an_unfinished_run_and_a_repeated_one_are_said(tmp_path: Path) -> None:
     (tmp_path / "half").mkdir()
     (tmp_path / "half" / "experiment.toml").touch()
-    again = synthetic.record(final=1.0, **CIFAR) | {"engine": "fused", "device": "another"}
+    again = synthetic.record(final=1.0, **CIFAR, engine="fused") | {"device": "another"}
     found = read(tmp_path, synthetic.record(final=50.0, **CIFAR), again)
     assert [r.final for r in found.runs] == [50.0]
     said = dict(found.problems)
@@ -212,7 +212,8 @@ def test_mean_and_spread_over_seeds(tmp_path: Path) -> None:
 
 def test_final_and_best_round_are_told_apart(tmp_path: Path) -> None:
     made = synthetic.record(**CIFAR)
-    made["accuracy"] |= {"final": 40.0, "best": 70.0, "best_round": 3}
+    curve = [10.0, 20.0, 70.0, *[30.0] * 11, 40.0]
+    made["accuracy"] |= {"final": 40.0, "best": 70.0, "best_round": 3, "rounds": curve}
     (table,) = built(tmp_path, made)
     cell = table.rows[-1].cells["cifar10", "classes:1"]
     assert (cell.value("final"), cell.value("best")) == (Value(40.0, None, 1), Value(70.0, None, 1))
@@ -365,7 +366,8 @@ def test_what_is_open(tmp_path: Path) -> None:
 def test_an_unknown_method_and_data_set_are_shown_as_they_are(tmp_path: Path) -> None:
     made = synthetic.record(data="digits")
     made |= {"method": "Mine", "family": "parameters", "data": "my data", "settings": {"x": 1}}
-    made["experiment"] |= {"method": "mine", "data": "my data"}
+    made["experiment"] |= {"method": "mine", "data": "my data", "settings": {"x": 1}}
+    made["command"] = "mine --data 'my data'"
     (table,) = built(tmp_path, made)
     assert table.title.startswith("my data")
     assert table.rows[0].title == "Mine, x=1"
@@ -383,6 +385,7 @@ def test_table_two_keeps_the_two_spreads_apart(tmp_path: Path) -> None:
             "global": {"0": 1.0, "1": 1.0},
             "valid": {"0": 80.0, "1": 70.0},
         }
+        one["accuracy"] |= {"local": {"0": a, "1": b}, "clients": {"0": 1.0, "1": 1.0}}
         made.append(one)
     table = client_table(built(tmp_path, *made)[0])
     assert table is not None
@@ -597,7 +600,7 @@ def test_the_block_of_a_readme_is_replaced_and_nothing_else() -> None:
 def test_texts_of_records_cannot_become_code(tmp_path: Path) -> None:
     made = synthetic.record(data="digits")
     made |= {"method": EVIL, "device": EVIL, "command": EVIL, "skew": EVIL, "commit": EVIL, "data": EVIL}
-    made["experiment"] |= {"method": EVIL, "wire": EVIL}
+    made["experiment"] |= {"method": EVIL, "wire": EVIL, "data": EVIL, "skew": EVIL}
     made["versions"] = {EVIL: EVIL}
     found = read(tmp_path, made)
     assert len(found.runs) == 1

@@ -195,6 +195,16 @@ def present_spelling(values: Mapping[str, Any]) -> dict[str, Any]:
     return spelled
 
 
+def present_words(words: list[str]) -> list[str]:
+    """A command line as it is spelled today: commands of older records have ``--augment`` and ``--no-augment``."""
+    spelled = []
+    for word, after in zip(words, [*words[1:], "--"], strict=True):
+        spelled += ["--augment", "none"] if word == "--no-augment" else [word]
+        if word == "--augment" and after.startswith("--"):
+            spelled.append("standard")
+    return spelled
+
+
 def setting_text(value: Any) -> str:
     """A setting as it is typed behind ``--set name=``."""
     if value is None:

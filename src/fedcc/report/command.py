@@ -29,6 +29,7 @@ def report(
     """Tables, figures and one page to look at, from the records of finished runs."""
     from fedcc.report.records import find
     from fedcc.report.tables import tables
+    from fedcc.report.values import printable
     from fedcc.report.write import TITLE, page_file, readme_block
     from fedcc.report.write import report as write
 
@@ -36,13 +37,13 @@ def report(
     for name, reason in found.problems:
         print(f"fedcc: warning: {name}: {reason}", file=sys.stderr)
     if not found.runs:
-        raise ValueError(f"no record of a finished run below {', '.join(map(str, paths))}")
+        raise ValueError(f"no record of a finished run below {', '.join(map(printable, paths))}")
     made = tables(found.runs)
     if readme is not None:
-        typer.echo(readme_block(made, readme))
+        typer.echo(printable(readme_block(made, readme)))
     if markdown is not None:
-        typer.echo(page_file(found, made, markdown))
+        typer.echo(printable(page_file(found, made, markdown)))
     if out_dir is not None or (readme is None and markdown is None):
         out = out_dir or Path("report")
-        written = write(found, made, out, title=title or TITLE, figures=figures)
-        typer.echo(f"{len(found.runs)} runs, {len(written)} files: {written[0]}")
+        written = write(found, made, out, title=printable(title or TITLE), figures=figures)
+        typer.echo(f"{len(found.runs)} runs, {len(written)} files: {printable(written[0])}")

@@ -59,26 +59,44 @@ def curves_figure(
     title: str = "",
     chance: float | None = None,
     styles: Mapping[str, Mapping[str, Any]] | None = None,
+    rounds: int | None = None,
 ) -> Figure:
-    """Accuracy over rounds, a line per run, in its style where there is one; ``chance`` is drawn as a dotted line."""
+    """Accuracy over rounds, a line per run, in its style where there is one; ``chance`` is drawn as a dotted line.
+
+    What comes after ``rounds`` is one marker at the end: the extra rounds of one method do not squeeze the others.
+    """
     from matplotlib.ticker import MaxNLocator
 
     figure = _figure(6.0, 3.8)
     axes = figure.subplots()
     for (name, curve), colour in zip(runs.items(), _colours(len(runs)), strict=True):
         if curve:
-            rounds, accuracy = zip(*curve, strict=True)
             style = {"color": colour} | dict((styles or {}).get(name, {}))
-            axes.plot(rounds, accuracy, marker="o", markersize=4, label=f"{name} {accuracy[-1]:.1f}", **style)
+            shown = [point for point in curve if rounds is None or point[0] <= rounds]
+            later = f" (\N{BLACK DIAMOND} after {curve[-1][0]} rounds)" if len(shown) < len(curve) else ""
+            label = f"{name} {curve[-1][1]:.1f}{later}"
+            axes.plot(*np.array(shown).reshape(-1, 2).T, marker="o", markersize=4, label=label, **style)
+            if rounds is not None and later:
+                end = np.array([*shown[-1:], (_later(rounds), curve[-1][1])])
+                axes.plot(*end.T, ":", marker="D", markersize=7, markevery=[-1], linewidth=1, color=style["color"])
     if chance is not None:
         axes.axhline(chance, linestyle=":", color="grey", linewidth=1, label=f"chance {chance:.1f}")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    if rounds is not None and any(curve and curve[-1][0] > rounds for curve in runs.values()):
+        whole = MaxNLocator(integer=True).tick_values(1, rounds)
+        ticks = [int(t) for t in whole if 1 <= t <= 1.5 * rounds - _later(rounds) / 2]
+        axes.set_xticks([*ticks, _later(rounds)], [*map(str, ticks), "later"])
     axes.set_xlabel("round")
     axes.set_ylabel("accuracy on the global test set (%)")
     axes.set_ylim(0, 100)
     axes.grid(alpha=0.3)
     _finish(axes, title)
     return figure
+
+
+def _later(rounds: int) -> float:
+    """Where what comes after so many rounds stands on their axis."""
+    return rounds + max(1.0, rounds / 10)
 
 
 def bytes_figure(
@@ -225,7 +243,7 @@ def example_figure(example: Mapping[str, Any]) -> Figure:
     Of many classes the foremost 20 are shown.
     """
     total, example = len(example["classes"]), _foremost(example, 20)
-    names, clients, label = example["classes"], example["clients"], example["label"]
+    names, clients, label = [*map(literal, example["classes"])], example["clients"], example["label"]
     figure = _figure(5.2 + 0.3 * len(names), 2.6 + 0.2 * min(len(clients), 40))
     widths = [1.6, 3, 3 * (len(names) + 1) / len(names), 0.9]
     grid = figure.add_gridspec(2, 4, width_ratios=widths, height_ratios=[max(2, len(clients) / 4), 1.3])
@@ -359,6 +377,11 @@ def _finish(axes: Axes, title: str) -> None:
         axes.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
     if title:
         axes.set_title(title, fontsize=10)
+
+
+def literal(text: str) -> str:
+    """Text of others as it is: no formula between dollar signs."""
+    return text.replace("$", r"\$")
 
 
 def _colours(number: int) -> list[str]:

@@ -17,6 +17,7 @@ from fedcc.report.figures import (
     curves_figure,
     embeddings_figure,
     example_figure,
+    literal,
     log_figure,
     margins_figure,
     partition_figure,
@@ -73,42 +74,47 @@ def pictures(tables: Sequence[Table]) -> Iterator[tuple[str, Callable[[], Figure
             rows = [(row, row.cells[s].runs) for row in table.rows if row.cells[s].runs]
             if not rows:
                 continue
-            about, name = f"{table.title}: {scenario_title(s)}", f"{table.slug}_{slug(' '.join(s))}"
-            styles = {row.title: look(row.method).print for row, _ in rows if not row.extra}
-            yield f"{name}_curves", partial(curves_figure, _curves(rows), about, styles=styles)
+            about, name = literal(f"{table.title}: {scenario_title(s)}"), f"{table.slug}_{slug(' '.join(s))}"
+            styles = {literal(row.title): look(row.method).print for row, _ in rows if not row.extra}
+            yield f"{name}_curves", partial(curves_figure, _curves(rows), about, styles=styles, rounds=_asked(rows))
             if any(runs[0].sent_rounds for _, runs in rows):
                 yield f"{name}_bytes", partial(bytes_figure, _sent(rows), about, styles)
             held = next((r for _, runs in rows for r in runs if r.counts), None)
             if held is not None and (key := (s, held.seed, held.counts)) not in partitions:
                 partitions.add(key)
-                whose = f"{scenario_title(s)}, seed {held.seed}"
+                whose = literal(f"{scenario_title(s)}, seed {held.seed}")
                 yield f"{name}_partition", partial(partition_figure, held.counts, whose)
             for row, runs in rows:
                 noted = next((r for r in runs if set(LOGGED) & set(r.log)), None)
                 if noted is not None:
                     yield (
                         f"{name}_{slug(row.title)}_log",
-                        partial(log_figure, noted.log, f"{row.title}, {scenario_title(s)}, seed {noted.seed}"),
+                        partial(log_figure, noted.log, literal(f"{row.title}, {scenario_title(s)}, seed {noted.seed}")),
                     )
-            yield from _analysed(rows, name, scenario_title(s), styles)
+            yield from _analysed(rows, name, literal(scenario_title(s)), styles)
+
+
+def _asked(rows: Rows) -> int:
+    """The rounds T of a table's protocol."""
+    return max(r.asked for _, runs in rows for r in runs)
 
 
 def _curves(rows: Rows) -> dict[str, list[tuple[int, float]]]:
     """Mean accuracy over seeds, by round."""
     lines: dict[str, list[tuple[int, float]]] = {}
     for row, runs in rows:
-        lines[row.title] = []
+        lines[literal(row.title)] = []
         for t, values in enumerate(zip(*(r.curve for r in runs), strict=False), start=1):
             known = [v for v in values if v is not None]
             if known:
-                lines[row.title].append((t, sum(known) / len(known)))
+                lines[literal(row.title)].append((t, sum(known) / len(known)))
     return lines
 
 
 def _sent(rows: Rows) -> dict[str, dict[str, Any]]:
     """The first seed's accuracies and bytes, as a summary has them."""
     return {
-        row.title: {
+        literal(row.title): {
             "bytes": {"rounds": {"up": r.sent_rounds, "down": [0] * len(r.sent_rounds)}, "models": r.handed},
             "accuracy": {"rounds": r.curve},
         }
@@ -123,9 +129,9 @@ def _analysed(
     """Figs. 1 to 3 from what `fedcc analyse` found: FedAvg beside FedCC where there are both."""
     found = [(row, a) for row, runs in rows if (a := next((r.analysis for r in runs if r.analysis), None))]
     paired = [(row, a) for row, a in found if row.method in COMPARED and not row.extra] or found[:2]
-    if held := {row.title: a["margins"] for row, a in paired if a.get("margins")}:
+    if held := {literal(row.title): a["margins"] for row, a in paired if a.get("margins")}:
         yield f"{name}_margins", partial(margins_figure, {about: held}, styles=styles)
-    if held := {row.title: a["embeddings"] for row, a in paired if a.get("embeddings")}:
+    if held := {literal(row.title): a["embeddings"] for row, a in paired if a.get("embeddings")}:
         yield f"{name}_embeddings", partial(embeddings_figure, held)
     for row, a in found:
         if a.get("example"):

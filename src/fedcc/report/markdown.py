@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import re
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
-from urllib.parse import quote
 
 from fedcc.report import paper
 from fedcc.report.records import Found, Run
@@ -28,6 +26,7 @@ from fedcc.report.tables import (
     standing,
     title_of,
 )
+from fedcc.report.values import relative_link
 
 BEGIN, END = "<!-- fedcc report: begin -->", "<!-- fedcc report: end -->"
 MISSING = "–"
@@ -46,7 +45,7 @@ def code(text: str) -> str:
 
 def link(text: str, run: Run, beside: Path) -> str:
     """A link to a run's record from a page that lies in the folder ``beside``."""
-    return f"[{text}]({quote(Path(os.path.relpath(run.file, beside)).as_posix())})"
+    return f"[{text}]({relative_link(run.file, beside)})"
 
 
 def grid(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 from fedcc.methods import METHODS
 from fedcc.report import paper
 from fedcc.report.paper import Scenario
-from fedcc.report.records import Found, Run, natural
+from fedcc.report.records import Found, Run
 from fedcc.report.style import look
 from fedcc.report.tables import (
     TESTS,
@@ -30,6 +28,7 @@ from fedcc.report.tables import (
     standing,
     title_of,
 )
+from fedcc.report.values import natural, printable, relative_link
 
 FILES = ("summary.json", "analysis.json", "metrics.jsonl", "experiment.toml", "environment.json", "partition.npz")
 LOGGED = {"majority": "majority classes |C_J|", "alpha": "mean alpha", "unknown": "mean unknown probability"}
@@ -148,9 +147,10 @@ class Cells:
 
 def _files(run: Run, out: Path) -> list[tuple[str, str]]:
     """A run's files as names and links relative to the page."""
-    names = FILES if run.in_folder else (run.file.name, f"{run.file.stem}.analysis.json")
-    there = [run.file.with_name(n) for n in names]
-    return [(f.name, quote(Path(os.path.relpath(f, out)).as_posix())) for f in there if f.is_file()]
+    there = [run.file.with_name(n) for n in FILES] if run.in_folder else [run.file]
+    if run.analysis_file is not None and run.analysis_file not in there:
+        there.insert(1, run.analysis_file)
+    return [(printable(f.name), relative_link(f, out)) for f in there if f.is_file()]
 
 
 # --------------------------------------------------------------------------------------------- what figures are made of
@@ -187,6 +187,7 @@ def _lines(row: Row, runs: Sequence[Run], cells: Cells) -> dict[str, Any]:
         "link": cells.id(runs),
         "variant": bool(row.extra),
         "seeds": [r.seed for r in runs],
+        "asked": max(r.asked for r in runs),
         "curves": [_rounded(r.curve) for r in runs],
         "targets": [_rounded(r.targets) for r in runs if any(v is not None for v in r.targets)],
         "sent": [list(accumulate(r.sent_rounds)) or ([r.sent] if r.sent is not None else []) for r in runs],

@@ -11,6 +11,7 @@ from typing import Any
 
 from fedcc.report.records import Run
 from fedcc.report.tables import TESTS, ClientTable, Table
+from fedcc.report.values import printable
 
 
 def comparison(table: Table) -> str:
@@ -58,7 +59,7 @@ def runs(found: Sequence[Run], beside: Path) -> str:
         [
             r.name, r.label, _pairs(r.changed), _pairs(r.protocol), r.data, r.skew, r.seed, r.final, r.best,
             r.best_round, r.sent, r.seconds, r.engine, r.device, r.precision, r.commit, _pairs(r.versions.items()),
-            Path(os.path.relpath(r.file, beside)).as_posix(), r.command,
+            printable(Path(os.path.relpath(r.file, beside)).as_posix()), r.command,
         ]
         for r in found
     ]  # fmt: skip

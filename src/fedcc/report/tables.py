@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import statistics
+import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -18,7 +19,8 @@ from fedcc.data.registry import DATASETS
 from fedcc.methods import METHODS
 from fedcc.report import paper
 from fedcc.report.paper import Printed, Scenario
-from fedcc.report.records import Run, natural, usual_values
+from fedcc.report.records import Run, usual_values
+from fedcc.report.values import natural
 
 View = Literal["final", "best"]
 VIEWS: tuple[View, ...] = ("final", "best")
@@ -168,7 +170,9 @@ def scenario_title(scenario: Scenario) -> str:
 
 
 def slug(text: str) -> str:
-    return re.sub(r"[^a-z0-9.]+", "-", text.lower()).strip("-.") or "table"
+    """A text as part of a file's name; a long one is cut, and a checksum keeps it apart from others."""
+    name = re.sub(r"[^a-z0-9.]+", "-", text.lower()).strip("-.") or "table"
+    return name if len(name) <= 60 else f"{name[:50]}-{zlib.crc32(text.encode()):08x}"
 
 
 # ----------------------------------------------------------------------------------------------------------- building
@@ -250,7 +254,7 @@ def _table(
     name = "Table I" if place == "paper" else title_of(place)
     words = ("table1" if place == "paper" else place, differs, "variants" if variants else "")
     return Table(
-        slug="-".join(slug(word) for word in words if word),
+        slug=slug("-".join(filter(None, words))),
         title=name + (f": {differs}" if differs else "") + (", variants" if variants else ""),
         protocol=_protocol(runs),
         scenarios=scenarios,

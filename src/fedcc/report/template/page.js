@@ -164,19 +164,33 @@
         : "How often the targets that the server sends for public samples name the hidden label (%); a diagnostic.";
       if (!rows.length) return null;
       const traces = [];
+      const asked = Math.max(...rows.map((r) => r.asked)); // a method may need more rounds: one marker at the end
+      const later = "later";
       const order = [...rows].sort((a, b) => (content.looks[a.method].width) - (content.looks[b.method].width));
       for (const row of order) {
         const { mean, low, high } = average(row[state.subject]);
         const look = lookOf(s, row);
-        const x = mean.map((_, i) => i + 1).filter((_, i) => mean[i] !== null);
-        const pick = (v) => v.filter((_, i) => mean[i] !== null);
+        const pick = (v) => v.filter((_, i) => mean[i] !== null && i < asked);
+        const x = pick(mean.map((_, i) => i + 1));
+        const end = mean.findLastIndex((v) => v !== null);
+        const name = row.label + (end < asked ? "" : ` (◆ after ${end + 1} rounds)`);
         const c = colour(look);
         if (row[state.subject].length > 1 && (look.width > 2 || rows.length <= 6)) {
           traces.push({ x: [...x, ...[...x].reverse()], y: [...pick(high), ...pick(low).reverse()], fill: "toself", fillcolor: c, opacity: look.width > 2 ? 0.18 : 0.08, line: { width: 0 }, mode: "lines", hoverinfo: "skip", showlegend: false, legendgroup: row.label });
         }
-        traces.push({ x, y: pick(mean), name: row.label, legendgroup: row.label, legendrank: rows.indexOf(row), mode: x.length < 40 ? "lines+markers" : "lines", line: { color: c, dash: look.dash, width: look.width }, marker: { size: look.width > 2 ? 6 : 4, color: c }, hovertemplate: "%{y:.1f}<extra>" + escape(row.label) + "</extra>" });
+        traces.push({ x, y: pick(mean), name, legendgroup: row.label, legendrank: rows.indexOf(row), mode: x.length < 40 ? "lines+markers" : "lines", line: { color: c, dash: look.dash, width: look.width }, marker: { size: look.width > 2 ? 6 : 4, color: c }, hovertemplate: "%{y:.1f}<extra>" + escape(row.label) + "</extra>" });
+        if (end >= asked) {
+          traces.push({ x: [...x.slice(-1), later], y: [...pick(mean).slice(-1), mean[end]], mode: "lines", line: { color: c, dash: "dot", width: 1 }, hoverinfo: "skip", showlegend: false, legendgroup: row.label });
+          traces.push({ x: [later], y: [mean[end]], name, showlegend: false, legendgroup: row.label, mode: "markers", marker: { symbol: "diamond", size: 10, color: c }, hovertemplate: `%{y:.1f} after ${end + 1} rounds<extra>${escape(row.label)}</extra>` });
+        }
       }
-      return [traces, { hovermode: "x unified", legend: legend(), lines: rows.length, xaxis: { title: { text: "round" }, ...whole(Math.max(...rows.flatMap((r) => r.curves.map((c) => c.length)))) }, yaxis: { rangemode: "tozero", ticksuffix: " %" } }];
+      const rounds = Array.from({ length: asked }, (_, i) => i + 1);
+      const step = Math.ceil(asked / (narrow() ? 6 : 16));
+      const ticks = rounds.filter((t) => t % step === 0 && (step === 1 || t + step / 2 < asked));
+      const axis = traces.some((t) => t.x.includes(later))
+        ? { type: "category", categoryorder: "array", categoryarray: [...rounds, later], tickvals: [...ticks, later], ticktext: [...ticks, later] }
+        : whole(asked);
+      return [traces, { hovermode: "x unified", legend: legend(), lines: rows.length, xaxis: { title: { text: "round" }, ...axis }, yaxis: { rangemode: "tozero", ticksuffix: " %" } }];
     },
     sent(s) {
       const traces = [];
