@@ -23,11 +23,12 @@ from fedcc.report.figures import (
     save,
 )
 from fedcc.report.style import look
-from fedcc.report.tables import Row, Table, scenario_title, slug
+from fedcc.report.tables import Row, Table, scenario_title, skew_title, slug, title_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+    from fedcc.report.paper import Scenario
     from fedcc.report.records import Run
 
 Rows = Sequence[tuple[Row, Sequence["Run"]]]
@@ -73,7 +74,7 @@ def pictures(tables: Sequence[Table]) -> Iterator[tuple[str, Callable[[], Figure
             rows = [(row, row.cells[s].runs) for row in table.rows if row.cells[s].runs]
             if not rows:
                 continue
-            about, name = f"{table.title}: {scenario_title(s)}", f"{table.slug}_{slug(' '.join(s))}"
+            about, name = heading(table, s), f"{table.slug}_{slug(' '.join(s))}"
             styles = {row.title: look(row.method).print for row, _ in rows if not row.extra}
             yield f"{name}_curves", partial(curves_figure, _curves(rows), about, styles=styles)
             if any(runs[0].sent_rounds for _, runs in rows):
@@ -91,6 +92,12 @@ def pictures(tables: Sequence[Table]) -> Iterator[tuple[str, Callable[[], Figure
                         partial(log_figure, noted.log, f"{row.title}, {scenario_title(s)}, seed {noted.seed}"),
                     )
             yield from _analysed(rows, name, scenario_title(s), styles)
+
+
+def heading(table: Table, scenario: Scenario) -> str:
+    """A figure's title: its table and scenario; the data set once where the table is named after it."""
+    data, skew = title_of(scenario[0]), skew_title(scenario[1])
+    return f"{table.title}, {skew}" if table.title.startswith(data) else f"{table.title}: {data}, {skew}"
 
 
 def _curves(rows: Rows) -> dict[str, list[tuple[int, float]]]:
