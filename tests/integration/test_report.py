@@ -326,9 +326,9 @@ def test_figures_are_drawn_for_each_scenario(watched: Watched) -> None:
 def test_partition_colours_begin_at_zero_with_counts(watched: Watched, written: Path) -> None:
     watched.drawn()
     read = "(({zmin, zmax}) => [zmin, zmax])(document.getElementById('partition').data[0])"
-    counts = json.loads((written / "runs/digits_classes-1/fedcc/seed0/summary.json").read_text())["counts"].values()
+    counts = json.loads((written / "runs/digits_classes-1/fedavg/seed0/summary.json").read_text())["counts"].values()
     assert watched.page.evaluate(read) == [0, max(map(max, counts))]
-    texts = watched.page.locator("#partition .heatmap-label text").all_inner_texts()
+    texts = watched.page.locator("#partition .heatmap-label text").all_text_contents()
     assert sorted(map(int, texts)) == sorted(n for row in counts for n in row if n)
 
 
