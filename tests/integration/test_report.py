@@ -375,7 +375,7 @@ def test_paper_shows_every_chart_whole(scheme: Any, browser: Any, written: Path,
     assert page.evaluate("charts()")[0][0] > 1000
     page.emulate_media(media="print", color_scheme=scheme)
     page.set_viewport_size({"width": 703, "height": 1000})  # A4 within its margins
-    page.wait_for_function("document.documentElement.className === 'printing'")
+    page.wait_for_selector("html.printing")
     assert page.evaluate("document.documentElement.scrollWidth") <= 703
     assert page.locator("#scene-title").inner_text() == ": Digits, N = 1 (Digits)"
     assert watched.noise == []
@@ -387,7 +387,7 @@ def test_the_methods_menu_stays_on_the_screen(width: int, height: int, browser: 
     watched = Watched(browser, written / "report" / "index.html", viewport={"width": width, "height": height})
     page, summary = watched.page, watched.page.locator("#methods summary")
     summary.click()
-    page.wait_for_function("document.querySelector('#methods > div').style.maxHeight !== ''")
+    page.evaluate("() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")  # it moved
     box = page.locator("#methods > div").bounding_box()
     assert box["x"] >= 0
     assert box["x"] + box["width"] <= width
