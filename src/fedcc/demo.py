@@ -173,11 +173,13 @@ def draw(summaries: dict[str, dict[str, Any]], out: Path) -> list[Path]:
     """The learning curves and the partition."""
     from fedcc.data.skew import Partition
     from fedcc.report.figures import curves_figure, partition_figure, save
+    from fedcc.report.style import look
 
     split = Partition.load(out / "fedcc" / "partition.npz")
     curves = {s["method"]: list(enumerate(s["accuracy"]["rounds"], start=1)) for s in summaries.values()}
+    styles = {s["method"]: look(name).print for name, s in summaries.items()}
     title = f"digits, {split.skew}, {len(split.clients)} clients"
     return [
-        save(curves_figure(curves, title, chance=10.0), out / "curves.png"),
+        save(curves_figure(curves, title, chance=10.0, styles=styles), out / "curves.png"),
         save(partition_figure(split.counts().tolist(), title), out / "partition.png"),
     ]

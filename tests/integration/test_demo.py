@@ -11,10 +11,16 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
+from fedcc import demo
+from fedcc.data.skew import Partition
 from fedcc.experiments import Experiment, RunFolder, execute
+from fedcc.report import figures
+from fedcc.report.style import look
 from program import alive, call, descendants, started, wait_until
 
 Capsys = pytest.CaptureFixture[str]
@@ -42,6 +48,18 @@ def test_the_smallest_form_in_place_of_an_earlier_one(
     for picture in ("curves.png", "partition.png"):
         assert f"runs/demo/{picture}" in done.out
         assert (out / picture).read_bytes().startswith(b"\x89PNG")
+
+
+def test_methods_are_drawn_as_in_the_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: dict[str, Any] = {}
+    split = Partition(np.arange(2), [np.arange(2, 4)], np.array([[2]]), "classes:1", 0)
+    monkeypatch.setattr(Partition, "load", lambda _: split)
+    monkeypatch.setattr(figures, "save", lambda figure, path: drawn.setdefault(path.stem, figure) and path)
+    demo.draw({name: {"method": name, "accuracy": {"rounds": [50.0]}} for name in METHODS}, tmp_path)
+    lines = {line.get_label().split()[0]: line for line in drawn["curves"].axes[0].get_lines()}
+    for name in METHODS:
+        wanted = look(name).print
+        assert (lines[name].get_color(), lines[name].get_linewidth()) == (wanted["color"], wanted["linewidth"]), name
 
 
 @pytest.mark.slow

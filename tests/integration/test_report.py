@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import time
@@ -339,6 +340,83 @@ def test_later_rounds_are_one_marker_on_the_page(watched: Watched) -> None:
     page.locator("#methods summary").click()
     page.locator("#methods input[value=fedconcat]").uncheck()
     assert "later" not in page.locator("#curves .xtick text").all_text_contents()
+
+
+@pytest.mark.slow
+def test_partition_colours_begin_at_zero_with_counts(watched: Watched, written: Path) -> None:
+    watched.drawn()
+    read = "(({zmin, zmax}) => [zmin, zmax])(document.getElementById('partition').data[0])"
+    counts = json.loads((written / "runs/digits_classes-1/fedavg/seed0/summary.json").read_text())["counts"].values()
+    assert watched.page.evaluate(read) == [0, max(map(max, counts))]
+    texts = watched.page.locator("#partition .heatmap-label text").all_text_contents()
+    assert sorted(map(int, texts)) == sorted(n for row in counts for n in row if n)
+
+
+@pytest.mark.slow
+def test_every_chart_has_a_label_for_screen_readers(watched: Watched) -> None:
+    watched.drawn()
+    read = """name => { const box = document.getElementById(name);
+        return (name === "example" ? box.lastElementChild : box).getAttribute("aria-label"); }"""
+    labels = {
+        name: watched.page.evaluate(read, name)
+        for name in ("curves", "sent", "partition", "log", "example", "margins", "embeddings")
+    }
+    assert watched.page.locator("#scenario .js-plotly-plot[role=img]").count() == len(labels)
+    for name, label in labels.items():
+        assert "Digits, N = 1. " in label, name
+    assert re.search(r"^Learning curves, .* FedAvg [\d.]+ %, .*FedCC [\d.]+ %", labels["curves"])
+    assert "10 clients in 10 classes" in labels["partition"]
+    assert "FedCC global: purity" in labels["embeddings"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_paper_shows_every_chart_whole(scheme: Any, browser: Any, written: Path, tmp_path: Path) -> None:
+    watched = Watched(
+        browser, written / "report" / "index.html", color_scheme=scheme, viewport={"width": 1280, "height": 900}
+    )
+    page = watched.page
+    page.evaluate("""() => {
+        window.charts = () => [...document.querySelectorAll("#scenario figure:not([hidden]) .plot")]
+            .filter((p) => !(p instanceof SVGElement))
+            .map((p) => [p.querySelector(".main-svg")?.getBoundingClientRect().width ?? 0, p.clientWidth]);
+        addEventListener("beforeprint", () => {
+            window.printed = charts();
+            window.ink = getComputedStyle(document.body).color;
+        });
+    }""")
+    page.pdf(path=tmp_path / "page.pdf", format="A4")  # nothing was scrolled to
+    printed = page.evaluate("printed")
+    assert len(printed) == 7
+    assert all(300 < width <= 650 for width, _ in printed), printed
+    assert page.evaluate("ink") == "rgb(29, 33, 38)"
+    assert page.evaluate("document.documentElement.className") == ""
+    assert all(width == room for width, room in page.evaluate("charts()"))
+    assert page.evaluate("charts()")[0][0] > 1000
+    page.emulate_media(media="print", color_scheme=scheme)
+    page.set_viewport_size({"width": 703, "height": 1000})  # A4 within its margins
+    page.wait_for_selector("html.printing")
+    assert page.evaluate("document.documentElement.scrollWidth") <= 703
+    assert page.locator("#scene-title").inner_text() == ": Digits, N = 1 (Digits)"
+    assert watched.noise == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("width", "height"), [(390, 844), (390, 500), (800, 600)])
+def test_the_methods_menu_stays_on_the_screen(width: int, height: int, browser: Any, written: Path) -> None:
+    watched = Watched(browser, written / "report" / "index.html", viewport={"width": width, "height": height})
+    page, summary = watched.page, watched.page.locator("#methods summary")
+    summary.click()
+    page.evaluate("() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")  # it moved
+    box = page.locator("#methods > div").bounding_box()
+    assert box["x"] >= 0
+    assert box["x"] + box["width"] <= width
+    assert 100 <= box["height"] <= height - box["y"]
+    page.locator("#methods input").first.focus()
+    page.keyboard.press("Escape")
+    assert page.locator("#methods").get_attribute("open") is None
+    assert summary.evaluate("s => s === document.activeElement")
+    assert watched.noise == []
 
 
 @pytest.mark.slow

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+import itertools
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -46,6 +47,8 @@ def test_every_format_is_written_whole(ending: str, tmp_path: Path) -> None:
     elif ending == "pdf":
         assert content.startswith(b"%PDF-")
         assert content.rstrip().endswith(b"%%EOF")
+        assert b"/Type3" not in content  # font dictionaries are not compressed
+        assert b"/FontFile2" in content
     else:
         Image.open(io.BytesIO(content)).load()
     assert [p.name for p in path.parent.iterdir()] == [path.name]
@@ -116,6 +119,18 @@ def drawn(figure: Any, folder: Path) -> None:
         assert save(figure, folder / f"f.{ending}").stat().st_size > 2000
 
 
+def boxes(figure: Any) -> dict[str, Any]:
+    """Where each text of a figure lies once it is drawn, in pixels; the numbers at ticks are left out."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.text import Text
+
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    ticks = [t for axes in figure.axes for a in (axes.xaxis, axes.yaxis) for t in a.get_ticklabels(which="both")]
+    shown = (t for t in figure.findobj(Text) if t.get_visible() and t.get_text() and t not in ticks)
+    return {t.get_text(): t.get_window_extent(canvas.get_renderer()) for t in shown}
+
+
 def record(up: list[int], down: list[int], accuracy: list[float | None], models: int = 0) -> dict[str, Any]:
     return {
         "bytes": {"up": sum(up), "down": sum(down), "models": models, "rounds": {"up": up, "down": down}},
@@ -139,6 +154,24 @@ def test_bytes_figure_shows_the_models_too(tmp_path: Path) -> None:
     assert "models" not in texts(bytes_figure({"FedAvg": runs["FedAvg"]}))
     drawn(figure, tmp_path)
     drawn(bytes_figure({"local": record([0], [0], [9.0])}), tmp_path)
+
+
+@pytest.mark.parametrize("spread", [1, 10_000])
+def test_no_label_is_cut_or_overlaps_another(spread: int) -> None:
+    names = ["FedCC", "FedHKT (reconstruction), clusters=10", "FedAvg"]
+    runs = {n: record([10**6 * (1 + spread * i)] * 3, [0] * 3, [9.0, 8.0, 7.0], 10**7) for i, n in enumerate(names)}
+    curves = {n: [(1, 9.0), (2, 8.0)] for n in names}
+    for figure in (bytes_figure(runs, "Table I: CIFAR-10, N = 2"), curves_figure(curves, "Table I: CIFAR-10, N = 2")):
+        for text, box in boxes(figure).items():
+            assert box.x0 >= 0, text
+            assert box.x1 <= figure.bbox.x1, text
+            assert box.y0 >= 0, text
+        (axes,) = figure.axes
+        ticks = axes.xaxis.get_ticklabels(which="both")
+        ends = sorted((t.get_window_extent().x0, t.get_window_extent().x1) for t in ticks if t.get_text())
+        ends = [e for e in ends if axes.bbox.x0 - 1 <= sum(e) / 2 <= axes.bbox.x1 + 1]
+        assert len(ends) > 1
+        assert all(one[1] < two[0] for one, two in itertools.pairwise(ends))
 
 
 def test_log_figure_has_a_panel_for_what_was_noted(tmp_path: Path) -> None:
@@ -171,6 +204,14 @@ def test_margins_figure_prints_the_means(tmp_path: Path) -> None:
     assert "mean" not in texts(margins_figure(panels, model="global"))  # nobody has one
     drawn(figure, tmp_path)
     drawn(margins_figure({}), tmp_path)
+
+
+def test_the_legend_of_margins_hides_no_line() -> None:
+    figure = margins_figure({"classes:1": {"FedCC": histogram(0.1, 30), "FedAvg": histogram(-0.1, 5)}})
+    written = boxes(figure)
+    (axes,) = figure.axes
+    assert not axes.get_legend().get_window_extent().overlaps(axes.bbox)
+    assert not axes.get_legend().get_window_extent().overlaps(written["decision margin"])
 
 
 @pytest.mark.parametrize("classes", [2, 10, 20, 100])

@@ -14,8 +14,8 @@ import pytest
 
 import synthetic
 from fedcc.methods import METHODS
-from fedcc.report import latex, markdown, paper, spreadsheet
-from fedcc.report.page import embedded, page
+from fedcc.report import gallery, latex, markdown, paper, spreadsheet, style
+from fedcc.report.page import TEMPLATE, embedded, page
 from fedcc.report.records import Found, Run, find
 from fedcc.report.style import look
 from fedcc.report.tables import Margin, Table, Value, client_table, filled, leads, readings, standing, tables
@@ -627,6 +627,52 @@ def test_every_method_has_a_look_of_its_own() -> None:
     looks = [look(m) for m in METHODS]
     assert len({(x.colour, x.dash) for x in looks}) == len(METHODS)
     assert look("fedcc").width > max(look(m).width for m in METHODS if m != "fedcc")
+
+
+def contrast(one: str, other: str) -> float:
+    """WCAG's ratio of two colours."""
+
+    def luminance(colour: str) -> float:
+        parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+        red, green, blue = (p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts)
+        return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+    low, high = sorted((luminance(one), luminance(other)))
+    return (high + 0.05) / (low + 0.05)
+
+
+def test_lines_stand_out_from_their_backgrounds() -> None:
+    css = (TEMPLATE / "page.css").read_text()
+    backgrounds = re.findall(r"--(?:back|card): light-dark\((#\w{6}), (#\w{6})\)", css)
+    assert len(backgrounds) == 2
+    methods = [*METHODS, "a method of one's own"]
+    for method in methods:
+        assert contrast(str(look(method).print["color"]), "#ffffff") >= 3, method
+    for method in methods:
+        for light, dark in backgrounds:
+            assert contrast(look(method).colour.light, light) >= 3, method
+            assert contrast(look(method).colour.dark, dark) >= 3, method
+    for light, dark in backgrounds:
+        assert all(contrast(c.light, light) >= 3 and contrast(c.dark, dark) >= 3 for c in style.PALETTE)
+    for number in (1, 10, 11, 20, 100):
+        colours = style.distinct_colours(number)
+        assert len(set(colours)) == number
+        assert min(contrast(c, "#ffffff") for c in colours) >= 3
+
+
+@pytest.mark.parametrize(
+    ("given", "title"),
+    [
+        ({"data": "digits"}, "Digits, N = 1"),
+        ({"data": "digits", "rounds": 2}, "Digits: T=2, N = 1"),
+        ({**CIFAR, "skew": "classes:2"}, "Table I: CIFAR-10, N = 2"),
+    ],
+)
+def test_a_figures_title_names_the_data_once(given: dict[str, Any], title: str, tmp_path: Path) -> None:
+    made = built(tmp_path, synthetic.record(**given))
+    drawn = {name.rpartition("_")[2]: make for name, make in gallery.pictures(made)}
+    for name in ("curves", "bytes"):
+        assert drawn[name]().axes[0].get_title() == title
 
 
 def test_old_records_are_still_read(tmp_path: Path) -> None:

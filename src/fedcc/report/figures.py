@@ -11,22 +11,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedcc.core.files import make_folder, written_whole
+from fedcc.report.style import BLUE, GREEN, OURS, PALETTE, distinct_colours
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 FORMATS = ("png", "pdf", "svg")
-COLOURS = (
-    "#0072B2",
-    "#D55E00",
-    "#009E73",
-    "#CC79A7",
-    "#E69F00",
-    "#56B4E9",
-    "#000000",
-    "#999999",
-)  # safe for colour-blind eyes
 
 
 def partition_figure(counts: Sequence[Sequence[int]], title: str = "") -> Figure:
@@ -118,10 +109,10 @@ def bytes_figure(
                 end = [sent[-1] / 1e6, (sent[-1] + models) / 1e6]
                 axes.plot(end, [accuracy[-1]] * 2, ":o", markersize=5, color=colour, markerfacecolor="none")
     handed = any(summary["bytes"]["models"] for summary in runs.values())
-    axes.set_xlabel("megabytes up and down, all clients" + ("; hollow: and their models at the end" if handed else ""))
+    axes.set_xlabel("megabytes up and down, all clients" + ("\nhollow: and their models at the end" if handed else ""))
     axes.set_ylabel("accuracy on the global test set (%)")
     if axes.lines:
-        axes.set_xscale("log")
+        _log_scale(axes)
     axes.set_ylim(0, 100)
     axes.grid(alpha=0.3, which="both")
     _finish(axes, title)
@@ -156,7 +147,7 @@ def log_figure(log: Mapping[str, Mapping[str, Sequence[float | None]]], title: s
     figure = _figure(3.2 * max(1, len(names)) + 0.8, 3.0)
     for axes, name in zip(np.ravel(figure.subplots(1, max(1, len(names)))), names, strict=False):
         clients = log[name]
-        for (k, values), colour in zip(clients.items(), _class_colours(len(clients)), strict=False):
+        for (k, values), colour in zip(clients.items(), distinct_colours(len(clients)), strict=True):
             rounds = np.arange(1, len(values) + 1)
             axes.plot(
                 rounds, _numbers(values), marker="o", markersize=3, linewidth=1, color=colour, label=f"client {k}"
@@ -184,7 +175,8 @@ def margins_figure(
 
     A panel holds the ``margins`` of an analysis by method; ``model`` says whose: ``clients``, ``global``, ``client 0``.
     """
-    figure = _figure(3.5 * max(1, len(panels)) + 0.2, 3.1)
+    lines = max((len(methods) for methods in panels.values()), default=0)
+    figure = _figure(3.5 * max(1, len(panels)) + 0.2, 2.9 + 0.15 * lines)
     drawn = figure.subplots(1, max(1, len(panels)), sharey=True, squeeze=False)[0]
     for axes, (title, methods) in zip(drawn, panels.items(), strict=False):
         for (name, found), colour in zip(methods.items(), _colours(len(methods)), strict=True):
@@ -202,10 +194,9 @@ def margins_figure(
         axes.set_xticks([-1, -0.5, 0, 0.5, 1], ["−1", "−0.5", "0", "0.5", "1"])
         axes.set_xlabel("decision margin")
         axes.set_title(title, fontsize=9)
-        if axes.get_legend_handles_labels()[0]:
-            axes.legend(fontsize=7, loc="upper center", framealpha=1, edgecolor="none")
-    lines = max((len(methods) for methods in panels.values()), default=0)
-    drawn[0].set_ylim(0.7, 2.0 ** (1 + lines) * drawn[0].get_ylim()[1])  # the legend stands above the histograms
+        if axes.get_legend_handles_labels()[0]:  # below the axes, where it hides no line
+            axes.legend(fontsize=7, loc="upper center", bbox_to_anchor=(0.5, -0.2), frameon=False)
+    drawn[0].set_ylim(bottom=0.7)
     drawn[0].set_ylabel("test samples, all clients" if model == "clients" else "test samples")
     return figure
 
@@ -216,7 +207,7 @@ def embeddings_figure(panels: Mapping[str, Mapping[str, Any]], classes: Sequence
     number = 1 + max((max(labels) for _, labels, _ in shown), default=0)
     figure = _figure(2.3 * max(1, len(shown)), 2.9)
     drawn = figure.subplots(1, max(1, len(shown)), squeeze=False)[0]
-    colours = _class_colours(number)
+    colours = distinct_colours(number)
     for axes, letter, (name, labels, panel) in zip(drawn, "abcdefghijklmnopqrstuvwxyz", shown, strict=False):
         x, y = np.asarray(panel["points"]).T
         size = float(np.clip(3000 / len(x), 2, 12))
@@ -278,7 +269,7 @@ def example_figure(example: Mapping[str, Any]) -> Figure:
         _aggregate(bars, example["aggregates"][side], names, label, aggregate)
         if side == "unknown":
             bars.tick_params(labelleft=False)
-            heat.set_xticks([len(names)], ["unknown"], color=COLOURS[0])
+            heat.set_xticks([len(names)], ["unknown"], color=BLUE.light)
         else:
             bars.set_ylabel("probability", fontsize=8)
     trust = figure.add_subplot(grid[0, 3])
@@ -318,7 +309,7 @@ def _answers(axes: Axes, table: np.ndarray, classes: int) -> None:
     """Probabilities [clients, classes] as shades, "unknown" behind them in blue."""
     from matplotlib.colors import to_rgb
 
-    full = np.array([to_rgb("black")] * classes + [to_rgb(COLOURS[0])])[: table.shape[1]]
+    full = np.array([to_rgb("black")] * classes + [to_rgb(BLUE.light)])[: table.shape[1]]
     axes.imshow(1 - table[..., None] * (1 - full), aspect="auto", interpolation="nearest")
     axes.set_xticks([])
     if table.shape[1] > classes:
@@ -329,7 +320,7 @@ def _aggregate(axes: Axes, values: Sequence[float], names: Sequence[str], label:
     """A prediction as bars; the class that it names is green if right, red if wrong."""
     named = int(np.argmax(values))
     colours = ["#BBBBBB"] * len(names)
-    colours[named] = "#555555" if label is None else COLOURS[2] if named == label else COLOURS[1]
+    colours[named] = "#555555" if label is None else GREEN.light if named == label else OURS.light
     axes.bar(range(len(names)), values, color=colours, width=0.8)
     axes.set_ylim(0, 1.05)
     axes.set_yticks([0, 0.5, 1])
@@ -355,7 +346,7 @@ def save(figure: Figure, path: Path) -> Path:
     from matplotlib import rc_context
 
     make_folder(path.parent)
-    with rc_context({"svg.hashsalt": "fedcc"}), written_whole(path) as file:
+    with rc_context({"svg.hashsalt": "fedcc", "pdf.fonttype": 42}), written_whole(path) as file:
         figure.savefig(file, format=ending, dpi=150, metadata=_undated(ending))
     return path
 
@@ -372,9 +363,10 @@ def _figure(width: float, height: float) -> Figure:
 
 
 def _finish(axes: Axes, title: str) -> None:
-    """The legend beside the axes, and the title."""
-    if axes.get_legend_handles_labels()[0]:
+    """The legend beside the axes, which makes room for long names, and the title."""
+    if labels := axes.get_legend_handles_labels()[1]:
         axes.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
+        axes.figure.set_figwidth(max(6.0, 4.8 + 0.075 * max(map(len, labels))))  # type: ignore[union-attr]
     if title:
         axes.set_title(title, fontsize=10)
 
@@ -384,20 +376,20 @@ def literal(text: str) -> str:
     return text.replace("$", r"\$")
 
 
+def _log_scale(axes: Axes) -> None:
+    """A logarithmic x axis with plain numbers, as many as fit."""
+    from matplotlib.ticker import LogLocator, NullFormatter
+
+    axes.set_xscale("log")
+    low, high = axes.get_xlim()
+    axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if high / low < 100 else (1.0,)))
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.xaxis.set_minor_formatter(NullFormatter())
+
+
 def _colours(number: int) -> list[str]:
     """So many colours, from the start again where there are more."""
-    return [COLOURS[i % len(COLOURS)] for i in range(number)]
-
-
-def _class_colours(number: int) -> list[Any]:
-    """A colour for each class: distinct ones up to 20, then neighbours on a wheel."""
-    from matplotlib import colormaps
-
-    if number <= 10:
-        return list(colormaps["tab10"].colors)  # type: ignore[attr-defined]
-    if number <= 20:
-        return list(colormaps["tab20"].colors)  # type: ignore[attr-defined]
-    return list(colormaps["hsv"](np.linspace(0, 1, number, endpoint=False)))
+    return [PALETTE[i % len(PALETTE)].light for i in range(number)]
 
 
 def _numbers(values: Sequence[float | None]) -> np.ndarray:

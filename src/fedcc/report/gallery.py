@@ -24,11 +24,12 @@ from fedcc.report.figures import (
     save,
 )
 from fedcc.report.style import look
-from fedcc.report.tables import Row, Table, scenario_title, slug
+from fedcc.report.tables import Row, Table, scenario_title, skew_title, slug, title_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+    from fedcc.report.paper import Scenario
     from fedcc.report.records import Run
 
 Rows = Sequence[tuple[Row, Sequence["Run"]]]
@@ -74,7 +75,7 @@ def pictures(tables: Sequence[Table]) -> Iterator[tuple[str, Callable[[], Figure
             rows = [(row, row.cells[s].runs) for row in table.rows if row.cells[s].runs]
             if not rows:
                 continue
-            about, name = literal(f"{table.title}: {scenario_title(s)}"), f"{table.slug}_{slug(' '.join(s))}"
+            about, name = literal(heading(table, s)), f"{table.slug}_{slug(' '.join(s))}"
             styles = {literal(row.title): look(row.method).print for row, _ in rows if not row.extra}
             yield f"{name}_curves", partial(curves_figure, _curves(rows), about, styles=styles, rounds=_asked(rows))
             if any(runs[0].sent_rounds for _, runs in rows):
@@ -97,6 +98,12 @@ def pictures(tables: Sequence[Table]) -> Iterator[tuple[str, Callable[[], Figure
 def _asked(rows: Rows) -> int:
     """The rounds T of a table's protocol."""
     return max(r.asked for _, runs in rows for r in runs)
+
+
+def heading(table: Table, scenario: Scenario) -> str:
+    """A figure's title: its table and scenario; the data set once where the table is named after it."""
+    data, skew = title_of(scenario[0]), skew_title(scenario[1])
+    return f"{table.title}, {skew}" if table.title.startswith(data) else f"{table.title}: {data}, {skew}"
 
 
 def _curves(rows: Rows) -> dict[str, list[tuple[int, float]]]:

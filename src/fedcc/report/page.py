@@ -13,7 +13,7 @@ from fedcc.methods import METHODS
 from fedcc.report import paper
 from fedcc.report.paper import Scenario
 from fedcc.report.records import Found, Run
-from fedcc.report.style import look
+from fedcc.report.style import PALETTE, look
 from fedcc.report.tables import (
     TESTS,
     VIEWS,
@@ -57,6 +57,7 @@ def page(found: Found, tables: Sequence[Table], out: Path, title: str, downloads
     first = max(reversed(scenes), key=lambda s: s["weight"], default=None)  # of equals the paper's hardest
     data = {
         "looks": {m: look(m)._asdict() for m in methods},
+        "palette": PALETTE,
         "logged": LOGGED,
         "scenes": scenes,
         "first": first["id"] if first else None,

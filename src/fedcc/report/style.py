@@ -1,30 +1,51 @@
-"""One look for each method wherever it is drawn: colours that colour-blind eyes tell apart, dashes beyond them."""
+"""The one source of colours: a look for each method wherever it is drawn, and a palette for everything else.
+
+Every colour has a shade for white and one for the page's dark background; each stands out from its background by at
+least 3:1, which is WCAG's least for lines.
+"""
 
 from __future__ import annotations
 
+from colorsys import hls_to_rgb
 from typing import NamedTuple
 
 from fedcc.methods import METHODS
 
-INK = "ink"  # the colour of text, whatever the background
-OURS = "#D55E00"
-HUES = ("#0072B2", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", INK, "#8C6BB1")
-GREY = "#888888"
+
+class Colour(NamedTuple):
+    """Two shades of a colour: for a light background and for a dark one."""
+
+    light: str
+    dark: str
+
+
+INK = Colour("#1D2126", "#E6E8EA")  # the colour of text
+OURS = Colour("#D55E00", "#D55E00")
+BLUE = Colour("#0064AC", "#2F7DE1")
+GREEN = Colour("#009E73", "#00A87D")
+PINK = Colour("#D94FA5", "#DE6FB4")
+AMBER = Colour("#734700", "#E8A820")
+SKY = Colour("#3598E8", "#7FD4FF")
+PURPLE = Colour("#5A2A9C", "#B38AFF")
+WINE = Colour("#8C1D40", "#D9436A")
+OLIVE = Colour("#748A00", "#B4D000")
+GREY = Colour("#888888", "#8E8E8E")
+HUES = (BLUE, GREEN, PINK, AMBER, SKY, INK, PURPLE)
+PALETTE = (BLUE, GREEN, PINK, AMBER, SKY, PURPLE, WINE, OLIVE, GREY, OURS)  # for variants, clients, classes
 DASHES = {"solid": "-", "dash": "--", "dot": ":", "dashdot": "-.", "longdash": (0, (8, 3))}  # as matplotlib says it
 
 
 class Look(NamedTuple):
     """A colour, and a dash by the name that it has in plotly."""
 
-    colour: str
+    colour: Colour
     dash: str
     width: float = 1.8
 
     @property
     def print(self) -> dict[str, object]:
         """The same for matplotlib, on white."""
-        colour = "black" if self.colour == INK else self.colour
-        return {"color": colour, "linestyle": DASHES[self.dash], "linewidth": self.width}
+        return {"color": self.colour.light, "linestyle": DASHES[self.dash], "linewidth": self.width}
 
 
 def look(method: str) -> Look:
@@ -40,3 +61,11 @@ def look(method: str) -> Look:
         return Look(GREY, ("dashdot", "dot", "longdash")[i % 3])
     first, turn = ("solid", 0) if kind.family == "parameters" else ("dash", 1)  # FedAvg and FedMD: two hues
     return Look(HUES[(i + turn) % len(HUES)], (first, "dot")[i // len(HUES) % 2])
+
+
+def distinct_colours(number: int) -> list[str]:
+    """As many colours on white: the palette, or a wheel of hues where that is too small; neighbours differ in shade."""
+    if number <= len(PALETTE):
+        return [colour.light for colour in PALETTE[:number]]
+    wheel = [hls_to_rgb(i / number, (0.36, 0.22)[i % 2], 0.65) for i in range(number)]
+    return ["#" + "".join(f"{round(255 * part):02X}" for part in rgb) for rgb in wheel]

@@ -87,6 +87,26 @@
     });
   }
   document.addEventListener("click", (e) => { if (!$("methods").contains(e.target)) $("methods").open = false; });
+  document.addEventListener("keydown", (e) => {
+    if (e.key !== "Escape" || !$("methods").open) return;
+    $("methods").open = false;
+    $("methods").querySelector("summary").focus();
+  });
+
+  function placeMenu() { // all of it on the screen: moved to the left, and scrolled inside, as far as needed
+    const menu = $("methods");
+    if (!menu.open) return;
+    const panel = menu.querySelector("div");
+    const edge = 8;
+    const room = () => innerHeight - edge - panel.getBoundingClientRect().top;
+    panel.style.left = panel.style.maxHeight = "";
+    if (room() < 240) menu.scrollIntoView({ block: "start" });
+    const { left, right } = panel.getBoundingClientRect();
+    panel.style.left = `${Math.max(edge - left, Math.min(0, document.documentElement.clientWidth - edge - right))}px`;
+    panel.style.maxHeight = `${room()}px`;
+  }
+  $("methods").addEventListener("toggle", placeMenu);
+  addEventListener("resize", placeMenu);
 
   function reveal() {
     const target = location.hash.length > 1 && $(decodeURIComponent(location.hash.slice(1)));
@@ -101,18 +121,24 @@
   // ---------------------------------------------------------------- figures
 
   const config = { responsive: true, displayModeBar: false };
-  const dark = () => (document.documentElement.dataset.theme ?? (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light")) === "dark";
+  let printing = false;
+  const dark = () => !printing && (document.documentElement.dataset.theme ?? (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light")) === "dark";
   const ink = () => getComputedStyle(document.body).color;
-  const colour = (look) => (look.colour === "ink" ? ink() : look.colour);
-  const hues = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C6BB1", "#888888", "#7A5230", "#B8C400"];
-  const narrow = () => innerWidth < 740;
+  const colour = (look) => look.colour[dark() ? 1 : 0];
+  const narrow = () => !printing && innerWidth < 740;
+  const tight = () => printing || narrow();
+
+  function shade(i, number) { // a colour of as many: the palette, or a wheel of hues whose neighbours differ in shade
+    if (number <= content.palette.length) return colour({ colour: content.palette[i] });
+    return `hsl(${Math.round((360 * i) / number)} 65% ${(dark() ? [64, 82] : [36, 22])[i % 2]}%)`;
+  }
 
   function layout(more = {}) {
     const grid = dark() ? "rgba(255,255,255,0.10)" : "rgba(0,0,0,0.08)";
     const axis = { gridcolor: grid, zeroline: false, linecolor: grid, automargin: true, ...more.axis };
     const axes = {};
     for (const name of Object.keys(more).filter((k) => /^[xy]axis/.test(k))) axes[name] = { ...axis, ...more[name] };
-    const { axis: _, lines: __, ...rest } = more;
+    const { axis: _, lines: __, label: ___, ...rest } = more;
     return {
       paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
       font: { family: "system-ui, sans-serif", size: 12, color: ink() },
@@ -148,12 +174,12 @@
   const byId = new Map(content.scenes.map((s) => [s.id, s]));
   const scene = () => byId.get($("scene").value);
   const shown = (s) => s.rows.filter((r) => !state.hidden.has(r.method));
-  const note = (text) => `<span style="color:gray">${text}</span>`;
+  const note = (text) => `<span style="color:${getComputedStyle($("absent")).color}">${text}</span>`;
 
   function lookOf(s, row) { // variants of one method differ by hue, as methods do elsewhere
     const look = content.looks[row.method];
     const variants = s.rows.filter((r) => r.variant);
-    return row.variant && variants.length > 1 ? { colour: hues[variants.indexOf(row) % hues.length], dash: "solid", width: 1.8 } : look;
+    return row.variant && variants.length > 1 ? { colour: content.palette[variants.indexOf(row) % content.palette.length], dash: "solid", width: 1.8 } : look;
   }
 
   const figures = {
@@ -211,8 +237,14 @@
       const part = s.partitions[Number($("seed").value) || 0];
       if (!part) return null;
       const z = part.counts.map((row) => row.map((n) => (n === 0 ? null : n)));
-      return [[{ type: "heatmap", z, colorscale: "Viridis", reversescale: !dark(), xgap: z[0].length > 40 ? 0 : 1, ygap: z.length > 40 ? 0 : 1, colorbar: { thickness: 10, outlinewidth: 0 }, hovertemplate: "client %{y}, class %{x}: %{z}<extra></extra>" }],
-        { xaxis: { title: { text: "class" }, showgrid: false, tickformat: "d", dtick: z[0].length > 20 ? undefined : 1 }, yaxis: { title: { text: "client" }, autorange: "reversed", showgrid: false, tickformat: "d", dtick: z.length > 20 ? undefined : 1 } }];
+      const [clients, classes] = [z.length, z[0].length];
+      const held = z.flat().filter((n) => n !== null);
+      const most = Math.max(1, ...held);
+      const room = { x: ($("scenario").clientWidth / (tight() ? 1 : 2) - 160) / classes, y: 250 / clients }; // of a cell
+      const fits = room.x >= 2 + 5.6 * String(most).length && room.y >= 11;
+      const label = `Private samples of ${clients} clients in ${classes} classes: 0, or ${Math.min(most, ...held)} to ${most} in ${held.length} of ${clients * classes} cells.`;
+      return [[{ type: "heatmap", z, zmin: 0, zmax: most, texttemplate: fits ? "%{z}" : "", textfont: { size: 10 }, colorscale: "Viridis", reversescale: !dark(), xgap: classes > 40 ? 0 : 1, ygap: clients > 40 ? 0 : 1, colorbar: { thickness: 10, outlinewidth: 0 }, hovertemplate: "client %{y}, class %{x}: %{z}<extra></extra>" }],
+        { label, xaxis: { title: { text: "class" }, showgrid: false, tickformat: "d", dtick: classes > 20 ? undefined : 1 }, yaxis: { title: { text: "client" }, autorange: "reversed", showgrid: false, tickformat: "d", dtick: clients > 20 ? undefined : 1 } }];
     },
     log(s) {
       const logs = s.logs;
@@ -221,15 +253,16 @@
       if (!log) return null;
       const names = Object.keys(log.series);
       const traces = [];
-      const more = { grid: { rows: narrow() ? names.length : 1, columns: narrow() ? 1 : names.length, pattern: "independent", xgap: 0.12, ygap: 0.3 }, annotations: [], showlegend: false };
+      const more = { grid: { rows: narrow() ? names.length : 1, columns: narrow() ? 1 : names.length, pattern: "independent", xgap: printing ? 0.2 : 0.12, ygap: 0.3 }, annotations: [], showlegend: false };
       names.forEach((name, i) => {
         const end = i ? i + 1 : "";
-        Object.entries(log.series[name]).forEach(([client, values], k) => traces.push({ x: values.map((_, t) => t + 1), y: values, xaxis: "x" + end, yaxis: "y" + end, mode: values.length === 1 ? "markers" : "lines", line: { color: hues[k % hues.length], width: 1.4 }, marker: { color: hues[k % hues.length] }, hovertemplate: `client ${escape(client)}, round %{x}: %{y}<extra></extra>` }));
+        Object.entries(log.series[name]).forEach(([client, values], k, { length }) => traces.push({ x: values.map((_, t) => t + 1), y: values, xaxis: "x" + end, yaxis: "y" + end, mode: values.length === 1 ? "markers" : "lines", line: { color: shade(k, length), width: 1.4 }, marker: { color: shade(k, length) }, hovertemplate: `client ${escape(client)}, round %{x}: %{y}<extra></extra>` }));
         more["xaxis" + end] = { ...whole(Object.values(log.series[name])[0]?.length ?? 0), title: { text: "round", font: { size: 11 } } };
         more["yaxis" + end] = { rangemode: "tozero" };
         more.annotations.push({ text: escape(content.logged[name]), xref: `x${end} domain`, yref: `y${end} domain`, x: 0, y: 1.02, xanchor: "left", yanchor: "bottom", showarrow: false });
       });
       more.margin = { l: 44, r: 12, t: 36, b: 44 };
+      more.label = `${log.label}, seed ${log.seed}: ${names.map((name) => content.logged[name]).join(", ")} by round, ${Object.keys(log.series[names[0]]).length} clients.`;
       return [traces, more, narrow() ? 220 * names.length : 280];
     },
     margins(s) {
@@ -246,25 +279,26 @@
         traces.push({ type: "scatter", mode: "lines", line: { shape: "hv", color: c, width: 1.6 }, fill: "tozeroy", fillcolor: c.startsWith("#") ? c + "22" : undefined, x: e, y: heights.map((n) => Math.max(n, 0.1)), text: heights, name: `${a.label}: mean ${pick.mean.toFixed(3)}`, hovertemplate: "%{text} at %{x:.2f}<extra>" + escape(a.label) + "</extra>" });
         lines.push({ type: "line", x0: pick.mean, x1: pick.mean, yref: "paper", y0: 0, y1: 1, line: { color: c, width: 1.4, dash: "dash" } });
       }
-      return traces.length ? [traces, { shapes: lines, legend: legend(), showlegend: true, xaxis: { title: { text: "margin" }, range: [-1, 1] }, yaxis: { type: "log", range: [Math.log10(0.7), Math.log10(1.5 * highest)], title: { text: "samples" }, exponentformat: "power", dtick: 1 } }] : null;
+      const label = `Histograms of decision margins. ${traces.map((t) => t.name).join("; ")}.`;
+      return traces.length ? [traces, { label, shapes: lines, legend: legend(), showlegend: true, xaxis: { title: { text: "margin" }, range: [-1, 1] }, yaxis: { type: "log", range: [Math.log10(0.7), Math.log10(1.5 * highest)], title: { text: "samples" }, exponentformat: "power", dtick: 1 } }] : null;
     },
     embeddings(s) {
       const panels = compared(s).filter((a) => a.embeddings).flatMap((a) => a.embeddings.panels.map((p) => ({ ...p, label: a.label, labels: a.embeddings.labels })));
       if (!panels.length) return null;
       const columns = narrow() ? Math.min(2, panels.length) : Math.min(4, panels.length);
       const rows = Math.ceil(panels.length / columns);
-      const more = { grid: { rows, columns, pattern: "independent", xgap: 0.05, ygap: narrow() ? 0.3 : 0.16 }, annotations: [], showlegend: false, margin: { l: 8, r: 8, t: narrow() ? 48 : 30, b: 8 } };
+      const more = { grid: { rows, columns, pattern: "independent", xgap: 0.05, ygap: tight() ? 0.3 : 0.16 }, annotations: [], showlegend: false, margin: { l: 8, r: 8, t: tight() ? 48 : 30, b: 8 } };
       const traces = panels.map((p, i) => {
         const end = i ? i + 1 : "";
         const most = Math.max(...p.labels) + 1;
-        const shade = (l) => (most <= hues.length ? hues[l] : `hsl(${Math.round((360 * l) / most)} 65% 50%)`);
         more["xaxis" + end] = { visible: false };
         more["yaxis" + end] = { visible: false, scaleanchor: "x" + end };
         const who = p.client === null || p.client === undefined ? p.name : `${p.name} (client ${p.client})`;
-        more.annotations.push({ text: `${escape(p.label)} ${escape(who)}` + (narrow() ? "<br>" : "") + note(` purity ${p.purity.toFixed(2)}`), xref: `x${end} domain`, yref: `y${end} domain`, x: 0.5, y: 1.02, xanchor: "center", yanchor: "bottom", showarrow: false, font: { size: narrow() ? 10.5 : 12 } });
-        return { x: p.x, y: p.y, xaxis: "x" + end, yaxis: "y" + end, mode: "markers", type: "scatter", text: p.labels.map((l) => `class ${l}`), hovertemplate: "%{text}<extra></extra>", marker: { size: 4, opacity: 0.85, color: p.labels.map(shade) } };
+        more.annotations.push({ text: `${escape(p.label)} ${escape(who)}` + (tight() ? "<br>" : "") + note(` purity ${p.purity.toFixed(2)}`), xref: `x${end} domain`, yref: `y${end} domain`, x: 0.5, y: 1.02, xanchor: "center", yanchor: "bottom", showarrow: false, font: { size: tight() ? 10.5 : 12 } });
+        return { x: p.x, y: p.y, xaxis: "x" + end, yaxis: "y" + end, mode: "markers", type: "scatter", text: p.labels.map((l) => `class ${l}`), hovertemplate: "%{text}<extra></extra>", marker: { size: 4, opacity: 0.85, color: p.labels.map((l) => shade(l, most)) } };
       });
-      return [traces, more, 30 + rows * (narrow() ? 210 : 270)];
+      more.label = `Points coloured by class. ${panels.map((p) => `${p.label} ${p.name}: purity ${p.purity.toFixed(2)}`).join("; ")}.`;
+      return [traces, more, 30 + rows * (tight() ? 210 : 270)];
     },
   };
 
@@ -282,13 +316,12 @@
     return [...new Set([$("one").value, $("other").value])].map((i) => there[Number(i)]).filter(Boolean);
   }
 
-  function example(s) {
+  figures.example = (s) => {
     const box = $("example");
     const runs = s.analyses.filter((a) => a.example);
     fill($("example-of"), runs.map((a, i) => [i, `${a.label}, seed ${a.seed}`]));
     const run = runs[Number($("example-of").value) || 0];
-    box.closest("figure").hidden = !run;
-    if (!run) return;
+    if (!run) return null;
     const e = run.example;
     box.replaceChildren();
     const left = document.createElement("div");
@@ -321,9 +354,16 @@
       more["yaxis" + end] = { type: "category", autorange: "reversed", showgrid: false, showticklabels: end === "" || narrow(), dtick: names.length > 25 ? undefined : 1 };
     }
     const tall = Math.min(520, 110 + 20 * names.length);
-    plot.style.height = `${narrow() ? 2 * tall : tall}px`;
-    Plotly.newPlot(plot, [panel(z1, "", true), panel(z2, "2", false)], layout(more), config);
-  }
+    more.label = `Probabilities of ${e.clients.length} clients for public image ${e.public}, and their aggregate. ` +
+      [["unknown", "with"], ["plain", "without"]].map(([side, how]) => `The aggregate ${how} “unknown” says ${best(e, e.aggregates[side])}.`).join(" ");
+    return [[panel(z1, "", true), panel(z2, "2", false)], more, narrow() ? 2 * tall : tall];
+  };
+
+  const best = (e, p) => { // the class that a prediction names
+    const most = Math.max(...p);
+    return `${e.classes[p.indexOf(most)] ?? "unknown"} (${Math.round(100 * most)} %)`;
+  };
+
 
   const escape = (text) => String(text).replace(/[&<>"]/g, (c) => ({ "&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;" })[c]).replace(/%\{/g, "% {");
 
@@ -337,25 +377,39 @@
     select.hidden = options.length < 2;
   }
 
-  function draw(name) {
-    const s = scene();
-    const box = $(name);
-    if (!s) return;
-    if (name === "example") return example(s);
-    const made = figures[name](s);
-    box.closest("figure").hidden = !made;
-    if (!made) return;
-    const [traces, more, height] = made;
-    box.style.height = height ? `${height}px` : "";
-    Plotly.react(box, traces, layout(more), config);
+  function ends(traces) { // each line's name and last value, for who cannot see them
+    const last = new Map();
+    for (const { name, y } of traces) if (name && y.length) last.set(name, y[y.length - 1]);
+    return `At the end ${[...last].map(([name, value]) => `${name} ${value.toFixed(1)} %`).join(", ")}.`;
   }
 
+  function make(name) {
+    const s = scene();
+    const made = s && figures[name](s);
+    $(name).closest("figure").hidden = !made;
+    return made;
+  }
+
+  function paint(name, made) {
+    if (!made) return;
+    const [traces, more, height] = made;
+    const box = name === "example" ? $(name).lastElementChild : $(name);
+    const caption = $(name).closest("figure").querySelector("b").textContent.replace(/[.,]$/, "");
+    box.style.height = height ? `${height}px` : "";
+    Plotly.react(box, traces, { ...layout(more), width: box.clientWidth, height: box.clientHeight }, config);
+    box.setAttribute("role", "img");
+    box.setAttribute("aria-label", `${caption}, ${scene().title}. ${more.label ?? ends(traces)}`);
+  }
+
+  const draw = (name) => paint(name, make(name));
   const names = ["curves", "sent", "partition", "log", "example", "margins", "embeddings"];
   let drawn = false;
   function redraw() {
     if (!drawn) return;
-    names.forEach(draw);
+    const made = names.map(make); // which figures there are decides how wide each is
+    names.forEach((name, i) => paint(name, made[i]));
     const s = scene();
+    $("scene-title").textContent = s ? `: ${s.title} (${s.table})` : "";
     const absent = s ? [[s.partitions.length, "who holds what"], [s.logs.length, "what clients noted"], [s.analyses.length, "margins, features and an example (`fedcc analyse`)"]].filter(([n]) => !n).map(([, what]) => what) : [];
     $("absent").textContent = absent.length ? `Not in these records: ${absent.join("; ")}.` : "";
   }
@@ -383,6 +437,20 @@
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
   let width = innerWidth;
   addEventListener("resize", () => { if (narrow() !== width < 740) redraw(); width = innerWidth; });
+  function forPaper(on) { // every figure, at the paper's width, on white
+    if (on === printing) return;
+    printing = on;
+    document.documentElement.classList.toggle("printing", on);
+    for (const box of all(".scroll")) { // tables that are too wide for the paper become smaller
+      box.style.zoom = "";
+      if (on) box.style.zoom = Math.min(1, 690 / Math.max(1, box.firstElementChild.offsetWidth));
+    }
+    drawn = true;
+    redraw();
+  }
+  addEventListener("beforeprint", () => forPaper(true));
+  addEventListener("afterprint", () => forPaper(matchMedia("print").matches));
+  matchMedia("print").addEventListener("change", (e) => forPaper(e.matches));
   $("theme").addEventListener("click", () => {
     document.documentElement.dataset.theme = dark() ? "light" : "dark";
     redraw();
