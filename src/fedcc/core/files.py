@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import secrets
 import signal
 import threading
@@ -10,23 +12,43 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
+UNSYNCED = (errno.EACCES, errno.EPERM, errno.EINVAL, errno.EBADF, errno.EISDIR, errno.ENOTSUP, errno.ENOSYS)
+"""What systems answer that cannot flush a folder: Windows does not open one, some file systems refuse."""
+
 
 @contextmanager
 def written_whole(path: Path) -> Iterator[IO[bytes]]:
     """A binary file that takes its name ``path`` only once the block has ended without an error.
 
-    The temporary file lies beside the target, since a rename is atomic only within one file system.
+    The temporary file lies beside the target, since a rename is atomic only within one file system. The content is on
+    the disk before the rename, and the rename before this returns: a loss of power leaves no empty file.
     """
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
     try:
         with temporary.open("xb") as file:
             yield file
+            file.flush()
+            os.fsync(file.fileno())
         temporary.replace(path)
+        _sync_folder(path.parent)
     except BaseException as error:
         temporary.unlink(missing_ok=True)
         if isinstance(error, OSError):
             error.filename, error.filename2 = str(path), None  # a failed write names no file, or the temporary one
         raise
+
+
+def _sync_folder(folder: Path) -> None:
+    """Flush a folder's entries to the disk, where the system can."""
+    try:
+        number = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(number)
+        finally:
+            os.close(number)
+    except OSError as error:
+        if error.errno not in UNSYNCED:
+            raise
 
 
 @contextmanager
