@@ -6,7 +6,6 @@ that is resumed goes on there.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import secrets
@@ -18,7 +17,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
 
-from fedcc.core.files import written_whole
+from fedcc.core.digests import DamagedFile, read_json, write_json
 from fedcc.core.naming import unknown
 from fedcc.experiments.experiment import Experiment
 from fedcc.run import Record
@@ -156,12 +155,14 @@ def tracked(names: Sequence[str], experiment: Experiment, place: Path, say: Say)
 
     def told(record: Record) -> None:
         if not state and remembered.exists():  # here and not before: now the folder is this run's
-            state.update(json.loads(remembered.read_text()))
+            try:
+                state.update({n: v for n, v in read_json(remembered).items() if n in TRACKERS})
+            except DamagedFile as error:
+                say(f"{error}; trackers are told of a new run")
         for name in tuple(left):
             attempt(name, lambda name=name: tell(name, record))  # type: ignore[misc]
         if left:
-            with written_whole(remembered) as file:
-                file.write((json.dumps(state, indent=1) + "\n").encode())
+            write_json(remembered, state)
 
     def tell(name: str, record: Record) -> None:
         mine = state.setdefault(name, {})

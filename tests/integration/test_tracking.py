@@ -222,7 +222,8 @@ def test_a_run_that_is_stopped_is_closed_as_such(tmp_path: Path, monkeypatch: py
         told({"round": 1})
         told({"round": 3})
     assert closed == [False, True]
-    assert json.loads((tmp_path / "tracking.json").read_text()) == {"wandb": {"step": 3}}
+    found = json.loads((tmp_path / "tracking.json").read_text())
+    assert found == {"wandb": {"step": 3}, "sha256": found["sha256"]}
 
 
 def test_flat() -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 from fedcc.core.files import written_whole
 
-DIGEST, FILES = "sha256", "files"
+DIGEST, BESIDE = "sha256", "files"  # the keys
 UNCHECKED = "was written by an older version, without a digest: damage to it cannot be noticed"
 
 
@@ -56,7 +56,7 @@ def check_digest(path: Path, content: Any) -> bool:
     if not isinstance(content, dict):
         raise DamagedFile(f"{path} is damaged: it must hold a JSON object, got {type(content).__name__}")
     if DIGEST not in content:
-        if FILES in content:
+        if BESIDE in content:
             raise DamagedFile(f"{path} is damaged: its {DIGEST} is missing")
         return False
     try:
@@ -75,9 +75,9 @@ def file_digest(path: Path) -> str:
 
 def check_files(path: Path, content: Mapping[str, Any]) -> None:
     """Refuse files beside a JSON file that are not those whose digests it holds; one that is not there passes."""
-    digests = content.get(FILES, {})
+    digests = content.get(BESIDE, {})
     if not isinstance(digests, dict) or any(Path(name).name != name for name in digests):
-        raise DamagedFile(f"{path} is damaged: {FILES!r} must hold digests by file name")
+        raise DamagedFile(f"{path} is damaged: {BESIDE!r} must hold digests by file name")
     for name, digest in digests.items():
         beside = path.with_name(name)
         if beside.is_file() and file_digest(beside) != digest:

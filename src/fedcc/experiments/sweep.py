@@ -15,6 +15,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any, Literal
 
+from fedcc.core.digests import DamagedFile
 from fedcc.core.naming import unknown
 from fedcc.ending import Stopped, explained
 from fedcc.experiments.execute import Halted, execute, prepare, unfinished
@@ -59,7 +60,10 @@ class Run:
                 return "blocked", f"{folder} holds another run ({other}); choose another --out, or move it away"
         except ValueError as error:
             return "blocked", f"{folder} holds another run: {error}"
-        return ("finished" if (folder / "summary.json").is_file() else "unfinished"), ""
+        try:
+            return ("unfinished" if RunFolder(folder).summary() is None else "finished"), ""
+        except DamagedFile as error:
+            return "blocked", str(error)
 
     def difference(self, table: Mapping[str, Any]) -> str:
         """Where a folder's ``experiment.toml`` says something else; what was left to the machine does not count."""

@@ -13,6 +13,7 @@ from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
+from fedcc.core.digests import DIGEST, DamagedFile, check_digest, check_files
 from fedcc.data.registry import DATASETS
 from fedcc.experiments.experiment import Experiment, setting_text
 from fedcc.methods import METHODS, outdated
@@ -74,6 +75,7 @@ class Run:
     commit: str = ""
     versions: Mapping[str, str] = field(default_factory=dict)
     in_folder: bool = False
+    checked: bool = True  # its digest; records of older versions have none
     analysis: Mapping[str, Any] | None = None
 
     @property
@@ -189,6 +191,7 @@ def _read(file: Path, name: str, problems: list[tuple[str, str]]) -> Run:
         raise Odd("is no record of a run: it has no format and method")
     if record["format"] != 1:
         raise Odd(f"has format {_short(record['format'])}; this version reads format 1")
+    checked = _checked(file, record)
     experiment = _mapping(record.get("experiment"), "experiment")
     method = _text(experiment.get("method"), "experiment.method").lower()
     settings = {k: _plain(v, k) for k, v in _mapping(record.get("settings"), "settings").items()}
@@ -234,8 +237,30 @@ def _read(file: Path, name: str, problems: list[tuple[str, str]]) -> Run:
         commit=_word(record.get("commit")),
         versions={str(k): _word(v) for k, v in versions.items()} if isinstance(versions, Mapping) else {},
         in_folder=in_folder,
-        analysis=part(beside.name, lambda: _analysis(_json(beside)), None) if beside.is_file() else None,
+        checked=checked,
+        analysis=part(beside.name, lambda: _analysis(_own(beside, record)), None) if beside.is_file() else None,
     )
+
+
+def _checked(file: Path, content: Mapping[str, Any]) -> bool:
+    """Whether a file has a digest, which must be right, as must those of the files beside a run's own record."""
+    try:
+        if file.name == "summary.json":
+            check_files(file, content)
+        return check_digest(file, content)
+    except DamagedFile as error:
+        raise Odd(str(error).removeprefix(f"{file} ")) from None
+    except OSError as error:
+        raise Odd(f"cannot be checked: {error.filename}: {error.strerror}") from None
+
+
+def _own(file: Path, record: Mapping[str, Any]) -> Mapping[str, Any]:
+    """An analysis, if it is that of this record."""
+    analysis = _mapping(_json(file), "analysis")
+    _checked(file, analysis)
+    if analysis.get("summary_sha256") not in (None, record.get(DIGEST)):
+        raise Odd("it is the analysis of another record")
+    return analysis
 
 
 def _json(file: Path) -> Any:
