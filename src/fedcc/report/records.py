@@ -137,7 +137,8 @@ def find(paths: Sequence[Path]) -> Found:
             try:
                 runs[key] = _read(file, name, problems)
             except Odd as error:
-                problems.append((name, str(error)))
+                inside = file.name == "summary.json" and not name.endswith("/summary.json")
+                problems.append((f"{name}/summary.json" if inside else name, str(error)))
     kept: dict[Any, Run] = {}
     for run in sorted(runs.values(), key=lambda r: natural(r.name)):
         same = (run.method, run.scenario, run.changed, run.protocol, run.seed)
