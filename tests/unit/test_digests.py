@@ -1,17 +1,14 @@
-"""JSON files that hold their own digest, and files that are on the disk before they replace others."""
+"""JSON files that hold their own digest and those of files beside them."""
 
 from __future__ import annotations
 
-import errno
 import json
-import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from fedcc.core.digests import DamagedFile, check_digest, check_files, file_digest, read_json, write_json
-from fedcc.core.files import written_whole
 
 CONTENT: dict[str, Any] = {"b": [1, 2.5, None], "a": {"ä": True, "n": -0.0}, "empty": ""}
 
@@ -81,46 +78,3 @@ def test_files_beside_it(tmp_path: Path) -> None:
     for odd in ({"../data": ""}, {"a/b": ""}, [], 3):
         with pytest.raises(DamagedFile, match="'files' must hold digests by file name"):
             check_files(path, {"files": odd})
-
-
-def test_a_file_is_on_the_disk_before_it_replaces_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[str] = []
-    sync, replace = os.fsync, Path.replace
-
-    def synced(number: int) -> None:
-        what = Path(f"/proc/self/fd/{number}").readlink()
-        calls.append("sync folder" if what == tmp_path else f"sync {what.read_bytes().decode()}")
-        sync(number)
-
-    def replaced(self: Path, target: Path) -> Path:
-        calls.append(f"replace {target.name}")
-        return replace(self, target)
-
-    monkeypatch.setattr(os, "fsync", synced)
-    monkeypatch.setattr(Path, "replace", replaced)
-    with written_whole(tmp_path / "a") as file:
-        file.write(b"content")
-    assert calls == ["sync content", "replace a", "sync folder"]
-
-
-@pytest.mark.parametrize("number", [errno.EINVAL, errno.EACCES])
-def test_systems_that_cannot_flush_a_folder(number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def unable(path: Any, *_: Any) -> int:
-        raise OSError(number, os.strerror(number), str(path))
-
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "open", unable)
-        with written_whole(tmp_path / "a") as file:
-            file.write(b"content")
-    assert (tmp_path / "a").read_bytes() == b"content"
-
-
-def test_a_disk_that_fails_is_not_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def failing(_: int) -> None:
-        raise OSError(errno.EIO, os.strerror(errno.EIO))
-
-    monkeypatch.setattr(os, "fsync", failing)
-    with pytest.raises(OSError, match="Input/output error") as error, written_whole(tmp_path / "a") as file:
-        file.write(b"content")
-    assert error.value.filename == str(tmp_path / "a")
-    assert list(tmp_path.iterdir()) == []
