@@ -21,6 +21,7 @@ from rich.text import Text
 
 from fedcc import __version__
 from fedcc.cli_sweep import sweep
+from fedcc.core.digests import DIGEST, UNCHECKED
 from fedcc.core.method import AnyMethod, check_value
 from fedcc.core.naming import unknown
 from fedcc.data.dataset import DataError
@@ -194,16 +195,25 @@ def resume(
     from fedcc.tracking import checked
 
     every = rounds_between(checkpoint, checkpoint_every)
-    console = out(stderr=as_json)
-    if not (place / "experiment.toml").is_file():
-        raise ValueError(f"{place} holds no run; `fedcc run ... --out {place}` starts one")
-    if RunFolder(place).summary() is not None:
+    console, folder = out(stderr=as_json), RunFolder(place)
+
+    def finished() -> bool:
+        if folder.summary() is None:
+            return False
         console.print(f"{place} holds a finished run; there is nothing to do", soft_wrap=True)
         if as_json:
             typer.echo((place / "summary.json").read_text(), nl=False)
+        return True
+
+    if not (place / "experiment.toml").is_file():
+        raise ValueError(f"{place} holds no run: experiment.toml is missing; `fedcc run ... --out {place}` starts one")
+    if finished():
+        folder.tidy()
         return
     names = checked(track or [], warn)
-    with RunFolder(place).held():
+    with folder.held():
+        if finished():  # by another process, meanwhile
+            return
         experiment, federation, start, problems = unfinished(place, data_dir)
         for problem in problems:
             warn(problem)
@@ -276,7 +286,8 @@ def analyse(
 
     options = Options(samples, variance, client, public_index)
     for place in places:  # before anything is computed
-        check(place)
+        if DIGEST not in check(place):
+            warn(f"{place / 'summary.json'} {UNCHECKED}")
     console = out(stderr=as_json)
     for place in places:
         with console.status(f"analysing {place}"), noted(f"see {place}", ""):

@@ -6,6 +6,7 @@ import json
 import time
 from collections import deque
 from collections.abc import Mapping
+from contextlib import suppress
 from fnmatch import fnmatch
 from functools import partial
 from pathlib import Path
@@ -17,6 +18,7 @@ from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 
+from fedcc.core.digests import DamagedFile
 from fedcc.options import (
     Checkpointed,
     CheckpointEvery,
@@ -71,6 +73,7 @@ def sweep(
 ) -> None:
     """Run methods x scenarios x seeds: skip what is finished, resume what is half done, go on past failures."""
     from fedcc.core.naming import unknown
+    from fedcc.experiments import RunFolder
     from fedcc.experiments.sweep import How, Sweep, duration, perform, read
     from fedcc.experiments.sweep import shard as part
     from fedcc.experiments.workers import Processes, Ray
@@ -117,6 +120,9 @@ def sweep(
         checked(track or [], warn),
         time.time() + limit if limit else None,
     )
+    for run in runs:
+        if states[run.place][0] == "finished":
+            RunFolder(root / run.place).tidy()
     todo = deque(run for run in runs if states[run.place][0] != "finished")
     work = Sweep(todo, how.deadline)
     board = Board(work, len(runs), len(runs) - len(todo), root, console)
@@ -228,7 +234,9 @@ class Board:
         rest = f"about {clock(left)} left" if left is not None else ""
         table.add_row(f"{done}/{self.runs} runs", bar, clock(now - self.begun), rest)
         for place, begun in self.work.began.items():
-            records = RunFolder(self.root / place).metrics()
+            records = []
+            with suppress(DamagedFile):  # the run itself says so, and writes it anew
+                records = RunFolder(self.root / place).metrics()
             accuracy = records[-1].get("accuracy") if records else None
             shown = f"{accuracy:.1f} %" if accuracy is not None else ""
             table.add_row(str(place), f"{len(records)} rounds", clock(now - begun), shown)

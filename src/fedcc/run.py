@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -12,10 +11,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from fedcc.core.files import make_folder, written_whole
 from fedcc.core.messages import Weights, nbytes
 from fedcc.core.method import AnyMethod, Method, Trained, check_value
-from fedcc.core.model import Arch, Factory, Model, factory_name
+from fedcc.core.model import Arch, Model
 from fedcc.core.naming import unknown
 from fedcc.core.requests import Recipe
 from fedcc.core.rng import Key
@@ -27,18 +25,15 @@ from fedcc.engine.counting import Counting
 from fedcc.engine.plain import Monitor, Plain, Precision
 from fedcc.evaluate import Evaluation, evaluate
 from fedcc.federate import Simulated, Snapshot, federate
-from fedcc.federation import Federation, Models, as_samples, several
-from fedcc.methods import METHODS, make
-from fedcc.nets import ResNet, build, network
+from fedcc.federation import Federation, Models, as_samples
+from fedcc.methods import METHODS, completed, make
+from fedcc.nets import network
 from fedcc.record import record_of
+from fedcc.saved import read_about, read_models, write_models
 from fedcc.threads import check_threads, fixed_threads, warn_of_threads
 
 Record = dict[str, Any]
 """One round as a line of ``metrics.jsonl``."""
-
-FORMAT = 1
-ENTRIES = {"method": str, "settings": dict, "classes": int, "view": dict, "dtype": str, "models": dict, "rounds": list,
-           "seconds": float | int}  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,78 +90,45 @@ class Result:
 
     def save(self, folder: Path | str) -> Path:
         """Write ``models.safetensors`` and ``models.json`` into a folder; :meth:`load` reads them back."""
-        from safetensors.torch import save
-
-        place = Path(folder)
-        make_folder(place)
-        models = _models(self.trained)
-        tensors = {  # copies: models may share tensors (FedConcat's encoders), which the format refuses
-            f"{who}/{n}": v.cpu().clone(memory_format=torch.contiguous_format)
-            for who, m in models.items()
-            for n, v in m.state.items()
-        }
         about = {
-            "format": FORMAT,
             "method": self.method.name,
             "settings": asdict(self.method),  # type: ignore[call-overload]
             "classes": self.trained.classes,
             "labels": list(self.labels),
             "view": asdict(self.view),
             "dtype": self.dtype,
-            "models": described({who: m.arch for who, m in models.items()}),
             "rounds": self.rounds,
             "seconds": self.seconds,
         }
-        with written_whole(place / "models.safetensors") as file:
-            file.write(save(tensors))
-        with written_whole(place / "models.json") as file:
-            file.write(json.dumps(about, indent=1).encode())
-        return place
+        write_models(Path(folder), _models(self.trained), about)
+        return Path(folder)
 
     @staticmethod
     def load(folder: Path | str, models: Models | None = None, method: AnyMethod | None = None) -> Result:
-        """Read what :meth:`save` wrote.
+        """Read what :meth:`save` wrote; files that were damaged since then are refused.
 
         Networks that the caller made are not in the files: give the same ``models=`` as to the federation. Likewise
         ``method=`` for a method that this package does not know.
         """
-        from safetensors import SafetensorError
-        from safetensors.torch import load
-
         place = Path(folder)
-        try:
-            about = json.loads((place / "models.json").read_text())
-            tensors = load((place / "models.safetensors").read_bytes())
-        except (FileNotFoundError, NotADirectoryError) as error:
-            raise FileNotFoundError(f"{place} holds no saved result: {Path(error.filename).name} is missing") from None
-        except (ValueError, SafetensorError) as error:
-            raise ValueError(f"{place}: models.json or models.safetensors is damaged ({error})") from None
-        if not isinstance(about, dict) or about.get("format") != FORMAT:
-            raise ValueError(f"{place}/models.json is not of format {FORMAT}")
-        lacking = [key for key, kind in ENTRIES.items() if not isinstance(about.get(key), kind)]
-        if lacking:
-            raise ValueError(f"{place}/models.json is damaged: {lacking[0]!r} is missing or of the wrong kind")
+        about = read_about(place)
         if method is None:
             if about["method"].lower() not in METHODS:
                 raise ValueError(
                     f"{about['method']} is a method of yours: give load(..., method=...) the same as before"
                 )
-            method = make(about["method"], about["settings"])
+            try:
+                method = make(about["method"], completed(about["method"], about["settings"]))
+            except ValueError as error:
+                raise ValueError(f"{place}/models.json: {error}") from None
         elif method.name != about["method"]:
             raise ValueError(f"{place} was saved by {about['method']}, got method={method.name}")
         try:
-            archs = rebuilt(about["models"], models)
             shown: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in about["view"].items()}
             view = View(**shown)
-        except (KeyError, TypeError, AttributeError) as error:
+        except TypeError as error:
             raise ValueError(f"{place}/models.json is damaged: {type(error).__name__} {error}") from None
-        states: dict[str, dict[str, Tensor]] = {who: {} for who in archs}
-        for name, value in tensors.items():
-            who = next((w for w in archs if name.startswith(f"{w}/")), None)
-            if who is None:
-                raise ValueError(f"{place}/models.safetensors has an entry of nobody: {name}")
-            states[who][name.removeprefix(f"{who}/")] = value
-        loaded = {who: _checked(f"{place}, {who}", Model(arch, states[who])) for who, arch in archs.items()}
+        loaded = read_models(place, about, models)
         trained = Trained(
             about["classes"],
             {int(w.removeprefix("client/")): m for w, m in loaded.items() if w.startswith("client/")},
@@ -323,59 +285,3 @@ def _models(trained: Trained) -> dict[str, Model]:
     return {f"client/{k}": m for k, m in trained.clients.items()} | {
         f"server/{n}": m for n, m in trained.server.items()
     }
-
-
-def described(archs: Mapping[str, Arch]) -> dict[str, Any]:
-    """Architectures as plain values, from which :func:`rebuilt` makes them again."""
-    own = _labels(t for arch in archs.values() for t in arch.trunks if not isinstance(t, ResNet))
-    return {
-        who: {
-            "trunks": [f"own:{own[t]}" if t in own else str(t) for t in arch.trunks],
-            "outputs": arch.outputs,
-            "shape": list(arch.shape),
-            "tokens": arch.tokens,
-        }
-        for who, arch in archs.items()
-    }
-
-
-def _labels(factories: Iterable[Factory]) -> dict[Factory, str]:
-    """The caller's own networks by name; those of one name (two lambdas) are numbered in their order."""
-    labels: dict[Factory, str] = {}
-    for factory in dict.fromkeys(factories):
-        name = factory_name(factory)
-        same = sum(factory_name(f) == name for f in labels)
-        labels[factory] = f"{name}#{same + 1}" if same else name
-    return labels
-
-
-def rebuilt(descriptions: Mapping[str, Any], models: Models | None) -> dict[str, Arch]:
-    """The architectures of saved models; networks of the caller's own are found among ``models`` by name."""
-    given = several(models) if models is not None else ()
-    own = {label: factory for factory, label in _labels(m for m in given if not isinstance(m, str)).items()}
-    archs = {}
-    for who, about in descriptions.items():
-        shape, trunks = tuple(about["shape"]), []
-        for name in about["trunks"]:
-            label = name.removeprefix("own:")
-            if name == label:
-                trunks.append(network(name, shape))
-            elif label in own:
-                trunks.append(own[label])
-            else:
-                raise ValueError(
-                    f"{who} is a network of yours, {label}: give load(..., models=...) the same as before"
-                    + (f", got {', '.join(own)}" if own else "")
-                )
-        archs[who] = Arch(tuple(trunks), about["outputs"], shape, about["tokens"])
-    return archs
-
-
-def _checked(place: str, model: Model) -> Model:
-    """The model, if its entries are those that its network has."""
-    expected = {n: tuple(v.shape) for n, v in build(model.arch, Key(0)).state_dict().items()}
-    found = {n: tuple(v.shape) for n, v in model.state.items()}
-    if expected != found:
-        odd = sorted(n for n in expected.keys() | found.keys() if expected.get(n) != found.get(n))
-        raise ValueError(f"{place}: {odd[0]} should be {expected.get(odd[0])}, found {found.get(odd[0])}")
-    return model

@@ -6,7 +6,6 @@ that is resumed goes on there.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import secrets
@@ -18,7 +17,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
 
-from fedcc.core.files import read_json, written_whole
+from fedcc.core.digests import read_json, write_json
 from fedcc.core.method import LARGEST
 from fedcc.core.naming import unknown
 from fedcc.ending import explained
@@ -162,8 +161,7 @@ def tracked(names: Sequence[str], experiment: Experiment, place: Path, say: Say)
         for name in tuple(left):
             attempt(name, lambda name=name: tell(name, record))  # type: ignore[misc]
         if left:
-            with written_whole(remembered) as file:
-                file.write((json.dumps(state, indent=1) + "\n").encode())
+            write_json(remembered, state)
 
     def tell(name: str, record: Record) -> None:
         mine = state.setdefault(name, {})
@@ -186,8 +184,8 @@ def tracked(names: Sequence[str], experiment: Experiment, place: Path, say: Say)
 def read_state(path: Path, say: Say) -> dict[str, State]:
     """What ``tracking.json`` remembers; if it is damaged, nothing, with a warning: trackers then begin a new run."""
     try:
-        found = read_json(path)
-        if not isinstance(found, dict) or not all(map(_is_state, found.values())):
+        found = {name: value for name, value in read_json(path).items() if name in TRACKERS}
+        if not all(map(_is_state, found.values())):
             raise ValueError(f"{path} is damaged: each tracker must have a run and a step")
     except (OSError, ValueError) as error:
         say(f"{explained(error)}; trackers begin a new run")

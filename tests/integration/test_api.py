@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import random
 import re
 import subprocess
 import sys
@@ -407,6 +409,8 @@ def test_other_networks_under_the_same_name_are_noticed(saved: Path) -> None:
 
 
 def test_missing_and_damaged_files(copy: Path) -> None:
+    from fedcc.core.digests import write_json
+
     with pytest.raises(FileNotFoundError, match=r"nowhere holds no saved result: models\.json is missing"):
         load(copy / "nowhere")
     tensors, about = (copy / "models.safetensors").read_bytes(), json.loads((copy / "models.json").read_text())
@@ -418,16 +422,17 @@ def test_missing_and_damaged_files(copy: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"models\.safetensors is missing"):
         load(copy)
     (copy / "models.safetensors").write_bytes(tensors)
-    for text in ("", "{", '{"format": 1', "\x00"):
+    for text in ("", "{", '{"format": 1', "\x00", "[]"):
         (copy / "models.json").write_text(text)
-        with pytest.raises(ValueError, match=r"models\.json or .* is damaged"):
+        with pytest.raises(ValueError, match=r"models\.json is damaged"):
             load(copy)
-    for altered in ([], {}, about | {"format": 99}):
-        (copy / "models.json").write_text(json.dumps(altered))
+    for altered in ({}, about | {"format": 99}):
+        write_json(copy / "models.json", altered)
         with pytest.raises(ValueError, match=r"models\.json is not of format 1"):
             load(copy)
 
 
+@pytest.mark.filterwarnings("ignore:.*older version:UserWarning")
 @pytest.mark.parametrize(
     ("change", "said"),
     [
@@ -446,25 +451,92 @@ def test_missing_and_damaged_files(copy: Path) -> None:
     ],
 )
 def test_altered_descriptions(change: dict[str, Any], said: str, copy: Path) -> None:
+    from fedcc.core.digests import write_json
+
     about = json.loads((copy / "models.json").read_text())
-    (copy / "models.json").write_text(json.dumps(about | change))
+    older(copy, **change)
+    with pytest.raises(ValueError, match=said):
+        load(copy)
+    write_json(copy / "models.json", about | change)
     with pytest.raises(ValueError, match=said):
         load(copy)
 
 
-def test_altered_tensors(copy: Path) -> None:
+def older(folder: Path, **changes: Any) -> None:
+    """Make the folder one of a version that wrote no digests."""
+    about = json.loads((folder / "models.json").read_text()) | changes
+    (folder / "models.json").write_text(json.dumps({k: v for k, v in about.items() if k not in ("sha256", "files")}))
+
+
+@pytest.mark.filterwarnings("ignore:.*older version:UserWarning")
+@pytest.mark.parametrize("digest", [True, False])
+def test_altered_tensors(digest: bool, copy: Path) -> None:
     path = copy / "models.safetensors"
     tensors = load_file(path)
     name = "client/0/head.weight"
-    save_file(tensors | {name: tensors[name][:2].clone()}, path)
-    with pytest.raises(ValueError, match=r"client/0: head.weight should be \(4, 8\), found \(2, 8\)"):
+    weight = tensors[name]
+    if not digest:
+        older(copy)
+    whole = tensors | {"client/7/head.weight": weight.clone()}
+    for altered, said in (
+        (tensors | {name: weight[:2].clone()}, r"client/0: head.weight should be \(4, 8\), found \(2, 8\)"),
+        ({n: t for n, t in tensors.items() if n != name}, r"head.weight should be \(4, 8\), found None"),
+        (whole, "an entry of nobody: client/7"),
+        (tensors | {name: weight.view(torch.int32)}, r"head.weight should be torch.float32, found torch.int32"),
+        (tensors | {name: weight.half()}, r"head.weight should be torch.float32, found torch.float16"),
+        (tensors | {name: weight * math.nan}, "client/0: head.weight has values that are not finite"),
+    ):
+        save_file(altered, path)
+        with pytest.raises(
+            ValueError, match=rf"models\.safetensors{' is damaged: it is not' if digest else '.*' + said}"
+        ):
+            load(copy)
+
+
+def test_every_altered_byte_of_the_models_is_noticed(copy: Path) -> None:
+    path = copy / "models.safetensors"
+    content = path.read_bytes()
+    for place in random.Random(0).sample(range(len(content)), 50):
+        path.write_bytes(content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :])
+        with pytest.raises(ValueError, match=r"models\.safetensors is damaged"):
+            load(copy)
+
+
+@pytest.mark.parametrize("change", [{"view": {"scale": 2.0}}, {"settings": {"mirror": True}}, {"classes": 2}])
+def test_altered_values_are_noticed(change: dict[str, Any], copy: Path) -> None:
+    about = json.loads((copy / "models.json").read_text())
+    for key, value in change.items():
+        about[key] = about[key] | value if isinstance(value, dict) else value
+    (copy / "models.json").write_text(json.dumps(about, indent=1))
+    with pytest.raises(ValueError, match=r"models\.json is damaged: its content does not match its sha256"):
         load(copy)
-    save_file({n: t for n, t in tensors.items() if n != name}, path)
-    with pytest.raises(ValueError, match=r"head.weight should be \(4, 8\), found None"):
-        load(copy)
-    save_file(tensors | {"client/7/head.weight": tensors[name].clone()}, path)
-    with pytest.raises(ValueError, match="an entry of nobody: client/7"):
-        load(copy)
+
+
+def test_a_folder_of_an_older_version_loads_with_a_note(copy: Path) -> None:
+    expected = load(copy).scores(NEW)
+    older(copy)
+    with pytest.warns(UserWarning, match=r"models\.json was written by an older version, without a digest"):
+        found = load(copy)
+    assert torch.equal(found.scores(NEW), expected)
+
+
+def test_models_in_double_precision_load(tmp_path: Path) -> None:
+    result = fedcc.run(FedCC(), federation(), precision="fp64", **QUICK)
+    assert torch.equal(load(result.save(tmp_path)).scores(NEW), result.scores(NEW))
+
+
+def test_infinite_constants_of_a_network_load(tmp_path: Path) -> None:
+    class Masked(nn.Module):
+        def __init__(self, outputs: int):
+            super().__init__()
+            self.body = mlp(outputs)
+            self.register_buffer("mask", torch.tensor([0.0, -math.inf]))
+
+        def forward(self, x: torch.Tensor) -> Any:
+            return self.body(x)
+
+    result = fedcc.run("fedmd", federation([Masked]), **QUICK | {"epochs": 0})
+    assert torch.equal(fedcc.load(result.save(tmp_path), models=[Masked]).scores(NEW), result.scores(NEW))
 
 
 def test_predict_takes_inputs_like_those_of_training(saved: Path) -> None:

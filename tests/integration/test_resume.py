@@ -6,6 +6,7 @@ import io
 import json
 import os
 import random
+import re
 import signal
 import sys
 import time
@@ -63,6 +64,10 @@ def numbers(folder: Path) -> Any:
     size = summary.pop("checkpoint_bytes")
     assert size > 100_000
     models = json.loads((folder / "models.json").read_text())
+    for sealed in (summary, models):  # times are part of what digests cover
+        sealed.pop("sha256", None)
+        sealed.pop("files", None)
+    summary.pop("checkpoints", None)  # whether they were to be kept
     for record in models["rounds"]:
         record.pop("seconds")
         record.pop("sharing")
@@ -213,15 +218,124 @@ def test_without_a_good_checkpoint_it_starts_anew(copy: Path, whole: Path, capsy
     ended(done, copy, whole)
 
 
-def test_metrics_that_are_shorter_than_a_checkpoint_says(copy: Path, whole: Path, capsys: Capsys) -> None:
-    lines = (copy / "metrics.jsonl").read_bytes().splitlines(keepends=True)
-    (copy / "metrics.jsonl").write_bytes(b"".join(lines[:2]))
+def shorten(path: Path) -> None:
+    path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:2]))
+
+
+def change(path: Path) -> None:
+    """Another accuracy, in a line that stays valid."""
+    path.write_text(re.sub(r'"accuracy": [\d.]+', '"accuracy": 99.5', path.read_text(), count=1))
+
+
+@pytest.mark.parametrize("damage", [shorten, change, empty, alter, Path.unlink])
+def test_metrics_are_rewritten_from_the_checkpoint(damage: Any, copy: Path, whole: Path, capsys: Capsys) -> None:
+    damage(copy / "metrics.jsonl")
     done = call(capsys, "resume", copy)
-    assert "metrics.jsonl lacks some of its 3 rounds" in done.err
+    assert f"{copy / 'metrics.jsonl'} is not what the run wrote, and is written anew from checkpoint-000003" in done.err
+    assert "going on after round 3" in done.out
+    ended(done, copy, whole)
+    assert (copy / "metrics.jsonl").read_bytes() == (whole / "metrics.jsonl").read_bytes()
+
+
+def older(folder: Path) -> None:
+    """The folder as an older version would have left it: no digests, no records in checkpoints."""
+    size = (folder / "metrics.jsonl").stat().st_size
+    last = len((folder / "metrics.jsonl").read_bytes().splitlines(keepends=True)[-1])
+    for path, offset in zip(checkpoints(folder), (size - last, size), strict=True):
+        altered(path, lambda about, offset=offset: about.pop("records", None) and about.update(offset=offset))
+    about = json.loads((folder / "environment.json").read_text())
+    (folder / "environment.json").write_text(json.dumps({k: about[k] for k in about if k not in ("sha256", "files")}))
+
+
+def test_a_folder_of_an_older_version_goes_on_with_a_note(copy: Path, whole: Path, capsys: Capsys) -> None:
+    older(copy)
+    done = call(capsys, "resume", copy)
+    assert "environment.json was written by an older version, without a digest" in done.err
+    assert "was written by an older version, without its records" in done.err
+    assert "going on after round 3" in done.out
     ended(done, copy, whole)
 
 
+def test_older_checkpoints_need_their_metrics(copy: Path, whole: Path, capsys: Capsys) -> None:
+    older(copy)
+    shorten(copy / "metrics.jsonl")
+    done = call(capsys, "resume", copy)
+    assert "metrics.jsonl lacks some of its 3 rounds" in done.err
+    assert "going on after round 2" in done.out
+    ended(done, copy, whole)
+
+
+@pytest.mark.parametrize("name", ["experiment.toml", "partition.npz", "environment.json"])
+def test_an_altered_description_is_refused(name: str, copy: Path, capsys: Capsys) -> None:
+    path = copy / name
+    if name == "partition.npz":
+        path.write_bytes(path.read_bytes()[:-1] + b"\x01")
+    else:
+        path.write_text(path.read_text().replace("0", "1", 1))
+    before = {p.name: p.read_bytes() for p in copy.iterdir()}
+    call(capsys, "resume", copy).refused(f"{path} is damaged")
+    for checkpoint in checkpoints(copy):  # nor does it start anew
+        checkpoint.unlink()
+    call(capsys, "resume", copy).refused(f"{path} is damaged")
+    after = {p.name: p.read_bytes() for p in copy.iterdir()}
+    assert after == {n: b for n, b in before.items() if not n.startswith("checkpoint")}
+
+
+@pytest.mark.parametrize("name", ["partition.npz", "environment.json"])
+def test_a_lost_description_is_written_anew(name: str, copy: Path, whole: Path, capsys: Capsys) -> None:
+    (copy / name).unlink()
+    done = call(capsys, "resume", copy)
+    assert f"{copy / name} is missing and is written anew" in done.err
+    ended(done, copy, whole)
+    assert (copy / "partition.npz").read_bytes() == (whole / "partition.npz").read_bytes()
+    assert RunFolder(copy).summary() is not None
+
+
+def test_a_run_that_another_process_has_just_finished_stays(
+    copy: Path, whole: Path, capsys: Capsys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other one ends between this one's look at the folder and its lock, while trackers are made ready."""
+    import fedcc.tracking
+
+    def meanwhile(*_: Any) -> tuple[str, ...]:
+        for path in checkpoints(copy):
+            path.unlink()
+        for path in whole.iterdir():
+            if not path.name.startswith("checkpoint"):
+                (copy / path.name).write_bytes(path.read_bytes())
+        return ()
+
+    monkeypatch.setattr(fedcc.tracking, "checked", meanwhile)
+    done = call(capsys, "resume", copy)
+    assert (done.code, done.err) == (0, "")
+    assert "holds a finished run; there is nothing to do" in done.out
+    files = {p.name: p.read_bytes() for p in whole.iterdir() if not p.name.startswith("checkpoint")}
+    assert {p.name: p.read_bytes() for p in copy.iterdir()} == files
+
+
+@pytest.mark.parametrize("keep", [False, True])
+def test_a_run_that_was_killed_after_its_summary_is_tidied(keep: bool, copy: Path, capsys: Capsys) -> None:
+    from fedcc.experiments.checkpoint import Checkpoints
+
+    words = ("resume", copy, *(("--keep-checkpoints",) if keep else ()))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Checkpoints, "remove", lambda *_, **__: None)
+        assert call(capsys, *words).code == 0
+    expected = {p.name for p in copy.iterdir()}
+    assert rounds_of(copy) == [2, 3]
+    (copy / ".lock").write_text("1 on a machine\n")
+    (copy / ".summary.json.0123456789abcdef.tmp").write_text("{")
+    before = (copy / "summary.json").read_bytes()
+    done = call(capsys, "resume", copy)
+    assert (done.code, done.err) == (0, "")
+    assert "holds a finished run" in done.out
+    left = {name for name in expected if keep or not name.startswith("checkpoint")}
+    assert {p.name for p in copy.iterdir()} == left
+    assert (copy / "summary.json").read_bytes() == before
+
+
 def test_a_checkpoint_of_another_experiment_is_refused(copy: Path, capsys: Capsys) -> None:
+    older(copy)  # whose experiment.toml has no digest
     toml = copy / "experiment.toml"
     toml.write_text(toml.read_text().replace("seed = 0", "seed = 1"))
     before = {p.name: p.read_bytes() for p in copy.iterdir()}
@@ -234,11 +348,16 @@ def test_a_checkpoint_of_another_experiment_is_refused(copy: Path, capsys: Capsy
 
 def without(path: Path, setting: str) -> None:
     """The checkpoint as it would have been before its method had this setting."""
+    altered(path, lambda about: about["experiment"]["settings"].pop(setting))
+
+
+def altered(path: Path, change: Any) -> None:
+    """A checkpoint with other metadata, valid in itself."""
     content = path.read_bytes()
     length = int.from_bytes(content[:8], "little")
     head = json.loads(content[8 : 8 + length])
     about = json.loads(head["__metadata__"]["about"])
-    del about["experiment"]["settings"][setting]
+    change(about)
     head["__metadata__"]["about"] = json.dumps(about)
     text = json.dumps(head).encode()
     text += b" " * (-len(text) % 8)
@@ -249,6 +368,7 @@ def without(path: Path, setting: str) -> None:
 
 
 def test_a_checkpoint_from_before_an_option_goes_on_with_its_default(copy: Path, whole: Path, capsys: Capsys) -> None:
+    older(copy)
     toml = copy / "experiment.toml"
     toml.write_text(toml.read_text().replace("trust = 1.0\n", ""))
     for path in checkpoints(copy):

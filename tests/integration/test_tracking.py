@@ -222,7 +222,24 @@ def test_a_run_that_is_stopped_is_closed_as_such(tmp_path: Path, monkeypatch: py
         told({"round": 1})
         told({"round": 3})
     assert closed == [False, True]
-    assert json.loads((tmp_path / "tracking.json").read_text()) == {"wandb": {"step": 3}}
+    found = json.loads((tmp_path / "tracking.json").read_text())
+    assert found == {"wandb": {"step": 3}, "sha256": found["sha256"]}
+
+
+def test_a_damaged_memory_is_said_and_begun_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Quiet(Broken):
+        def close(self, finished: bool) -> None: ...
+
+    monkeypatch.setitem(fedcc.tracking.TRACKERS, "wandb", (Quiet, ()))
+    experiment, said = Experiment.resolved("local", device="cpu"), list[str]()
+    path = tmp_path / "tracking.json"
+    for content in ('{"wandb": {"step": 7', '{"wandb": {"step": 9}, "sha256": "0"}', "[]"):
+        path.write_text(content)
+        with tracked(("wandb",), experiment, tmp_path, said.append) as told:
+            told({"round": 1})
+        assert f"{path} is damaged" in said.pop()
+        assert json.loads(path.read_text())["wandb"] == {"step": 1}
+    assert said == []
 
 
 def test_flat() -> None:

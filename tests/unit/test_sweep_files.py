@@ -13,6 +13,7 @@ import pytest
 from fedcc.experiments import Experiment, RunFolder
 from fedcc.experiments.sweep import Late, Run, duration, planned, read, shard
 from fedcc.methods import METHODS
+from program import call
 
 FILES = Path(__file__).parents[2] / "experiments"
 SUMMARY = json.dumps({"accuracy": {"final": 50.0}, "experiment": {}})  # the least that a finished run has
@@ -233,6 +234,41 @@ def test_states(tmp_path: Path) -> None:
     assert run.state(tmp_path) == ("unfinished", "")
     (place / "summary.json").write_text(SUMMARY)
     assert run.state(tmp_path) == ("finished", "")
+
+
+def finished(place: Path) -> None:
+    folder = RunFolder(place)
+    folder.restore(Experiment.read(place / "experiment.toml"), None, [])
+    folder.finish({"format": 1, "seed": 0}, [], [])
+
+
+def test_a_damaged_summary_blocks(tmp_path: Path) -> None:
+    (run,) = plan(SHORT)
+    place = begun(tmp_path, run)
+    finished(place)
+    assert run.state(tmp_path) == ("finished", "")
+    summary = (place / "summary.json").read_text()
+    (place / "summary.json").write_text(summary.replace('"seed": 0', '"seed": 1'))
+    assert run.state(tmp_path)[0] == "blocked"
+    assert f"{place / 'summary.json'} is damaged" in run.state(tmp_path)[1]
+    (place / "summary.json").write_text(summary)
+    (place / "metrics.jsonl").write_text('{"round": 1}\n')
+    assert f"{place / 'metrics.jsonl'} is damaged" in run.state(tmp_path)[1]
+
+
+def test_a_sweep_tidies_what_a_killed_run_left(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (run,) = plan(SHORT)
+    place = begun(tmp_path / "runs", run)
+    finished(place)
+    expected = {p.name for p in place.iterdir()}
+    for name in (".lock", "checkpoint-000002-0123456789abcdef.safetensors", ".models.json.0123456789abcdef.tmp"):
+        (place / name).write_text("")
+    (tmp_path / "s.toml").write_text(SHORT)
+    done = call(capsys, "sweep", tmp_path / "s.toml", "--out", tmp_path / "runs", "--dry-run", "--json")
+    assert [row["state"] for row in json.loads(done.out)] == ["finished"]
+    assert (place / ".lock").exists()  # which only looks
+    assert call(capsys, "sweep", tmp_path / "s.toml", "--out", tmp_path / "runs").code == 0
+    assert {p.name for p in place.iterdir()} == expected
 
 
 @pytest.mark.parametrize(

@@ -1,33 +1,54 @@
-"""Files that are written whole (a reader sees the old file or the new one, never half of one), folders, and JSON."""
+"""Files that are written whole (a reader sees the old file or the new one, never half of one), and folders."""
 
 from __future__ import annotations
 
-import json
+import errno
+import os
 import secrets
 import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
+
+UNSYNCED = (errno.EACCES, errno.EPERM, errno.EINVAL, errno.EBADF, errno.EISDIR, errno.ENOTSUP, errno.ENOSYS)
+"""What systems answer that cannot flush a folder: Windows does not open one, some file systems refuse."""
 
 
 @contextmanager
 def written_whole(path: Path) -> Iterator[IO[bytes]]:
     """A binary file that takes its name ``path`` only once the block has ended without an error.
 
-    The temporary file lies beside the target, since a rename is atomic only within one file system.
+    The temporary file lies beside the target, since a rename is atomic only within one file system. The content is on
+    the disk before the rename, and the rename before this returns: a loss of power leaves no empty file.
     """
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
     try:
         with temporary.open("xb") as file:
             yield file
+            file.flush()
+            os.fsync(file.fileno())
         temporary.replace(path)
+        _sync_folder(path.parent)
     except BaseException as error:
         temporary.unlink(missing_ok=True)
         if isinstance(error, OSError):
             error.filename, error.filename2 = str(path), None  # a failed write names no file, or the temporary one
         raise
+
+
+def _sync_folder(folder: Path) -> None:
+    """Flush a folder's entries to the disk, where the system can."""
+    try:
+        number = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(number)
+        finally:
+            os.close(number)
+    except OSError as error:
+        if error.errno not in UNSYNCED:
+            raise
 
 
 @contextmanager
@@ -57,12 +78,3 @@ def make_folder(path: Path) -> None:
         missing.append(place)
     for place in reversed(missing):
         place.mkdir(exist_ok=True)
-
-
-def read_json(path: Path) -> Any:
-    """What a JSON file holds; a file that is not JSON is a ValueError that names it."""
-    try:
-        return json.loads(path.read_bytes())
-    except (ValueError, RecursionError) as error:
-        reason = "it is nested too deep" if isinstance(error, RecursionError) else str(error)
-        raise ValueError(f"{path} is damaged, it is not valid JSON: {reason}") from None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import shlex
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedcc.core.digests import DIGEST, Unchecked
 from fedcc.core.method import check_value
 from fedcc.core.model import Outputs
 from fedcc.core.requests import Executor, Predict
@@ -59,7 +61,7 @@ def check(place: Path) -> dict[str, Any]:
     """The summary of a finished run that has its models, or what is wrong with the folder."""
     folder = RunFolder(place)
     if not (place / "experiment.toml").is_file():
-        raise RunFolderError(f"{place} holds no run")
+        raise RunFolderError(f"{place} holds no run: experiment.toml is missing")
     summary = folder.summary()
     if summary is None:
         raise RunFolderError(f"{place} holds an unfinished run; go on with `{folder.resume}`")
@@ -79,7 +81,10 @@ def analyse(
         experiment = Experiment(**present_spelling(summary["experiment"]))  # not the TOML, whose device may not be here
     except (TypeError, ValueError) as error:
         raise RunFolderError(f"{place / 'summary.json'} is damaged, in its 'experiment': {error}") from None
-    result, federation = Result.load(place), experiment.federation(data_dir)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", Unchecked)  # the caller sees from the summary that the run is an older one
+        result = Result.load(place)
+    federation = experiment.federation(data_dir)
     split = federation.partition
     assert split is not None
     for name, found in (("data_sha256", federation.fingerprint), ("partition_sha256", split.sha256)):
@@ -90,12 +95,12 @@ def analyse(
     analysis = {
         "format": ANALYSIS_FORMAT,
         **{name: summary[name] for name in COPIED},
+        "summary_sha256": summary.get(DIGEST),
         "commit": commit(),
         "command": options.command(place),
         **parts,
     }
-    RunFolder(place).write("analysis.json", analysis)
-    return analysis
+    return RunFolder(place).write("analysis.json", analysis)
 
 
 def inspected(

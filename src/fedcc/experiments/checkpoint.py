@@ -8,10 +8,12 @@ name holds the checksum of its content.
 
 from __future__ import annotations
 
+import base64
 import json
 import re
 import time
-from collections.abc import Mapping
+import zlib
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from hashlib import blake2b
 from math import prod
@@ -21,16 +23,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedcc.core.digests import DamagedFile
 from fedcc.core.files import uninterrupted, written_whole
 from fedcc.core.method import AnyMethod
 from fedcc.core.model import Arch, Model
 from fedcc.core.tree import Classes, Pack, Unpack, message_classes
 from fedcc.experiments.experiment import Experiment, present_spelling
-from fedcc.experiments.store import CHECKPOINT, RunFolder, RunFolderError
+from fedcc.experiments.store import CHECKPOINT, RunFolder, RunFolderError, lines
 from fedcc.federate import Snapshot
 from fedcc.federation import Federation, Models
 from fedcc.methods import completed, outdated
-from fedcc.run import Record, chosen_device, described, rebuilt
+from fedcc.run import Record, chosen_device
+from fedcc.saved import described, rebuilt
 
 FORMAT = 1
 KEPT = 2
@@ -48,7 +52,6 @@ class Checkpoint:
 
     snapshot: Snapshot
     records: list[Record]
-    offset: int  # bytes of metrics.jsonl
     seconds: float  # that the run had taken
     size: int  # bytes of the file
 
@@ -75,11 +78,10 @@ class Checkpoints:
         """Whether another one as costly as the latest takes at most its share of the time since then."""
         return self.cost <= SHARE * (time.perf_counter() - self.ended)
 
-    def write(self, snapshot: Snapshot, seconds: float) -> None:
+    def write(self, snapshot: Snapshot, records: Sequence[Record], seconds: float) -> None:
         """Write one, whole even if a signal asks the program to end, and remove those before the last two."""
         begun = time.perf_counter()
-        offset = (self.folder / "metrics.jsonl").stat().st_size
-        about = {"format": FORMAT, "offset": offset, "seconds": seconds, **self.identity}
+        about = {"format": FORMAT, "seconds": seconds, "records": compressed(records), **self.identity}
         content = packed(snapshot, self.method, about)
         digest = blake2b(content, digest_size=DIGEST).hexdigest()
         with uninterrupted():
@@ -91,11 +93,11 @@ class Checkpoints:
         self.cost = self.ended - begun
 
     def latest(self) -> tuple[Checkpoint | None, list[str]]:
-        """The latest that can be used, and what is wrong with those behind it; they are then out of the way."""
+        """The latest that can be used, and what is wrong with newer ones and with ``metrics.jsonl``."""
         problems: list[str] = []
         for path in reversed(self.paths()):
             try:
-                found = self.read(path)
+                found = self.read(path, problems)
             except Damaged as error:
                 problems.append(f"{path} is not used: {error}")
                 continue
@@ -103,7 +105,7 @@ class Checkpoints:
             return found, problems
         return None, problems
 
-    def read(self, path: Path) -> Checkpoint:
+    def read(self, path: Path, problems: list[str]) -> Checkpoint:
         content = path.read_bytes()
         if f"-{blake2b(content, digest_size=DIGEST).hexdigest()}." not in path.name:
             raise Damaged("its content is not what its checksum says")
@@ -117,10 +119,26 @@ class Checkpoints:
             if (found := about[part]) != mine:
                 raise RunFolderError(f"{path} is a checkpoint of another experiment ({_difference(part, found, mine)})")
         snapshot: Snapshot = unpacked(content, tree, self.method, device=self.device)
-        records = RunFolder(self.folder).metrics(about["offset"])
-        if [r["round"] for r in records] != list(range(1, snapshot.t + 1)):
-            raise Damaged(f"metrics.jsonl lacks some of its {snapshot.t} rounds")
-        return Checkpoint(snapshot, records, about["offset"], about["seconds"], len(content))
+        records = self.records(path, about, snapshot.t, problems)
+        return Checkpoint(snapshot, records, about["seconds"], len(content))
+
+    def records(self, path: Path, about: Mapping[str, Any], rounds: int, problems: list[str]) -> list[Record]:
+        """The rounds up to a checkpoint, from itself; those of older versions left them to ``metrics.jsonl``."""
+        metrics = self.folder / "metrics.jsonl"
+        if "records" in about:
+            records = expanded(about["records"])
+            expected = lines(records)
+            if not metrics.exists() or metrics.read_bytes()[: len(expected)] != expected:
+                problems.append(f"{metrics} is not what the run wrote, and is written anew from {path.name}")
+            return records
+        try:
+            records = RunFolder(self.folder).metrics(about["offset"])
+        except DamagedFile as error:
+            raise Damaged(str(error)) from None
+        if [r.get("round") for r in records] != list(range(1, rounds + 1)):
+            raise Damaged(f"metrics.jsonl lacks some of its {rounds} rounds")
+        problems.append(f"{path} was written by an older version, without its records: those of {metrics} are believed")
+        return records
 
     def paths(self) -> list[Path]:
         """Those there are, the oldest first."""
@@ -138,6 +156,14 @@ def _difference(part: str, found: Any, mine: Any) -> str:
         return f"{part} is {found}, here {mine}"
     name = next(n for n in mine if found.get(n) != mine[n])
     return _difference(name, found.get(name), mine[name])
+
+
+def compressed(records: Sequence[Record]) -> str:
+    return base64.b64encode(zlib.compress(lines(records))).decode()
+
+
+def expanded(text: str) -> list[Record]:
+    return [json.loads(line) for line in zlib.decompress(base64.b64decode(text)).splitlines()]
 
 
 # ------------------------------------------------------------------------------------------------ snapshots as bytes

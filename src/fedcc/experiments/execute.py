@@ -36,14 +36,16 @@ def prepare(experiment: Experiment, out: Path, *, data_dir: Path | None = None, 
 
 
 def unfinished(out: Path, data_dir: Path | None = None) -> tuple[Experiment, Federation, Checkpoint | None, list[str]]:
-    """What :func:`execute` needs to go on with a folder's run, and what is wrong with checkpoints that cannot be used.
+    """What :func:`execute` needs to go on with a folder's run, and what is wrong with files that cannot be used.
 
     Without a checkpoint the run starts anew.
     """
+    notes = RunFolder(out).check_start()
     experiment = Experiment.read(out / "experiment.toml")
     check_threads(experiment.threads)
     federation = experiment.federation(data_dir)
-    return experiment, federation, *Checkpoints(out, experiment, federation).latest()
+    start, problems = Checkpoints(out, experiment, federation).latest()
+    return experiment, federation, start, notes + problems
 
 
 def execute(
@@ -74,15 +76,18 @@ def execute(
     if start is None:
         folder.begin(experiment, federation.partition)
     else:
-        folder.cut(start.offset)
+        folder.restore(experiment, federation.partition, start.records)
         checkpoints.remove(after=start.snapshot.t)
         checkpoints.size = start.size
     total = experiment.made().rounds(experiment.rounds)
     begun = time.perf_counter() - (start.seconds if start else 0.0)
 
+    records = list(start.records) if start else []
+
     def told(record: Record) -> None:
         record["sharing"] = others()
         folder.add(record)
+        records.append(record)
         if on_round:
             on_round(record)
 
@@ -93,7 +98,7 @@ def execute(
             due = checkpoint_every > 0 and snapshot.t % checkpoint_every == 0
         halted = halt is not None and snapshot.t < total and halt()
         if due or halted:
-            checkpoints.write(snapshot, time.perf_counter() - begun)
+            checkpoints.write(snapshot, records, time.perf_counter() - begun)
         if halted:
             raise Halted(f"stopped after round {snapshot.t} of {total}")
 
@@ -121,7 +126,7 @@ def execute(
             on_snapshot=keep,
         )
     if start is not None:
-        result = replace(result, rounds=start.records + result.rounds, seconds=start.seconds + result.seconds)
+        result = replace(result, rounds=records, seconds=start.seconds + result.seconds)
     if save_models:
         result.save(out)
     partition = federation.partition
@@ -132,7 +137,8 @@ def execute(
         "partition_sha256": partition.sha256 if partition else None,
     }
     facts["checkpoint_bytes"] = checkpoints.size
-    folder.write("summary.json", summary(experiment, result, time.perf_counter() - begun) | facts)
+    kept = checkpoints.paths() if keep_checkpoints else []
+    folder.finish(summary(experiment, result, time.perf_counter() - begun) | facts, result.rounds, kept)
     if not keep_checkpoints:
         checkpoints.remove()
     return result

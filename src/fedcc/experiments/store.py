@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import platform
@@ -11,14 +12,15 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 
-from fedcc.core.files import make_folder, read_json, written_whole
+from fedcc.core.digests import BESIDE, DIGEST, UNCHECKED, DamagedFile, check_files, file_digest, read_json, write_json
+from fedcc.core.files import make_folder, written_whole
 from fedcc.core.method import check_value
 from fedcc.core.naming import shortened
 from fedcc.data.skew import Partition
@@ -51,6 +53,7 @@ class RunFolder:
 
     def __init__(self, path: Path):
         self.path = path
+        self.digests: dict[str, str] = {}  # of the files that describe the run, once it has begun
 
     def check(self, experiment: Experiment, overwrite: bool = False) -> None:
         """Make sure that the folder can take this run; nothing is changed."""
@@ -121,12 +124,11 @@ class RunFolder:
         try:
             make_folder(self.path)
             self.clear()
-            if partition is not None:
-                partition.save(self.path / "partition.npz")
-            self.write("environment.json", environment(experiment.device, experiment.threads))
-            (self.path / "metrics.jsonl").write_bytes(b"")
+            text = experiment.toml().encode()
+            self._describe(experiment, partition, hashlib.sha256(text).hexdigest())
+            self._rewrite(())
             with written_whole(self.path / "experiment.toml") as file:  # last: it says that the run has begun
-                file.write(experiment.toml().encode())
+                file.write(text)
         except BaseException:
             with contextlib.suppress(OSError):
                 self.clear()
@@ -141,23 +143,74 @@ class RunFolder:
         for name in begun + [n for n in FILES if n in held]:
             held[name].unlink()
 
-    def cut(self, offset: int) -> None:
-        """Go on behind these bytes of ``metrics.jsonl``; what a killed process had begun to write is removed."""
+    def check_start(self) -> list[str]:
+        """Refuse an unfinished run whose description was altered since it began; notes on what cannot be checked."""
+        path = self.path / "environment.json"
+        if not path.exists():
+            return [f"{path} is missing and is written anew: damage to the files beside it cannot be noticed"]
+        about = read_json(path)
+        check_files(path, about)
+        lost = [self.path / name for name in about.get(BESIDE, {}) if not (self.path / name).exists()]
+        notes = [] if DIGEST in about else [f"{path} {UNCHECKED}"]
+        return notes + [f"{place} is missing and is written anew" for place in lost]
+
+    def restore(self, experiment: Experiment, partition: Partition | None, records: Sequence[Record]) -> None:
+        """Put the files of an unfinished run back to where a checkpoint left them."""
         for path in self.path.iterdir():
             if _temporary(path.name):
                 path.unlink()
-        with (self.path / "metrics.jsonl").open("r+b") as file:
-            file.truncate(offset)
-            os.fsync(file.fileno())
+        self._describe(experiment, partition, file_digest(self.path / "experiment.toml"))
+        self._rewrite(records)
 
-    def write(self, name: str, content: Any) -> None:
-        with written_whole(self.path / name) as file:
-            text = re.sub(NUMBERS, lambda m: " ".join(m.group().split()), json.dumps(content, indent=1))
-            file.write((text + "\n").encode())
+    def _describe(self, experiment: Experiment, partition: Partition | None, digest: str) -> None:
+        """Write ``partition.npz`` and ``environment.json``, unless they are there."""
+        split, machine = self.path / "partition.npz", self.path / "environment.json"
+        self.digests = {"experiment.toml": digest}
+        lost = partition is not None and not split.exists()
+        if partition is not None:
+            if lost:
+                partition.save(split)
+            self.digests[split.name] = file_digest(split)
+        if lost or not machine.exists():
+            about = read_json(machine) if machine.exists() else environment(experiment.device, experiment.threads)
+            self.write(machine.name, about | {BESIDE: dict(self.digests)})
+        self.digests[machine.name] = file_digest(machine)
+
+    def _rewrite(self, records: Sequence[Record]) -> None:
+        with written_whole(self.path / "metrics.jsonl") as file:
+            file.write(lines(records))
+
+    def finish(self, summary: Mapping[str, Any], records: Sequence[Record], checkpoints: Sequence[Path]) -> None:
+        """Write the record of the finished run, with the digests of its files and the checkpoints that stay."""
+        digests = self.digests | {"metrics.jsonl": hashlib.sha256(lines(records)).hexdigest()}
+        if (models := self.path / "models.json").exists():
+            digests[models.name] = file_digest(models)
+        self.write("summary.json", {**summary, "checkpoints": [p.name for p in checkpoints], BESIDE: digests})
+
+    def tidy(self) -> None:
+        """Remove what a process that was killed after its summary had no time to remove."""
+        if self._leftovers() or (self.path / LOCK).exists():
+            with contextlib.suppress(InUse), self.held():
+                for path in self._leftovers():
+                    path.unlink()
+
+    def _leftovers(self) -> list[Path]:
+        summary = self.summary()
+        if summary is None or "checkpoints" not in summary:  # older ones do not say which checkpoints stay
+            return []
+        return [
+            p
+            for p in self.path.iterdir()
+            if _temporary(p.name) or (re.fullmatch(CHECKPOINT, p.name) and p.name not in summary["checkpoints"])
+        ]
+
+    def write(self, name: str, content: Mapping[str, Any]) -> dict[str, Any]:
+        """Write a JSON file with its digest; what it then holds."""
+        return write_json(self.path / name, content)
 
     def add(self, record: Record) -> None:
         """Append a round; if the line does not fit on the disk, none of it stays."""
-        path, line = self.path / "metrics.jsonl", (json.dumps(record) + "\n").encode()
+        path, line = self.path / "metrics.jsonl", lines([record])
         file = os.open(path, os.O_WRONLY | os.O_APPEND)
         try:
             before = os.fstat(file).st_size
@@ -177,26 +230,29 @@ class RunFolder:
     def metrics(self, size: int | None = None) -> list[Record]:
         """The rounds so far, or in the first ``size`` bytes; a line that is still being written is left out."""
         path = self.path / "metrics.jsonl"
-        lines = path.read_bytes()[:size].split(b"\n")[:-1] if path.exists() else []
+        found = path.read_bytes()[:size].split(b"\n")[:-1] if path.exists() else []
         try:
-            return [json.loads(line) for line in lines]
-        except (ValueError, RecursionError):
-            raise RunFolderError(f"{path} is damaged: a line of it is not valid JSON") from None
+            return [dict(json.loads(line)) for line in found]
+        except (ValueError, TypeError, RecursionError) as error:
+            raise DamagedFile(f"{path} is damaged: each line must be a JSON object ({error})") from None
 
     def summary(self) -> dict[str, Any] | None:
-        """The record of the finished run, or None; one that is damaged is refused."""
+        """The record of the finished run, or None; a folder whose files are not those of the record is refused."""
         path = self.path / "summary.json"
         if not path.exists():
             return None
-        try:
-            found = read_json(path)
-            for name in ("accuracy", "experiment"):
-                if not isinstance(found, dict) or not isinstance(found.get(name), dict):
-                    raise ValueError(f"{path} is damaged, it has no {name!r}")
-            check_value(f"{path} is damaged: accuracy.final", found["accuracy"].get("final"), float | None, 0, 100)
-        except ValueError as error:
-            raise RunFolderError(f"{error}; remove it, and `{self.resume}` makes it again") from None
-        return cast(dict[str, Any], found)
+        found = read_json(path)
+        for name in ("accuracy", "experiment"):
+            if not isinstance(found.get(name), dict):
+                raise DamagedFile(f"{path} is damaged, it has no {name!r}")
+        check_value(f"{path} is damaged: accuracy.final", found["accuracy"].get("final"), float | None, 0, 100)
+        check_files(path, found)
+        return found
+
+
+def lines(records: Sequence[Record]) -> bytes:
+    """Rounds as ``metrics.jsonl`` holds them."""
+    return "".join(json.dumps(record) + "\n" for record in records).encode()
 
 
 def _temporary(name: str) -> bool:

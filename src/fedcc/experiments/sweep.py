@@ -15,6 +15,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any, Literal
 
+from fedcc.core.digests import DamagedFile
 from fedcc.core.method import check_value
 from fedcc.core.naming import shortened, unknown
 from fedcc.ending import Stopped, explained, warnings_to
@@ -62,7 +63,7 @@ class Run:
             return "blocked", f"{folder} holds another run: {error}"
         try:
             return ("unfinished" if RunFolder(folder).summary() is None else "finished"), ""
-        except RunFolderError as error:
+        except (DamagedFile, RunFolderError) as error:
             return "blocked", str(error)
 
     def difference(self, table: Mapping[str, Any]) -> str:

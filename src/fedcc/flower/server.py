@@ -67,7 +67,7 @@ class Server:
         self.test = folder.test()
         self.federation = Federation((), self.public, Samples({"x": self.public.x[:0]}), folder.task.classes, (),
                                      fingerprint=folder.task.public_sha256)  # fmt: skip
-        self.checkpoints = Checkpoints(folder.run, e, self.federation)
+        self.files, self.checkpoints = RunFolder(folder.run), Checkpoints(folder.run, e, self.federation)
         recipe = Recipe(lr=e.lr, batch=e.batch, epochs=e.epochs, reset=e.reset)
         archs = folder.archs(self.method)
         self.role = server_of(self.method, self.public, folder.task.classes, recipe, e.seed, archs)
@@ -78,7 +78,7 @@ class Server:
             self._train()
 
     def _train(self) -> None:
-        files, start = RunFolder(self.folder.run), self.start()
+        start = self.start()
         begun = time.perf_counter() - (start.seconds if start else 0.0)
         records: list[Record] = list(start.records) if start else []
         cohort = self.cohort(start)
@@ -96,29 +96,30 @@ class Server:
             record = record_of(done, found, spent, {k: {} for k in done.ups}) | {"federation": report}
             self.engine.seconds = {}
             records.append(record)
-            files.add(record)
+            self.files.add(record)
             snapshot = Snapshot(done.t, done.downs, self.role.models, self.role.memory, cohort.rehearsal.clients)
-            self.checkpoints.write(snapshot, time.perf_counter() - begun)
+            self.checkpoints.write(snapshot, records, time.perf_counter() - begun)
             accuracy = "" if found.accuracy is None else f", accuracy {found.accuracy:.2f} %"
             self.journal.say(f"round {done.t} of {last} is done with {', '.join(report['present'])}{accuracy}")
         if trained is None:  # stopped behind the last round
             trained, _ = self.ensemble(cohort, last, None)
-        self.finish(files, records, trained, time.perf_counter() - begun)
+        self.finish(records, trained, time.perf_counter() - begun)
 
     def start(self) -> Checkpoint | None:
         """Where the run of the folder goes on; None if it begins."""
-        files, start = RunFolder(self.folder.run), None
+        start = None
         if (self.folder.run / "experiment.toml").is_file():
+            notes = self.files.check_start()
             start, problems = self.checkpoints.latest()
-            for problem in problems:
+            for problem in notes + problems:
                 self.journal.say(f"warning: {problem}")
         if start is None:
-            files.begin(self.experiment, None)
+            self.files.begin(self.experiment, None)
             self.journal.say(
                 f"{self.method.label}: {len(self.folder.clients)} clients, {self.experiment.rounds} rounds"
             )
             return None
-        files.cut(start.offset)
+        self.files.restore(self.experiment, None, start.records)
         self.checkpoints.remove(after=start.snapshot.t)
         self.journal.say(f"going on after round {start.snapshot.t}")
         self.journal.update(round=start.snapshot.t)
@@ -205,7 +206,7 @@ class Server:
 
     # -- the end
 
-    def finish(self, files: RunFolder, records: list[Record], trained: Trained, seconds: float) -> None:
+    def finish(self, records: list[Record], trained: Trained, seconds: float) -> None:
         sharing = {k: model for k, model in trained.clients.items() if model.state}
         keeping = (
             [n for k, n in enumerate(self.folder.clients) if k not in sharing] if self.method.uploads_models else []
@@ -213,7 +214,7 @@ class Server:
         whole = Trained(trained.classes, sharing, trained.server)
         result = Result(self.method, whole, self.folder.task.view, "uint8", records, seconds)
         if not keeping:
-            result.save(files.path)
+            result.save(self.files.path)
         facts = {
             "data_sha256": self.folder.task.public_sha256,
             "partition_sha256": None,
@@ -221,7 +222,7 @@ class Server:
             "command": f"fedcc federation run {self.folder.path}",
             "federation": {"clients": list(self.folder.clients), "kept_models": keeping},
         }
-        files.write("summary.json", summary(self.experiment, result, seconds) | facts)
+        self.files.finish(summary(self.experiment, result, seconds) | facts, records, self.checkpoints.paths())
         self.journal.update(state="finished")
         final = result.curve[-1][1] if result.curve else None
         self.journal.say("finished" if final is None else f"finished: accuracy {final:.2f} %")

@@ -36,6 +36,8 @@ def report(
     found = find(paths)
     for name, reason in found.problems:
         print(f"fedcc: warning: {name}: {reason}", file=sys.stderr)
+    if unchecked := sum(not run.checked for run in found.runs):
+        print(f"fedcc: note: {unchecked} records have no digest: damage to them cannot be noticed", file=sys.stderr)
     if not found.runs:
         raise ValueError(f"no record of a finished run below {', '.join(map(printable, paths))}")
     made = tables(found.runs)

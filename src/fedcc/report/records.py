@@ -8,6 +8,7 @@ from dataclasses import MISSING, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+from fedcc.core.digests import DIGEST, DamagedFile, check_digest, check_files
 from fedcc.data.registry import DATASETS
 from fedcc.experiments.experiment import Experiment, setting_text
 from fedcc.methods import METHODS, completed, outdated
@@ -82,6 +83,7 @@ class Run:
     versions: Mapping[str, str] = field(default_factory=dict)
     in_folder: bool = False
     fingerprints: tuple[str | None, str | None] = (None, None)  # of the data, and of who holds what
+    checked: bool = True  # its digest; records of older versions have none
     analysis: Mapping[str, Any] | None = None
     analysis_file: Path | None = None  # beside the record, or beside a copy of it
 
@@ -238,6 +240,7 @@ def _read(file: Path, name: str, problems: list[tuple[str, str]]) -> Run:
         raise Odd("is no record of a run: it has no format and method")
     if record["format"] != 1:
         raise Odd(f"has format {short(record['format'])}; this version reads format 1")
+    checked = _checked(file, record)
     experiment = read_experiment(record.get("experiment"))
     method = text(experiment.get("method"), "experiment.method").lower()
     settings = {k: plain(v, k) for k, v in mapping(record.get("settings"), "settings").items()}
@@ -291,6 +294,28 @@ def _read(file: Path, name: str, problems: list[tuple[str, str]]) -> Run:
         versions={str(k): word(v) for k, v in versions.items()} if isinstance(versions, Mapping) else {},
         in_folder=in_folder,
         fingerprints=(data_sha, partition_sha),
-        analysis=part(beside.name, lambda: read_analysis(read_json(beside), record), None) if analysed else None,
+        checked=checked,
+        analysis=part(beside.name, lambda: read_analysis(_own(beside, record), record), None) if analysed else None,
         analysis_file=beside if analysed else None,
     )
+
+
+def _checked(file: Path, content: Mapping[str, Any]) -> bool:
+    """Whether a file has a digest, which must be right, as must those of the files beside a run's own record."""
+    try:
+        if file.name == "summary.json":
+            check_files(file, content)
+        return check_digest(file, content)
+    except DamagedFile as error:
+        raise Odd(str(error).removeprefix(f"{file} ")) from None
+    except OSError as error:
+        raise Odd(f"cannot be checked: {error.filename}: {error.strerror}") from None
+
+
+def _own(file: Path, record: Mapping[str, Any]) -> Mapping[str, Any]:
+    """An analysis, if it is that of this record."""
+    analysis = mapping(read_json(file), "analysis")
+    _checked(file, analysis)
+    if analysis.get("summary_sha256") not in (None, record.get(DIGEST)):
+        raise Odd("it is the analysis of another record")
+    return analysis

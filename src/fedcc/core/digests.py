@@ -1,0 +1,87 @@
+"""JSON files that hold their own digest, and digests of the files beside them: damage is noticed, not believed.
+
+The key ``sha256`` covers the values of all other keys, whatever the file is called and however it is laid out; the key
+``files`` holds the digests of other files of its folder. Files of older versions have neither, and count as unchecked.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from fedcc.core.files import written_whole
+
+DIGEST, BESIDE = "sha256", "files"  # the keys
+NUMBERS = r"\[\n[-+.\deE,\snul]*\]"  # a list of numbers in indented JSON (no text has a line break): one line is enough
+UNCHECKED = "was written by an older version, without a digest: damage to it cannot be noticed"
+
+
+class DamagedFile(ValueError):
+    """A file that does not hold what was written to it."""
+
+
+class Unchecked(UserWarning):
+    """A file of an older version, whose content cannot be checked."""
+
+
+def digest_of(content: Mapping[str, Any]) -> str:
+    """The digest of a JSON object's values, without the digest that it may hold."""
+    rest = {name: value for name, value in content.items() if name != DIGEST}
+    return hashlib.sha256(json.dumps(rest, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def write_json(path: Path, content: Mapping[str, Any]) -> dict[str, Any]:
+    """Write a JSON object with its digest, whole; what the file then holds."""
+    plain = json.loads(json.dumps(dict(content)))
+    sealed = {**plain, DIGEST: digest_of(plain)}
+    with written_whole(path) as file:
+        text = re.sub(NUMBERS, lambda m: " ".join(m.group().split()), json.dumps(sealed, indent=1))
+        file.write((text + "\n").encode())
+    return sealed
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Read a JSON object and check its digest; one of an older version, without a digest, passes."""
+    try:
+        content = json.loads(path.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise DamagedFile(f"{path} is damaged: it is not valid JSON ({error})") from None
+    check_digest(path, content)
+    return content  # type: ignore[no-any-return]
+
+
+def check_digest(path: Path, content: Any) -> bool:
+    """Refuse the content of a JSON file that is not what its digest says; False if it has none."""
+    if not isinstance(content, dict):
+        raise DamagedFile(f"{path} is damaged: it must hold a JSON object, got {type(content).__name__}")
+    if DIGEST not in content:
+        if BESIDE in content:
+            raise DamagedFile(f"{path} is damaged: its {DIGEST} is missing")
+        return False
+    try:
+        right = content[DIGEST] == digest_of(content)
+    except (ValueError, RecursionError):
+        right = False
+    if not right:
+        raise DamagedFile(f"{path} is damaged: its content does not match its {DIGEST}")
+    return True
+
+
+def file_digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def check_files(path: Path, content: Mapping[str, Any]) -> None:
+    """Refuse files beside a JSON file that are not those whose digests it holds; one that is not there passes."""
+    digests = content.get(BESIDE, {})
+    if not isinstance(digests, dict) or any(Path(name).name != name for name in digests):
+        raise DamagedFile(f"{path} is damaged: {BESIDE!r} must hold digests by file name")
+    for name, digest in digests.items():
+        beside = path.with_name(name)
+        if beside.is_file() and file_digest(beside) != digest:
+            raise DamagedFile(f"{beside} is damaged: it is not the file whose {DIGEST} is in {path.name}")
