@@ -32,7 +32,8 @@ from fedcc.ending import explained
 Case = Mapping[str, bytes | None]
 """An input: files by name (None: not there), or other named bytes."""
 
-SECONDS = 10.0  # for one input
+SECONDS = 10.0  # of a processor for one input
+SLEEP = 6  # times as long if it sleeps, or the machine is busy
 GROWTH = 2**30  # bytes of memory
 CHUNK = 250  # inputs for one worker process
 EXAMPLES = 3  # inputs kept of each finding
@@ -106,7 +107,7 @@ class Tally:
 
     inputs: int = 0
     accepted: int = 0
-    seconds: float = 0.0  # of workers
+    seconds: float = 0.0  # of a processor
     findings: dict[tuple[str, str, str], Finding] = field(default_factory=dict)
 
     def add(self, finding: Finding) -> bool:
@@ -141,17 +142,17 @@ class Chunk:
 class Slot:
     """What a worker and its parent share: the input it is at, since when, and how many it accepted."""
 
-    layout = struct.Struct("qdqq")
+    layout = struct.Struct("qddqq")
 
     def __init__(self) -> None:
         self.memory = mmap.mmap(-1, self.layout.size)
 
     def note(self, index: int, accepted: int, done: int) -> None:
-        self.layout.pack_into(self.memory, 0, index, time.monotonic(), accepted, done)
+        self.layout.pack_into(self.memory, 0, index, time.monotonic(), time.process_time(), accepted, done)
 
-    def read(self) -> tuple[int, float, int, int]:
-        index, since, accepted, done = self.layout.unpack_from(self.memory, 0)
-        return index, since, accepted, done
+    def read(self) -> tuple[int, float, float, int, int]:
+        index, since, spent, accepted, done = self.layout.unpack_from(self.memory, 0)
+        return index, since, spent, accepted, done
 
 
 def attempt(target: Target, seed: int, index: int, folder: Path) -> tuple[bool, Finding | None]:
@@ -223,11 +224,11 @@ class Worker:
     """A forked process at a chunk."""
 
     def __init__(self, chunk: Chunk, seed: int, slot: Slot, place: Path, limits: Limits):
-        self.chunk, self.slot, self.begun = chunk, slot, time.monotonic()
+        self.chunk, self.slot, self.seconds = chunk, slot, 0.0
         self.folder, self.notes = place / "files", place / "notes.json"
         shutil.rmtree(place, ignore_errors=True)
         self.folder.mkdir(parents=True)
-        slot.note(chunk.first, 0, 0)
+        slot.layout.pack_into(slot.memory, 0, chunk.first, time.monotonic(), 0.0, 0, 0)
         sys.stdout.flush()
         sys.stderr.flush()
         self.pid = os.fork()
@@ -241,7 +242,15 @@ class Worker:
                 os._exit(code)
 
     def late(self, seconds: float) -> bool:
-        return time.monotonic() - self.slot.read()[1] > seconds
+        """Whether its input has taken too long: by its own clock, or, if it sleeps or has to wait, much longer."""
+        _, since, spent, _, _ = self.slot.read()
+        waited = time.monotonic() - since
+        return waited > seconds and (waited > SLEEP * seconds or self.spent() - spent > seconds)
+
+    def spent(self) -> float:
+        """Seconds of a processor since it began."""
+        fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     def kill(self) -> None:
         """Have it say where it is, then end it."""
@@ -250,7 +259,8 @@ class Worker:
             time.sleep(pause)
 
     def ended(self) -> int | None:
-        pid, status = os.waitpid(self.pid, os.WNOHANG)
+        pid, status, used = os.wait4(self.pid, os.WNOHANG)
+        self.seconds = used.ru_utime + used.ru_stime
         return os.waitstatus_to_exitcode(status) if pid else None
 
     def findings(self) -> list[Finding]:
@@ -302,9 +312,9 @@ def fuzz(
                 name = worker.chunk.target.name
                 tally, late = tallies[name], n in killed
                 killed.discard(n)
-                at, _, accepted, done = worker.slot.read()
+                at, _, _, accepted, done = worker.slot.read()
                 tally.accepted += accepted
-                tally.seconds += time.monotonic() - worker.begun
+                tally.seconds += worker.seconds
                 findings = worker.findings()
                 if code not in (0, 3):
                     what = f"took over {limits.seconds:g} s" if late else _death(code)
