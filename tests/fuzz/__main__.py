@@ -17,7 +17,7 @@ from fuzz.federations import Download, Folders, Names, SiteData, Upload
 from fuzz.harness import Finding, Tally, Target, fuzz, planned, save, table
 from fuzz.pickles import Cifar
 from fuzz.records import Analysis, Record
-from fuzz.runs import CheckpointFiles, Models, RunFolders
+from fuzz.runs import CheckpointFiles, Models, RunFolders, quicken
 from fuzz.texts import Config, Options, Settings, SweepFile
 
 TARGETS: tuple[type[Target], ...] = (
@@ -53,6 +53,7 @@ def main() -> int:
 
 def run(given: argparse.Namespace, room: Path) -> int:
     begun = time.monotonic()
+    quicken()
     targets = [kind() for kind in TARGETS if not given.target or kind.name in given.target]
     for target in targets:
         place = room / "examples" / target.name
@@ -69,7 +70,9 @@ def run(given: argparse.Namespace, room: Path) -> int:
         done[name] = tally.inputs
         if terminal:
             seconds = time.monotonic() - begun
-            print(f"\r{sum(done.values()):,} of {total:,} inputs, {seconds:.0f} s  ", end="", file=sys.stderr, flush=True)
+            print(
+                f"\r{sum(done.values()):,} of {total:,} inputs, {seconds:.0f} s  ", end="", file=sys.stderr, flush=True
+            )
 
     def found(finding: Finding) -> None:
         place = save(finding, by_name[finding.target], given.seed, given.findings)
@@ -93,8 +96,13 @@ def report(given: argparse.Namespace, tallies: dict[str, Tally], seconds: float)
         if given.index:
             print(f.details)
     if given.json:
-        listed = [{"target": f.target, "what": f.what, "where": f.where, "count": f.count, "indices": f.indices} for f in findings]
-        given.json.write_text(json.dumps({"seed": given.seed, "seconds": seconds, "targets": rows, "findings": listed}, indent=1))
+        listed = [
+            {"target": f.target, "what": f.what, "where": f.where, "count": f.count, "indices": f.indices}
+            for f in findings
+        ]
+        given.json.write_text(
+            json.dumps({"seed": given.seed, "seconds": seconds, "targets": rows, "findings": listed}, indent=1)
+        )
     return 1 if findings else 0
 
 

@@ -12,6 +12,7 @@ import shutil
 import stat
 import struct
 import tarfile
+import warnings
 import zipfile
 import zlib
 from pathlib import Path
@@ -23,9 +24,11 @@ from fuzz.mutate import mutated_bytes
 
 HOME = "images"  # the folder that an archive must hold
 ROOM = 2**20  # bytes that an archive may hold in these tests
-NAMES = (HOME, f"{HOME}/a", f"{HOME}/b/c", f"{HOME}/", "../out", "/tmp/fedcc-fuzz-out", f"{HOME}/../../out", "..", ".", "",
-         f"{HOME}/..", "a" * 300, f"{HOME}/" + "d/" * 400 + "x", "x\x00y", "\udcff", "C:\\x", "\\\\host\\x", "CON", f"{HOME}/a/b",
-         f"./{HOME}/z", f"{HOME}//y", "~", f"{HOME}/link/x", "é", f"{HOME}/\n", " ")  # fmt: skip
+NAMES = (
+    HOME, f"{HOME}/a", f"{HOME}/b/c", f"{HOME}/", "../out", "/tmp/fedcc-fuzz-out", f"{HOME}/../../out", "..", ".", "",
+    f"{HOME}/..", "a" * 300, f"{HOME}/" + "d/" * 400 + "x", "x\x00y", "\udcff", "C:\\x", "\\\\host\\x", "CON",
+    f"{HOME}/a/b", f"./{HOME}/z", f"{HOME}//y", "~", f"{HOME}/link/x", "é", f"{HOME}/\n", " ",
+)  # fmt: skip
 LINKS = ("../../../out", "/etc/passwd", "/", "..", f"{HOME}/a", "a", "b", ".", "", "link", f"{HOME}/link", "/dev/zero",
          "/proc/self/mem", "\udcff", "x" * 300)  # fmt: skip
 KINDS = (tarfile.REGTYPE, tarfile.AREGTYPE, tarfile.LNKTYPE, tarfile.SYMTYPE, tarfile.CHRTYPE, tarfile.BLKTYPE,
@@ -40,8 +43,10 @@ class Archive(Target):
     fast = False
 
     def prepare(self, folder: Path) -> None:
-        fetch.LARGEST = ROOM
         self.examples = [self.pack(random.Random(n), plain=True) for n in range(4)]
+
+    def begin(self, folder: Path) -> None:
+        fetch.LARGEST = ROOM
 
     def pack(self, rng: random.Random, plain: bool = False) -> bytes:
         raise NotImplementedError
@@ -79,7 +84,9 @@ class Archive(Target):
         own = f"above/data/{HOME}"
         odd = {n for n in seen if n not in wanted and not (taken and (n == own or n.startswith(f"{own}/")))}
         if odd:
-            raise Wrong(f"left behind or written elsewhere: {'a link' if any(seen[n] is None for n in odd) else 'files'}")
+            raise Wrong(
+                f"left behind or written elsewhere: {'a link' if any(seen[n] is None for n in odd) else 'files'}"
+            )
         if taken and own not in seen:
             raise Wrong("accepted, and the folder is not there")
         if taken and any(n.startswith(own) and size is None for n, size in seen.items()):
@@ -93,27 +100,22 @@ class Archive(Target):
         found: dict[str, int | None] = {}
         if Path("/tmp/fedcc-fuzz-out").exists():
             found["/tmp/fedcc-fuzz-out"] = 0
-        for place, folders, files in os.walk(folder):
-            for name in (*folders, *files):
-                path = os.path.join(place, name)
-                about = os.lstat(path)
-                plain = stat.S_ISREG(about.st_mode) or stat.S_ISDIR(about.st_mode)
-                size = about.st_size if stat.S_ISREG(about.st_mode) else 0
-                found[os.path.relpath(path, folder)] = size if plain else None
+        for path in folder.rglob("*"):
+            about = path.lstat()
+            plain = stat.S_ISREG(about.st_mode) or stat.S_ISDIR(about.st_mode)
+            size = about.st_size if stat.S_ISREG(about.st_mode) else 0
+            found[str(path.relative_to(folder))] = size if plain else None
         if (folder / "above" / "canary").read_bytes() != b"as it was":
             found["canary"] = 0
         return found
 
 
 def _removed(path: Path) -> None:
-    for place, folders, _ in os.walk(path):
-        os.chmod(place, 0o700)
-        for name in folders:
-            if not os.path.islink(inner := os.path.join(place, name)):
-                os.chmod(inner, 0o700)
+    """Away with it, whatever it is and whoever may not read it."""
+    for place, _, _ in os.walk(path):
+        Path(place).chmod(0o700)
     shutil.rmtree(path, ignore_errors=True)
-    if os.path.lexists(path):
-        os.unlink(path)
+    path.unlink(missing_ok=True)
 
 
 class Tar(Archive):
@@ -132,7 +134,9 @@ class Tar(Archive):
                 if not plain:
                     _spoil(rng, member)
                 try:
-                    packed.addfile(member, io.BytesIO(content + b"\x00" * max(0, min(member.size, 10_000) - len(content))))
+                    packed.addfile(
+                        member, io.BytesIO(content + b"\x00" * max(0, min(member.size, 10_000) - len(content)))
+                    )
                 except (ValueError, OverflowError, OSError, UnicodeError, struct.error):
                     continue  # tarfile itself does not write such a member
         content = buffer.getvalue()
@@ -175,7 +179,9 @@ def _spoiled_header(rng: random.Random, content: bytes) -> bytes:
     header = bytearray(content[at : at + 512])
     if len(header) < 512:
         return content
-    field, width = rng.choice(((0, 100), (100, 8), (124, 12), (136, 12), (156, 1), (157, 100), (257, 8), (345, 155), (386, 48)))
+    field, width = rng.choice(
+        ((0, 100), (100, 8), (124, 12), (136, 12), (156, 1), (157, 100), (257, 8), (345, 155), (386, 48))
+    )
     value = rng.choice((rng.randbytes(width), b"\xff" * width, b"\x80" + b"\xff" * width, b"7" * width, b"\x00" * width,
                         b"\x80" + b"\x00" * width, b"-1", b"S", b"9" * width))  # fmt: skip
     header[field : field + width] = value[:width].ljust(width, b"\x00")
@@ -222,6 +228,7 @@ class Zip(Archive):
 
     def pack(self, rng: random.Random, plain: bool = False) -> bytes:
         buffer = io.BytesIO()
+        warnings.simplefilter("ignore")  # of a name that is there twice
         with zipfile.ZipFile(buffer, "w") as packed:
             for n in range(rng.choice((1, 2, 3, 5))):
                 name = f"{HOME}/{n}" if plain or rng.random() < 0.5 else rng.choice(NAMES)
@@ -233,7 +240,9 @@ class Zip(Archive):
                     if rng.random() < 0.2:
                         about.compress_type = rng.choice((zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA))
                     if rng.random() < 0.3:
-                        about.external_attr = rng.choice((0, stat.S_IFLNK | 0o777, stat.S_IFIFO, stat.S_IFCHR, 0o7777)) << 16
+                        about.external_attr = (
+                            rng.choice((0, stat.S_IFLNK | 0o777, stat.S_IFIFO, stat.S_IFCHR, 0o7777)) << 16
+                        )
                         content = rng.choice(LINKS).encode("utf-8", "surrogatepass")
                     if rng.random() < 0.04:
                         content, about.compress_type = b"\x00" * (8 * ROOM), zipfile.ZIP_DEFLATED

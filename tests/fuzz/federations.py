@@ -142,7 +142,9 @@ class SiteData(Target):
         with zipfile.ZipFile(buffer, "w", squeezed) as packed:
             for name, array in (("x", self.x), ("y", self.y)):
                 if rng.random() < 0.97:
-                    held = zipfile.ZipInfo(f"{name}.npy" if rng.random() < 0.97 else rng.choice(("x", "../y.npy", "z.npy")))
+                    held = zipfile.ZipInfo(
+                        f"{name}.npy" if rng.random() < 0.97 else rng.choice(("x", "../y.npy", "z.npy"))
+                    )
                     packed.writestr(held, self.npy(rng, array), squeezed)
         content = buffer.getvalue()
         return {"data.npz": mutated_bytes(rng, content) if rng.random() < 0.4 else content}
@@ -150,7 +152,9 @@ class SiteData(Target):
     def npy(self, rng: random.Random, array: Any) -> bytes:
         """An array as a file; sometimes of another type or shape, or with a header that says something else."""
         if rng.random() < 0.3:
-            dtype = rng.choice(("uint8", "int64", "uint64", "float32", "complex64", "bool", "S3", "U2", "M8[s]", ">i4", "V4"))
+            dtype = rng.choice(
+                ("uint8", "int64", "uint64", "float32", "complex64", "bool", "S3", "U2", "M8[s]", ">i4", "V4")
+            )
             array = array.astype("uint8").astype(dtype) if dtype != "V4" else np.zeros(6, "V4")
         if rng.random() < 0.1:
             array = array[: rng.randrange(len(array))]
@@ -254,10 +258,14 @@ class Upload(Target):
                     name = rng.choice(sorted(arrays))
                     arrays[name] = self.spoiled(rng, name, arrays[name])
                 case 5:
-                    kind = rng.choice((kind, "None", "Weights", "Predictions", "Labels", "Data", "Snapshot", "", "x" * 100))
+                    kind = rng.choice(
+                        (kind, "None", "Weights", "Predictions", "Labels", "Data", "Snapshot", "", "x" * 100)
+                    )
                     name = rng.choice((*DTYPES, "object", "complex64", "", "float128", "V8"))
                     arrays[name] = rng.randbytes(rng.choice((0, 1, 8, 400)))
-        return {"which": str(n).encode(), "kind": kind.encode(), "header": body} | {f"array {k}": v for k, v in arrays.items()}
+        return {"which": str(n).encode(), "kind": kind.encode(), "header": body} | {
+            f"array {k}": v for k, v in arrays.items()
+        }
 
     def spoiled(self, rng: random.Random, name: str, content: bytes) -> bytes:
         kind = rng.random()
@@ -284,7 +292,11 @@ class Upload(Target):
 
     def alike(self, form: Any, came: Any, expected: Expected) -> None:
         if isinstance(form, Weights):
-            if list(came.state) != list(form.state) or type(came.samples) is not type(form.samples) or came.samples <= 0:
+            if (
+                list(came.state) != list(form.state)
+                or type(came.samples) is not type(form.samples)
+                or came.samples <= 0
+            ):
                 raise Wrong("other entries were accepted")
             for name, value in form.state.items():
                 self.tensor(value, came.state[name])
@@ -339,5 +351,3 @@ def _tensors(value: Any) -> list[torch.Tensor]:
     elif hasattr(value, "__dataclass_fields__"):
         below = [getattr(value, n) for n in value.__dataclass_fields__]
     return [t for v in below for t in _tensors(v)]
-
-

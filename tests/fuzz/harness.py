@@ -50,10 +50,10 @@ class Target(ABC):
     refusals: tuple[type[BaseException], ...] = (ValueError,)  # how it may refuse
     fast: bool = True  # takes a part of what is left after every target has its share
 
-    def prepare(self, folder: Path) -> None:
+    def prepare(self, folder: Path) -> None:  # noqa: B027
         """Make valid examples; once, before workers are forked."""
 
-    def begin(self, folder: Path) -> None:
+    def begin(self, folder: Path) -> None:  # noqa: B027
         """Set up a worker's own, empty folder."""
 
     @abstractmethod
@@ -217,7 +217,7 @@ def _status(name: str) -> int:
     return int(line.split()[1]) * 1024
 
 
-# ------------------------------------------------------------------------------------------------------------ the parent
+# ----------------------------------------------------------------------------------------------------------- the parent
 
 
 class Worker:
@@ -354,7 +354,7 @@ def _innermost(trace: str) -> str:
 
 
 def planned(targets: Sequence[Target], total: int) -> dict[Target, int]:
-    """A twentieth of the inputs for each, so that a million leaves 50,000; the rest is shared by those that are fast."""
+    """A twentieth of the inputs for each, so that a million leaves 50,000; the fast ones share the rest."""
     each = max(1, total // 20) if len(targets) > 1 else total
     rest = max(0, total - each * len(targets))
     eager = [t for t in targets if t.fast] or list(targets)

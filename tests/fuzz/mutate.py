@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 import random
 from collections.abc import Sequence
 from typing import Any
@@ -21,17 +22,22 @@ VALUES: tuple[Any, ...] = (
     [], {}, [[]], [{}], {"": 0}, [None], [0] * 100, [1.5, "x"], {"a": {"b": {"c": 1}}}, ["a"] * 50,
 )  # fmt: skip
 
-RAW_JSON = ("1" * 400, "1" * 5000, "1e999", "-1e999", "[" * 500 + "]" * 500, "[" * 100_000, '{"a":' * 500 + "1" + "}" * 500,
-            "[" * 20_000 + "]" * 20_000, "NaN", "Infinity", "-", "01", "0x10", "'a'", "tru", '1, "format": 2', "1]", "1}",
-            '"\\ud800"', '"\\udfff\\ud800"', '"\t"', "// c", "")  # fmt: skip
-RAW_TOML = ("1" * 400, "1" * 5000, "1e999", "0x" + "f" * 300, "0x" + "f" * 5000, "0o7", "0b1", "1_000", "+1", "1979-05-27",
-            "1979-05-27T07:32:00Z", "07:32:00", "[" * 500 + "]" * 500, "[" * 20_000, "[" * 5000 + "]" * 5000,
-            "{a=" * 300 + "1" + "}" * 300, '"""a\nb"""', "'''a'''", '"\\ud800"', '"\\u0000"', "{}", "{a=1,a=2}", "inf",
-            "-nan", "1\nseed = 1", "1\n[settings]", "1\n[[scenario]]", "1\n[a" + ".a" * 400 + "]", "# c", "", "nul",
-            "1\n" + ".".join("a" * 1500) + " = 1")  # fmt: skip
-TOKENS = (b"\x00", b"\xff", b"\xff\xff\xff\xff", b"\x00" * 8, b"\x7f\xff\xff\xff", b"\xff" * 8, b"\x80", b"\r\n", b"\n",
-          b'"', b"'", b"{", b"}", b"[", b"]", b",", b":", b"=", b"#", b"null", b"NaN", b"1e999", b"-1", b"\xef\xbb\xbf",
-          b"\xed\xa0\x80", b"\\u0000", b"0" * 400, b"..", b"/", b"[" * 2000)  # fmt: skip
+RAW_JSON = (
+    "1" * 400, "1" * 5000, "1e999", "-1e999", "[" * 500 + "]" * 500, "[" * 100_000, "[" * 20_000 + "]" * 20_000,
+    '{"a":' * 500 + "1" + "}" * 500, "NaN", "Infinity", "-", "01", "0x10", "'a'", "tru", '1, "format": 2', "1]", "1}",
+    '"\\ud800"', '"\\udfff\\ud800"', '"\t"', "// c", "",
+)  # fmt: skip
+RAW_TOML = (
+    "1" * 400, "1" * 5000, "1e999", "0x" + "f" * 300, "0x" + "f" * 5000, "0o7", "0b1", "1_000", "+1", "1979-05-27",
+    "1979-05-27T07:32:00Z", "07:32:00", "[" * 500 + "]" * 500, "[" * 20_000, "[" * 5000 + "]" * 5000, "# c", "", "nul",
+    "{a=" * 300 + "1" + "}" * 300, '"""a\nb"""', "'''a'''", '"\\ud800"', '"\\u0000"', "{}", "{a=1,a=2}", "inf",
+    "-nan", "1\nseed = 1", "1\n[settings]", "1\n[[scenario]]", "1\n[a" + ".a" * 400 + "]", "1\n" + ".".join("a" * 1500) + " = 1",
+)  # fmt: skip
+TOKENS = (
+    b"\x00", b"\xff", b"\xff\xff\xff\xff", b"\x00" * 8, b"\x7f\xff\xff\xff", b"\xff" * 8, b"\x80", b"\r\n", b"\n", b'"',
+    b"'", b"{", b"}", b"[", b"]", b",", b":", b"=", b"#", b"null", b"NaN", b"1e999", b"-1", b"\xef\xbb\xbf",
+    b"\xed\xa0\x80", b"\\u0000", b"0" * 400, b"..", b"/", b"[" * 2000,
+)  # fmt: skip
 
 
 # ---------------------------------------------------------------------------------------------------------------- bytes
@@ -107,7 +113,9 @@ def places(tree: Any) -> list[Place]:
     return found
 
 
-def mutated_tree(rng: random.Random, tree: Any, raw: Sequence[str], others: Sequence[Any] = (), values: Any = ()) -> Any:
+def mutated_tree(
+    rng: random.Random, tree: Any, raw: Sequence[str], others: Sequence[Any] = (), values: Any = ()
+) -> Any:
     """A changed copy; ``values`` are further ones to put in, ``others`` trees to take parts of."""
     tree = copy.deepcopy(tree)
     for _ in range(rng.choice((1, 1, 1, 2, 3, 6))):
@@ -150,7 +158,14 @@ def _value(rng: random.Random, old: Any, raw: Sequence[str], values: Any) -> Any
     if isinstance(old, bool) and rng.random() < 0.5:
         return not old
     if isinstance(old, int | float) and rng.random() < 0.5:
-        changes = (old + 1, old - 1, -old, old * 2, old / 2 if abs(old) < 1e300 else 0, float(old) if abs(old) < 1e300 else 0)
+        changes = (
+            old + 1,
+            old - 1,
+            -old,
+            old * 2,
+            old / 2 if abs(old) < 1e300 else 0,
+            float(old) if abs(old) < 1e300 else 0,
+        )
         return rng.choice(changes)
     if isinstance(old, str) and old and rng.random() < 0.4:
         cut = rng.randrange(len(old))
@@ -196,6 +211,6 @@ def _toml(value: Any) -> str:
         return "{" + ", ".join(f"{json.dumps(str(k))} = {_toml(v)}" for k, v in value.items()) + "}"
     if isinstance(value, list):
         return "[" + ", ".join(map(_toml, value)) + "]"
-    if isinstance(value, float) and value != value or value in (float("inf"), float("-inf")):
+    if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -6,6 +6,7 @@ import pickle
 import pickletools
 import random
 import struct
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +28,12 @@ LAYOUT = cifar.Layout(
     classes=CLASSES,
     md5={},
 )
-GLOBALS = ("numpy.core.multiarray _reconstruct", "numpy._core.multiarray _reconstruct", "numpy ndarray", "numpy dtype",
-           "_codecs encode", "os system", "builtins eval", "builtins bytearray", "numpy float64", "__builtin__ getattr",
-           "numpy._core.multiarray scalar", "functools partial", "posix abort", "builtins dict", "copyreg _reconstructor",
-           "__builtin__ set", "collections OrderedDict", "numpy.lib.format read_array", "numpy.ma mvoid")  # fmt: skip
+GLOBALS = (
+    "numpy.core.multiarray _reconstruct", "numpy._core.multiarray _reconstruct", "numpy ndarray", "numpy dtype",
+    "_codecs encode", "os system", "builtins eval", "builtins bytearray", "numpy float64", "__builtin__ getattr",
+    "numpy._core.multiarray scalar", "functools partial", "posix abort", "builtins dict", "numpy.ma mvoid",
+    "copyreg _reconstructor", "__builtin__ set", "collections OrderedDict", "numpy.lib.format read_array",
+)  # fmt: skip
 OPCODES = [op for op in pickletools.opcodes if op.name not in ("STOP", "EXT1", "EXT2", "EXT4", "PERSID")]
 
 
@@ -109,7 +112,7 @@ class Cifar(Target):
 def _sources(content: bytes) -> list[bytes]:
     """Each opcode of a pickle with its argument, as bytes."""
     begins = [position or 0 for _, _, position in pickletools.genops(content)] + [len(content)]
-    return [content[a:b] for a, b in zip(begins, begins[1:], strict=False)]
+    return [content[a:b] for a, b in pairwise(begins)]
 
 
 def opcode(rng: random.Random) -> bytes:
@@ -141,11 +144,15 @@ def opcode(rng: random.Random) -> bytes:
         case "string4" | "bytes4" | "unicodestring4" | "long4":
             return code + struct.pack("<I", len(data) if rng.random() < 0.8 else size) + data
         case "bytes8" | "bytearray8" | "unicodestring8":
-            return code + struct.pack("<Q", len(data) if rng.random() < 0.8 else rng.choice((size, 2**63, 2**40))) + data
+            return (
+                code + struct.pack("<Q", len(data) if rng.random() < 0.8 else rng.choice((size, 2**63, 2**40))) + data
+            )
         case "stringnl_noescape_pair":
             return code + rng.choice(GLOBALS).replace(" ", "\n").encode() + b"\n"
         case _:
-            line = rng.choice((b"0", b"1", b"-1", b"01", b"'a'", b"1L", b"9" * rng.choice((10, 400, 5000)), b"1e999", b"x"))
+            line = rng.choice(
+                (b"0", b"1", b"-1", b"01", b"'a'", b"1L", b"9" * rng.choice((10, 400, 5000)), b"1e999", b"x")
+            )
             return code + line + b"\n"
 
 
@@ -153,7 +160,9 @@ def attack(rng: random.Random) -> bytes:
     """Structures that are small in the file and large, deep or dangerous in memory."""
     n = rng.choice((10, 30, 41, 100, 1000, 20_000))
     array = b"cnumpy.core.multiarray\n_reconstruct\n(cnumpy\nndarray\n(K\x00tC\x01btR"
-    dtype = rng.choice((b"O8", b"|O", b"V8", b"u1", b"|u1", b"U4", b"S4", b"M8", b"f8", b"i8", b"V0", b"u1,O8", b"(2,)u1"))
+    dtype = rng.choice(
+        (b"O8", b"|O", b"V8", b"u1", b"|u1", b"U4", b"S4", b"M8", b"f8", b"i8", b"V0", b"u1,O8", b"(2,)u1")
+    )
     made = b"cnumpy\ndtype\n(" + b"U" + bytes([len(dtype)]) + dtype + b"K\x00K\x01tR"
     flags = struct.pack("<i", rng.choice((0, 1, 2, 63, -1)))
     fields = b"}U\x01aN(K\x03(U\x01aU\x01btUafieldsdsK\x08K\x08J" + flags + b"t"
@@ -164,13 +173,23 @@ def attack(rng: random.Random) -> bytes:
         fields + b"b",
         b"",
     ))  # fmt: skip
-    shape = rng.choice((b"(K\x04M\x00\x0ct", b"(K\x01t", b"(J\xff\xff\xff\x7ft", b"(J\xff\xff\xff\xfft", b")", b"(K\x00t"))
+    shape = rng.choice(
+        (b"(K\x04M\x00\x0ct", b"(K\x01t", b"(J\xff\xff\xff\x7ft", b"(J\xff\xff\xff\xfft", b")", b"(K\x00t")
+    )
     raw = b"\x00" * rng.choice((0, 1, 8, 12288))
     content = b"B" + struct.pack("<I", len(raw)) + raw
     match rng.randrange(9):
         case 0:  # an array whose type and bytes disagree, written into
-            return b"\x80\x02}U\x04data" + array + b"(K\x01" + shape + made + state + rng.choice((b"\x88", b"\x89")) + content + (
-                b"tb" + rng.choice((b"", b"K\x00K\x01s", b"U\x01aNs", b"K\x00]s")) + b"s."
+            return (
+                b"\x80\x02}U\x04data"
+                + array
+                + b"(K\x01"
+                + shape
+                + made
+                + state
+                + rng.choice((b"\x88", b"\x89"))
+                + content
+                + (b"tb" + rng.choice((b"", b"K\x00K\x01s", b"U\x01aNs", b"K\x00]s")) + b"s.")
             )
         case 1:  # tuples doubled, as a key
             return b"\x80\x02}" + b"K\x01" + b"2\x86" * min(n, 200) + b"K\x01s."
@@ -190,5 +209,14 @@ def attack(rng: random.Random) -> bytes:
         case _:  # codecs
             codec = rng.choice((b"latin1", b"zip", b"bz2", b"hex", b"rot13", b"unicode_escape", b"idna", b"punycode"))
             payload = rng.choice((b"a" * 20_000, b"\x00" * 50, b"x\x9cK"))
-            return (b"\x80\x02}U\x06labels" + rng.choice((b"c_codecs\nencode\n(", b"c_codecs\ndecode\n("))
-                    + b"X" + struct.pack("<I", len(payload)) + payload + b"U" + bytes([len(codec)]) + codec + b"tRs.")
+            return (
+                b"\x80\x02}U\x06labels"
+                + rng.choice((b"c_codecs\nencode\n(", b"c_codecs\ndecode\n("))
+                + b"X"
+                + struct.pack("<I", len(payload))
+                + payload
+                + b"U"
+                + bytes([len(codec)])
+                + codec
+                + b"tRs."
+            )

@@ -6,7 +6,6 @@ import random
 import shlex
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import asdict, fields
-from functools import cache
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -15,19 +14,21 @@ import click
 import typer
 
 from fedcc import cli
-from fedcc.core import method
 from fedcc.data.dataset import DataError
-from fedcc.experiments import experiment, sweep
+from fedcc.experiments import sweep
 from fedcc.experiments.experiment import Experiment, parse_settings
 from fedcc.methods import METHODS
 from fuzz.harness import Case, Target, Wrong
 from fuzz.mutate import RAW_TOML, VALUES, mutated_bytes, mutated_tree, to_toml
 
-for _module in (method, experiment):  # a third of the time would go there
-    _module.get_type_hints = cache(_module.get_type_hints)  # type: ignore[attr-defined]
-
-WORDS = (*METHODS, "digits", "fashion", "cifar100", "tiny", "classes:2", "dirichlet:0.5", "iid", "resnet14", "alternate",
-         "halves", "phase", "round", "fp32", "int8-stochastic", "bf16", "fused", "plain", "cuda", "auto")  # fmt: skip
+WORDS = (
+    *METHODS, "digits", "fashion", "cifar100", "tiny", "classes:2", "dirichlet:0.5", "iid", "resnet14", "alternate",
+    "halves", "phase", "round", "fp32", "int8-stochastic", "bf16", "fused", "plain", "cuda", "auto",
+)  # fmt: skip
+LONG = (
+    "9" * 5000, "1e" + "9" * 50, "٣", "1_0", "0x1", "a/" * 2000, "classes:" + "9" * 400, "dirichlet:" + "9" * 400,
+    "resnet" + "8" * 50, "," * 100, "resnet8," * 5000, "b" * 5000,
+)  # fmt: skip
 
 
 def experiments() -> list[dict[str, Any]]:
@@ -206,8 +207,7 @@ def text(rng: random.Random) -> str:
     if kind < 0.6:
         return "".join(rng.choice("0123456789.,:=-+e_ xnaif\udcff\t") for _ in range(rng.randrange(12)))
     if kind < 0.65:
-        return rng.choice(("9" * 5000, "1e" + "9" * 50, "٣", "1_0", "0x1", "a/" * 2000, "classes:" + "9" * 400, "b" * 5000,
-                           "dirichlet:" + "9" * 400, "resnet" + "8" * 50, "," * 100, "resnet8," * 5000))  # fmt: skip
+        return rng.choice(LONG)
     value = rng.choice(VALUES)
     return value if isinstance(value, str) else str(value)
 

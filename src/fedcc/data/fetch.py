@@ -8,17 +8,18 @@ has its final name is complete, and processes that start together wait for the o
 from __future__ import annotations
 
 import errno
+import gzip
 import os
 import shutil
+import stat
 import sys
 import tarfile
 import time
 import zipfile
-import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath, PureWindowsPath
-from typing import Any
+from typing import IO, Any, cast
 
 from fedcc.data.dataset import Checked, DataError, Description, Remote, file_md5, readable
 from fedcc.data.registry import find
@@ -27,6 +28,9 @@ ATTEMPTS = 5  # at one address, each going on where the last one ended
 PAUSE = 1.0  # seconds before the second attempt; twice as long before each one after
 TIMEOUT = 30.0  # seconds without a byte
 BLOCK = 1 << 14  # bytes; a transfer that breaks loses less than one
+LARGEST = 1 << 32  # bytes that an archive may hold; the largest data set has half a gigabyte
+PIECE = 1 << 20  # bytes of an archive that are read at once
+DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EACCES, errno.EPERM)  # no fault of an archive
 
 
 def data_folder(explicit: Path | str | None = None) -> Path:
@@ -209,22 +213,63 @@ def _unpack(archive: Path, data: Path, name: str) -> None:
     shutil.rmtree(room, ignore_errors=True)  # left by a process that was killed; the lock is ours
     room.mkdir()
     try:
-        if archive.suffix == ".zip":
-            with zipfile.ZipFile(archive) as packed:
-                for member in packed.namelist():
-                    _inside(archive, member)
-                packed.extractall(room)
-        else:
-            with tarfile.open(archive) as packed_tar:
-                packed_tar.extractall(room, filter="data")
+        (_unzip if archive.suffix == ".zip" else _untar)(archive, room)
         if not (room / name).is_dir():
             found = sorted(path.name for path in room.iterdir())[:5]
             raise DataError(f"{archive}: expected the folder {name}/ in it, found {found}")
         (room / name).rename(data / name)
-    except (tarfile.TarError, zipfile.BadZipFile, zlib.error, EOFError) as error:
-        raise DataError(f"{archive}: cannot be unpacked: {error}") from error
+    except DataError:
+        raise
+    except Exception as error:  # a damaged archive may raise nearly anything
+        if isinstance(error, OSError) and error.errno in DISK:
+            raise
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise DataError(f"{archive}: cannot be unpacked: {reason[:200]}") from error
     finally:
         shutil.rmtree(room, ignore_errors=True)
+
+
+def _untar(archive: Path, room: Path) -> None:
+    size = 0
+    with gzip.open(archive) as content, tarfile.open(fileobj=cast(IO[bytes], _Piecewise(content)), mode="r:") as packed:
+        for member in packed:
+            _inside(archive, member.name)
+            if not (member.isreg() or member.isdir()) or member.issparse():
+                raise DataError(f"{archive}: cannot be unpacked: {member.name!r} is neither a file nor a folder")
+            size = _fits(archive, size + member.size)
+            packed.extract(member, room, filter="data")
+
+
+def _unzip(archive: Path, room: Path) -> None:
+    size = 0
+    with zipfile.ZipFile(archive) as packed:
+        for member in packed.infolist():
+            _inside(archive, member.filename)
+            plain = stat.S_IFMT(member.external_attr >> 16) in (0, stat.S_IFREG, stat.S_IFDIR)
+            if not plain or member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+                raise DataError(
+                    f"{archive}: cannot be unpacked: {member.filename!r} is no file or folder, as it is or deflated"
+                )
+            size = _fits(archive, size + member.file_size)
+            packed.extract(member, room)
+
+
+def _fits(archive: Path, size: int) -> int:
+    if not 0 <= size <= LARGEST:
+        raise DataError(f"{archive}: cannot be unpacked: it holds more than {LARGEST:,} bytes")
+    return size
+
+
+class _Piecewise:
+    """A compressed tar file that is read in pieces: a header that claims gigabytes would fill the memory at once."""
+
+    def __init__(self, content: gzip.GzipFile):
+        self.seek, self.tell, self.content = content.seek, content.tell, content
+
+    def read(self, size: int) -> bytes:
+        if not 0 <= size <= PIECE:
+            raise tarfile.ReadError(f"a header claims {size:,} bytes")
+        return self.content.read(size)
 
 
 def _inside(archive: Path, member: str) -> None:
