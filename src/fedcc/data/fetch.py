@@ -230,14 +230,18 @@ def _unpack(archive: Path, data: Path, name: str) -> None:
 
 
 def _untar(archive: Path, room: Path) -> None:
-    size = 0
     with gzip.open(archive) as content, tarfile.open(fileobj=cast(IO[bytes], _Piecewise(content)), mode="r:") as packed:
-        for member in packed:
-            _inside(archive, member.name)
-            if not (member.isreg() or member.isdir()) or member.issparse():
-                raise DataError(f"{archive}: cannot be unpacked: {member.name!r} is neither a file nor a folder")
-            size = _fits(archive, size + member.size)
-            packed.extract(member, room, filter="data")
+
+        def members() -> Iterator[tarfile.TarInfo]:
+            size = 0
+            for member in packed:
+                _inside(archive, member.name)
+                if not (member.isreg() or member.isdir()) or member.issparse():
+                    raise DataError(f"{archive}: cannot be unpacked: {member.name!r} is neither a file nor a folder")
+                size = _fits(archive, size + member.size)
+                yield member
+
+        packed.extractall(room, members(), filter="data")
 
 
 def _unzip(archive: Path, room: Path) -> None:
@@ -247,11 +251,9 @@ def _unzip(archive: Path, room: Path) -> None:
             _inside(archive, member.filename)
             plain = stat.S_IFMT(member.external_attr >> 16) in (0, stat.S_IFREG, stat.S_IFDIR)
             if not plain or member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-                raise DataError(
-                    f"{archive}: cannot be unpacked: {member.filename!r} is no file or folder, as it is or deflated"
-                )
+                raise DataError(f"{archive}: cannot be unpacked: {member.filename!r} is no stored or deflated file")
             size = _fits(archive, size + member.file_size)
-            packed.extract(member, room)
+        packed.extractall(room)
 
 
 def _fits(archive: Path, size: int) -> int:
