@@ -4,8 +4,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 # One torch thread per process; parallelism is by processes.
 export OMP_NUM_THREADS ?= 1
+FUZZ ?= 4000
+SEED ?= 0
 
-.PHONY: demo federation-demo test test-all mutants check format wheel clean help
+.PHONY: demo federation-demo test test-all mutants fuzz check format wheel clean help
 
 help:
 	@echo "make demo      10 clients with one digit each: FedCC against FedAvg, FedMD and the two bounds"
@@ -13,6 +15,7 @@ help:
 	@echo "make test      the tests (minutes)"
 	@echo "make test-all  those that need a clean environment, servers or long runs too"
 	@echo "make mutants   small changes of the methods, each of which must make a test fail (ten minutes)"
+	@echo "make fuzz      damaged and hostile inputs for everything that is read (FUZZ=1000000 for more, TARGET=, SEED=, INDEX=)"
 	@echo "make check     format, lint, types, import rules"
 	@echo "make wheel     build the wheel into dist/"
 
@@ -36,6 +39,10 @@ test-all: $(VENV)/.ready
 
 mutants: $(VENV)/.ready
 	$(BIN)/python tests/mutants.py --jobs 2
+
+fuzz: $(VENV)/.ready
+	PYTHONPATH=tests $(BIN)/python -m fuzz --inputs $(FUZZ) --seed $(SEED) $(if $(TARGET),--target $(TARGET)) \
+		$(if $(INDEX),--index $(INDEX))
 
 check: $(VENV)/.ready
 	$(BIN)/ruff format --check src tests examples

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gzip
 import hashlib
 import io
 import os
@@ -340,3 +341,71 @@ def test_two_processes_at_once_download_once(server, tmp_path):
     assert [process.returncode for process in both] == [0, 0]
     assert len(server.ranges) == 1
     assert visible(tmp_path) == ["cifar-10-batches-py"]
+
+
+def a_tar(*members: tuple[tarfile.TarInfo, bytes]) -> bytes:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w:gz") as tar:
+        for member, content in members:
+            member.size = member.size or len(content)
+            tar.addfile(member, io.BytesIO(content))
+    return buffer.getvalue()
+
+
+def of_kind(name: str, kind: bytes, link: str = "") -> tarfile.TarInfo:
+    member = tarfile.TarInfo(f"cifar-10-batches-py/{name}")
+    member.type, member.linkname = kind, link
+    return member
+
+
+def claiming(size: int) -> bytes:
+    """A tar file whose first header, of a long name, claims so many bytes; zeros follow."""
+    header = of_kind("x", tarfile.GNUTYPE_LONGNAME)
+    header.size = size
+    return gzip.compress(header.tobuf(tarfile.GNU_FORMAT) + bytes(3 * 2**20))
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (a_tar((of_kind("a", tarfile.SYMTYPE, "b"), b"")), "neither a file nor a folder"),
+        (a_tar((of_kind("a", tarfile.FIFOTYPE), b"")), "neither a file nor a folder"),
+        (a_tar((of_kind("a", tarfile.REGTYPE), b"x"), (of_kind("a/b", tarfile.REGTYPE), b"x")), "cannot be unpacked"),
+        (a_tar((of_kind("a", tarfile.DIRTYPE), b""), (of_kind("a", tarfile.REGTYPE), b"x")), "cannot be unpacked"),
+        (a_tar((of_kind("a", tarfile.REGTYPE), b"x"))[:60] + b"\xff" * 9, "cannot be unpacked"),
+        (b"not compressed", "cannot be unpacked"),
+        (claiming(2 * 2**20), "a header claims 2,0"),
+    ],
+    ids=["link", "pipe", "below a file", "file and folder", "damaged", "no gzip", "header"],
+)
+def test_an_odd_tar_is_refused_in_one_line(server, tmp_path, content, said):
+    with pytest.raises(DataError, match=said) as refused:
+        fetch(served(server, content), tmp_path)
+    assert "cifar-10-python.tar.gz" in str(refused.value)
+    assert "\n" not in str(refused.value)
+    assert not (tmp_path / "cifar-10-batches-py").exists()
+
+
+@pytest.mark.parametrize("file", ["cifar-10-python.tar.gz", "cifar-10-python.zip"])
+def test_a_bomb_is_refused_before_it_is_unpacked(server, tmp_path, monkeypatch, file):
+    monkeypatch.setattr("fedcc.data.fetch.LARGEST", 2**20, raising=False)
+    members = {f"cifar-10-batches-py/{n}": bytes(400_000) for n in range(3)}
+    content = tar_of(members) if file.endswith(".gz") else zip_of(members)
+    with pytest.raises(DataError, match="it holds more than 1,048,576 bytes"):
+        fetch(served(server, content, file), tmp_path)
+    assert not (tmp_path / "cifar-10-batches-py").exists()
+
+
+def test_a_zip_with_a_damaged_or_odd_member_is_refused_in_one_line(server, tmp_path):
+    whole = zip_of({"cifar-10-batches-py/a": b"x" * 100})
+    link = zipfile.ZipInfo("cifar-10-batches-py/l")
+    link.external_attr = 0o120777 << 16
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as packed:
+        packed.writestr(link, "/etc/passwd")
+    method = whole.index(b"PK\x01\x02") + 10
+    unknown = whole[:method] + b"\x63\x00" + whole[method + 2 :]
+    for content in (unknown, buffer.getvalue()):
+        with pytest.raises(DataError, match="cannot be unpacked") as refused:
+            fetch(served(server, content, "cifar-10-python.zip"), tmp_path)
+        assert "\n" not in str(refused.value)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import stat
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -222,3 +223,77 @@ def test_status_before_anything_has_run(capsys: pytest.CaptureFixture[str], fold
     about = json.loads(done.out)
     assert (about["server"], about["state"], about["rounds"]) == ("not running", "not started", 2)
     call(capsys, "federation", "run", folder.path).refused("the server is not running")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("[clients]", "[[clients]]", "damaged"),
+        ('north = "resnet8"', "north = 3", "damaged"),
+        ('north = "resnet8"', '"../north" = "resnet8"', "a client's name"),
+        ('north = "resnet8"', 'north = "resnet9"', "depth is 6n + 2"),
+        ("quorum = 4", "quorum = 9", "quorum must be"),
+        ("quorum = 4", "quorum = true", "quorum must be a whole number"),
+        ("classes = 10", "classes = 1.5", "classes must be a whole number"),
+        ("classes = 10", "classes = 9", "one for each of 9 classes"),
+        ("shape = [1, 8, 8]", "shape = [1, 0, 8]", "shape must be at least 1"),
+        ("flip = false", "flip = 0", "flip must be true or false"),
+        ('hosts = ["localhost", "127.0.0.1"]', "hosts = []", "hosts"),
+        ('hosts = ["localhost", "127.0.0.1"]', "hosts = [1]", "hosts must be a text"),
+    ],
+)
+def test_a_damaged_federation_file_is_refused_by_name(
+    folder: FederationFolder, tmp_path: Path, old: str, new: str, said: str
+) -> None:
+    text = (folder.path / "federation.toml").read_text()
+    assert old in text
+    (tmp_path / "experiment.toml").write_bytes((folder.path / "experiment.toml").read_bytes())
+    (tmp_path / "federation.toml").write_text(text.replace(old, new))
+    with pytest.raises(ValueError) as refused:
+        FederationFolder.read(tmp_path)
+    assert str(tmp_path / "federation.toml") in str(refused.value)
+    assert said in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("share_model = false", "share_model = 1", "share_model must be true or false"),
+        ("number = 0", "number = -1", "number must be at least 0"),
+        ('model = "resnet8"', 'model = "x"', "x"),
+        ('name = "north"', 'name = "a/b"', "a client's name"),
+        ("number = 0", "", "number"),
+    ],
+)
+def test_a_damaged_site_file_is_refused_by_name(
+    folder: FederationFolder, tmp_path: Path, old: str, new: str, said: str
+) -> None:
+    place = folder.path / "sites" / "north"
+    text = (place / "site.toml").read_text()
+    assert old in text
+    (tmp_path / "experiment.toml").write_bytes((place / "experiment.toml").read_bytes())
+    (tmp_path / "site.toml").write_text(text.replace(old, new))
+    with pytest.raises(ValueError) as refused:
+        Site.read(tmp_path)
+    assert str(tmp_path / "site.toml") in str(refused.value)
+    assert said in str(refused.value)
+
+
+def test_a_damaged_npz_or_array_is_refused_by_name(tmp_path: Path, task: Task) -> None:
+    """The bytes of a member changed (its checksum differs), a member that is no array, a header of nonsense."""
+    x, y = np.zeros((2, 1, 4, 4), np.uint8), np.array([0, 1])
+    np.savez(tmp_path / "data.npz", x=x, y=y)
+    content = (tmp_path / "data.npz").read_bytes()
+    at = content.index(b"NUMPY") + 140
+    (tmp_path / "changed.npz").write_bytes(content[:at] + b"\x01" + content[at + 1 :])
+    with zipfile.ZipFile(tmp_path / "text.npz", "w") as packed:
+        packed.writestr("x.npy", "no array")
+        packed.writestr("y.npy", "no array")
+    (tmp_path / "folder").mkdir()
+    header = b"{'descr': ((((("
+    (tmp_path / "folder" / "x.npy").write_bytes(b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header)
+    for name in ("changed.npz", "text.npz", "folder"):
+        with pytest.raises(ValueError, match="is no readable") as refused:
+            site_samples(tmp_path / name, task)
+        assert str(tmp_path / name) in str(refused.value)
+        assert "\n" not in str(refused.value)

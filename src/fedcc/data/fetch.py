@@ -9,18 +9,17 @@ from __future__ import annotations
 
 import errno
 import gzip
-import lzma
 import os
 import shutil
+import stat
 import sys
 import tarfile
 import time
 import zipfile
-import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath, PureWindowsPath
-from typing import Any
+from typing import IO, Any, TypeVar, cast
 
 from fedcc.data.dataset import Checked, DataError, Description, Remote, file_md5
 from fedcc.data.registry import find
@@ -31,6 +30,9 @@ TIMEOUT = 30.0  # seconds without a byte
 MAX_UNPACKED = 1 << 31  # bytes of an archive's files; Tiny ImageNet has 250 million
 MAX_MEMBERS = 200_000  # files and folders of an archive; Tiny ImageNet has 120,000
 BLOCK = 1 << 14  # bytes; a transfer that breaks loses less than one
+PIECE = 1 << 20  # bytes of an archive that are read at once
+Member = TypeVar("Member", tarfile.TarInfo, zipfile.ZipInfo)
+DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EACCES, errno.EPERM)  # no fault of an archive
 
 
 def data_folder(explicit: Path | str | None = None) -> Path:
@@ -214,37 +216,65 @@ def _unpack(archive: Path, data: Path, name: str) -> None:
     shutil.rmtree(room, ignore_errors=True)  # left by a process that was killed; the lock is ours
     room.mkdir()
     try:
-        if archive.suffix == ".zip":
-            with zipfile.ZipFile(archive) as packed:
-                for member in packed.namelist():
-                    _inside(archive, member)
-                _bounded(archive, (info.file_size for info in packed.infolist()))
-                packed.extractall(room)
-        else:
-            with tarfile.open(archive) as packed_tar:
-                _bounded(archive, (info.size for info in packed_tar))
-                packed_tar.extractall(room, filter="data")
+        (_unzip if archive.suffix == ".zip" else _untar)(archive, room)
         if not (room / name).is_dir():
             found = sorted(path.name for path in room.iterdir())[:5]
             raise DataError(f"{archive}: expected the folder {name}/ in it, found {found}")
         (room / name).rename(data / name)
     except DataError:
         raise
-    except (tarfile.TarError, zipfile.BadZipFile, gzip.BadGzipFile, zlib.error, lzma.LZMAError, EOFError) as error:
-        raise DataError(f"{archive}: cannot be unpacked: {error}") from error
-    except (ValueError, RuntimeError, OverflowError) as error:  # odd names and numbers, encryption, unknown compression
-        raise DataError(f"{archive}: cannot be unpacked: {error}") from error
+    except Exception as error:  # a damaged archive may raise nearly anything
+        if isinstance(error, OSError) and error.errno in DISK:
+            raise
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise DataError(f"{archive}: cannot be unpacked: {reason[:200]}") from error
     finally:
         shutil.rmtree(room, ignore_errors=True)
 
 
-def _bounded(archive: Path, sizes: Iterable[int]) -> None:
-    """Refuse an archive that would fill the disk."""
+def _untar(archive: Path, room: Path) -> None:
+    with gzip.open(archive) as content, tarfile.open(fileobj=cast(IO[bytes], _Piecewise(content)), mode="r:") as packed:
+
+        def members() -> Iterator[tarfile.TarInfo]:
+            for member in _bounded(archive, packed, lambda member: member.size):
+                _inside(archive, member.name)
+                if not (member.isreg() or member.isdir()) or member.issparse():
+                    raise DataError(f"{archive}: cannot be unpacked: {member.name!r} is neither a file nor a folder")
+                yield member
+
+        packed.extractall(room, members(), filter="data")
+
+
+def _unzip(archive: Path, room: Path) -> None:
+    with zipfile.ZipFile(archive) as packed:
+        for member in _bounded(archive, packed.infolist(), lambda member: member.file_size):
+            _inside(archive, member.filename)
+            plain = stat.S_IFMT(member.external_attr >> 16) in (0, stat.S_IFREG, stat.S_IFDIR)
+            if not plain or member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+                raise DataError(f"{archive}: cannot be unpacked: {member.filename!r} is no stored or deflated file")
+        packed.extractall(room)
+
+
+def _bounded(archive: Path, members: Iterable[Member], size: Callable[[Member], int]) -> Iterator[Member]:
+    """The members of an archive; one that would fill the disk is refused."""
     total = 0
-    for number, size in enumerate(sizes, start=1):
-        total += size
-        if total > MAX_UNPACKED or number > MAX_MEMBERS:
+    for number, member in enumerate(members, start=1):
+        total += size(member)
+        if size(member) < 0 or total > MAX_UNPACKED or number > MAX_MEMBERS:
             raise DataError(f"{archive}: refused: over {MAX_UNPACKED:,} bytes or {MAX_MEMBERS:,} files when unpacked")
+        yield member
+
+
+class _Piecewise:
+    """A compressed tar file that is read in pieces: a header that claims gigabytes would fill the memory at once."""
+
+    def __init__(self, content: gzip.GzipFile):
+        self.seek, self.tell, self.content = content.seek, content.tell, content
+
+    def read(self, size: int) -> bytes:
+        if not 0 <= size <= PIECE:
+            raise tarfile.ReadError(f"a header claims {size:,} bytes")
+        return self.content.read(size)
 
 
 def _inside(archive: Path, member: str) -> None:

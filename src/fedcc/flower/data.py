@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from fedcc.core.samples import Samples
-from fedcc.flower.folder import Task, arrays
+from fedcc.flower.folder import Task, arrays, readable
 
 IMAGES = (".png", ".jpg", ".jpeg", ".bmp")
 
@@ -47,16 +47,12 @@ def checked_images(path: Path, x: Any, task: Task) -> None:
 
 
 def _array(path: Path) -> Any:
-    try:
+    with readable(path, "array"):
         return np.load(path, allow_pickle=False)
-    except FileNotFoundError:
-        raise ValueError(f"{path} is not there") from None
-    except (OSError, ValueError, EOFError) as error:
-        raise ValueError(f"{path} is no readable array ({error})") from None
 
 
 def _images(folder: Path, task: Task) -> tuple[Any, Any]:
-    from PIL import Image, UnidentifiedImageError
+    from PIL import Image
 
     numbers = {str(c): c for c in range(task.classes)} | {name: c for c, name in enumerate(task.names)}
     parts = sorted(p for p in folder.iterdir() if p.is_dir())
@@ -69,11 +65,8 @@ def _images(folder: Path, task: Task) -> tuple[Any, Any]:
                 f"{part}: no class has this name; known are 0 .. {task.classes - 1}, {', '.join(task.names)}"
             )
         for path in sorted(p for p in part.iterdir() if p.suffix.lower() in IMAGES):
-            try:
-                with Image.open(path) as image:
-                    pixels = np.asarray(image.convert("L" if task.shape[0] == 1 else "RGB"))
-            except (OSError, UnidentifiedImageError) as error:
-                raise ValueError(f"{path} cannot be read as an image ({error})") from None
+            with readable(path, "image"), Image.open(path) as image:
+                pixels = np.asarray(image.convert("L" if task.shape[0] == 1 else "RGB"))
             pixels = pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
             if pixels.shape != task.shape:
                 raise ValueError(f"{path}: images must be {task.shape}, got {pixels.shape} (channels, height, width)")

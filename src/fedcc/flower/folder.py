@@ -14,7 +14,8 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ from fedcc.core.method import AnyMethod, check_value
 from fedcc.core.model import Arch
 from fedcc.core.naming import unknown
 from fedcc.core.samples import Samples, View
-from fedcc.experiments.experiment import Experiment
+from fedcc.experiments.experiment import Experiment, present_spelling
 from fedcc.experiments.toml import dumps, load
 from fedcc.methods import make
 from fedcc.nets import network
@@ -62,8 +63,17 @@ class Task:
 
     @staticmethod
     def read(table: Mapping[str, Any]) -> Task:
+        """A task as a file holds it; a ValueError or TypeError says what is wrong with it."""
         values: dict[str, Any] = {n: tuple(v) if isinstance(v, list) else v for n, v in table.items()}
-        return Task(**values)
+        task = Task(**values)
+        for name, kind, low in (("classes", int, 2), ("public", int, 1), ("public_sha256", str, None),
+                                ("scale", float, None), ("pad", int, 0), ("flip", bool, None)):  # fmt: skip
+            check_value(name, values.get(name, getattr(task, name)), kind, low)
+        for name, kind, low in (("names", str, None), ("shape", int, 1), ("mean", float, None), ("std", float, None)):
+            check_list(name, getattr(task, name), kind, low)
+        if len(task.names) != task.classes:
+            raise ValueError(f"names must be one for each of {task.classes} classes, got {len(task.names)}")
+        return task
 
     @property
     def view(self) -> View:
@@ -95,6 +105,7 @@ class Rules:
     strikes: int = 3  # failures in a row after which a client is set aside
 
     def checked(self, clients: int) -> Rules:
+        check_value("quorum", self.quorum, int)
         if not 1 <= self.quorum <= clients:
             raise ValueError(f"quorum must be from 1 to the number of clients, {clients}, got {self.quorum}")
         for name, low in (("deadline", 1), ("grace", 0)):
@@ -122,12 +133,14 @@ class FederationFolder:
         if not file.is_file():
             raise ValueError(f"{path} is no federation folder: federation.toml is missing; `fedcc federation init`")
         table = load(file)
-        try:
-            clients = table["clients"]
+        with damage(file):
+            task, clients, hosts = Task.read(table["task"]), table["clients"], tuple(table["hosts"])
+            client_names([f"{name}={network(model, task.shape)}" for name, model in clients.items()])
             rules = Rules(**table["rounds"]).checked(len(clients))
-            hosts, port, task = tuple(table["hosts"]), table["port"], Task.read(table["task"])
-        except (KeyError, TypeError) as error:
-            raise ValueError(f"{file} is damaged: {error}") from None
+            check_list("hosts", hosts, str)
+            check_value("port", port := table["port"], int, 1, 65_535)
+            if not hosts:
+                raise ValueError("hosts must name at least one")
         return FederationFolder(path, read_experiment(path / "experiment.toml"), task, rules, clients, hosts, port)
 
     def write(self) -> None:
@@ -201,12 +214,13 @@ class Site:
         file = path / "site.toml"
         if not file.is_file():
             raise ValueError(f"{path} is no site's folder: site.toml is missing; the operator hands it over")
-        table = load(file)
-        try:
-            task = Task.read(table.pop("task"))
-            return Site(path, experiment=read_experiment(path / "experiment.toml"), task=task, **table)
-        except (KeyError, TypeError) as error:
-            raise ValueError(f"{file} is damaged: {error}") from None
+        table, experiment = load(file), read_experiment(path / "experiment.toml")
+        with damage(file):
+            site = Site(path, experiment=experiment, task=Task.read(table.pop("task")), **table)
+            for name, kind in (("name", str), ("number", int), ("model", str), ("server", str), ("share_model", bool)):
+                check_value(name, getattr(site, name), kind, 0 if kind is int else None)
+            client_names([f"{site.name}={network(site.model, site.task.shape)}"])
+        return site
 
     def write(self) -> None:
         own = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("path", "experiment", "task")}
@@ -245,11 +259,10 @@ def disagreement(theirs: Mapping[str, Any], mine: Mapping[str, Any]) -> str | No
 def read_experiment(path: Path) -> Experiment:
     """An experiment whose data may be the sites' own, of no known name."""
     table = load(path)
-    try:
+    with damage(path):
         method, settings = table.pop("method"), table.pop("settings", {})
-        return Experiment(method=method, settings=asdict(make(method, settings)), **table)  # type: ignore[call-overload]
-    except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"{path}: {error}") from None
+        check_value("method", method, str)
+        return Experiment(method=method, settings=asdict(make(method, settings)), **present_spelling(table))  # type: ignore[call-overload]
 
 
 def client_names(given: list[str]) -> dict[str, str | None]:
@@ -273,13 +286,10 @@ def client_names(given: list[str]) -> dict[str, str | None]:
 
 def arrays(path: Path, *names: str) -> dict[str, Any]:
     """The arrays of an NPZ file, these at least; objects are refused, as they would be unpickled."""
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            found = {name: file[name] for name in file.files}
-    except FileNotFoundError:
-        raise ValueError(f"{path} is not there") from None
-    except (OSError, ValueError, AttributeError, EOFError) as error:
-        raise ValueError(f"{path} is no readable NPZ file ({error})") from None
+    with readable(path, "NPZ file"), np.load(path, allow_pickle=False) as file:
+        found = {name: file[name] for name in file.files}
+        if odd := [name for name, value in found.items() if not isinstance(value, np.ndarray)]:
+            raise ValueError(f"{odd[0]} is no array")
     for name in names:
         if name not in found:
             raise ValueError(f"{path} must hold the arrays {', '.join(names)}, got {', '.join(found) or 'none'}")
@@ -294,3 +304,34 @@ def images_sha256(x: np.ndarray) -> str:
 
 def _lists(values: Mapping[str, Any]) -> dict[str, Any]:
     return {n: list(v) if isinstance(v, tuple) else v for n, v in values.items()}
+
+
+def check_list(name: str, values: Any, kind: type, low: float | None = None) -> None:
+    """Refuse what is no list, or has an entry of another kind or below ``low``."""
+    if not isinstance(values, tuple):
+        raise ValueError(f"{name} must be a list, got {values!r}")
+    for value in values:
+        check_value(name, value, kind, low)
+
+
+@contextmanager
+def damage(path: Path) -> Iterator[None]:
+    """Whatever is wrong with the content of a file of settings is a ValueError that names the file."""
+    try:
+        yield
+    except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
+        reason = f"{error} is missing" if isinstance(error, KeyError) else error
+        raise ValueError(f"{path} is damaged: {reason}") from None
+
+
+@contextmanager
+def readable(path: Path, what: str) -> Iterator[None]:
+    """Whatever keeps a file of data from being read is a ValueError that names it: readers of damaged ones may raise
+    nearly anything."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise ValueError(f"{path} is not there") from None
+    except Exception as error:
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise ValueError(f"{path} is no readable {what} ({reason[:200]})") from None
