@@ -64,11 +64,13 @@ def check(place: Path) -> dict[str, Any]:
         raise RunFolderError(f"{place} holds no run: experiment.toml is missing")
     summary = folder.summary()
     if summary is None:
-        raise RunFolderError(f"{place} holds an unfinished run; go on with `{folder.resume}`")
+        raise RunFolderError(f"{place} holds an unfinished run: summary.json is missing; go on with `{folder.resume}`")
     if lacking := [name for name in COPIED if name not in summary]:
         raise RunFolderError(f"{place / 'summary.json'} is damaged, it has no {lacking[0]!r}")
     if not (place / "models.safetensors").is_file():
-        raise RunFolderError(f"{place} holds no models (--no-save-models); run it again with them to analyse it")
+        raise RunFolderError(
+            f"{place} holds no models: models.safetensors is missing (--no-save-models); run it again with them"
+        )
     return summary
 
 
