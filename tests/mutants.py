@@ -41,6 +41,7 @@ RELEVANT: dict[str, list[str]] = {
     "core/step.py": ["unit/test_core.py", "unit/test_fedsam.py", "unit/test_engine.py"],
     "core/method.py": ["unit/test_readings.py", "unit/test_core.py"],
     "core/model.py": ["unit/test_core.py", "unit/test_fedconcat.py"],
+    "engine/adam.py": ["unit/test_fedconcat.py", "unit/test_engine.py"],
     "engine/plain.py": ["unit/test_engine.py"],
     "methods/abstention.py": [*SHARED[:3], "unit/test_fedcc_options.py", "unit/test_readings.py"],
     "methods/bounds.py": ["unit/test_baselines.py", "unit/test_ssl.py"],

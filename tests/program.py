@@ -7,6 +7,8 @@ import ctypes
 import multiprocessing
 import os
 import resource
+import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -109,6 +111,7 @@ def _program(
     namespace: str | None,
 ) -> None:
     os.setsid()
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have started the tests with it ignored
     if namespace is not None:
         with Path(f"/run/netns/{namespace}").open("rb") as file:
             if ctypes.CDLL(None, use_errno=True).setns(file.fileno(), 0):
@@ -122,6 +125,20 @@ def _program(
         resource.setrlimit(resource.RLIMIT_FSIZE, (largest, largest))
     sys.argv = ["fedcc", *arguments]
     main()
+
+
+DEFAULT_SIGINT = """
+import os, signal, sys
+signal.signal(signal.SIGINT, signal.SIG_DFL)
+os.execv(sys.argv[1], sys.argv[1:])
+"""
+
+
+def started(folder: Path, *arguments: Any) -> subprocess.Popen[str]:
+    """The program in a fresh process and a session of its own, which answers Ctrl-C even if the tests ignore it."""
+    words = [sys.executable, "-c", DEFAULT_SIGINT, sys.executable, "-m", "fedcc", *map(str, arguments)]
+    pipe = subprocess.PIPE
+    return subprocess.Popen(words, cwd=folder, stdout=pipe, stderr=pipe, text=True, start_new_session=True)
 
 
 def wait_until(true: Callable[[], Any], seconds: float = 60) -> Any:

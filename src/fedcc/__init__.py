@@ -7,6 +7,7 @@
 torch.Size([5])
 """
 
+import fedcc.interrupts  # noqa: F401  first, before the imports that take seconds
 from fedcc.core.method import Method, option
 from fedcc.federation import Federation
 from fedcc.methods import METHODS, SSL, Centralized, FedAvg, FedCC, FedMD, Local, make

@@ -50,14 +50,14 @@ def bench(
     steps: int,
     model: str = "resnet20",
     batch: int = 64,
-    phases: tuple[str, ...] = PHASES,
+    augment: str = "standard",
 ) -> Iterator[Row]:
-    """Measure the engines on made-up images: 32x32x3 uint8, cropped and flipped as CIFAR's."""
-    for phase in phases:
+    """Measure the engines on made-up images: 32x32x3 uint8, augmented as CIFAR's."""
+    for phase in PHASES:
         base: float | None = None
         for name, make in engines(device).items():
             for number in clients if name.startswith("fused") else [1]:  # a loop costs the same for each client
-                requests = work(phase, number, steps, model, batch, device)
+                requests = work(phase, number, steps, model, batch, device, VIEW.with_augment(augment))
                 row = measured(phase, name, make, requests, number, steps, device, base)
                 base = row.ms if base is None else base
                 yield row
@@ -78,14 +78,16 @@ def engines(device: torch.device) -> dict[str, Callable[[], Plain | Fused]]:
     return found
 
 
-def work(phase: str, clients: int, steps: int, model: str, batch: int, device: torch.device) -> list[Request[Any]]:
+def work(
+    phase: str, clients: int, steps: int, model: str, batch: int, device: torch.device, view: View = VIEW
+) -> list[Request[Any]]:
     """The requests of a phase: FedAvg's fit, FedCC's refine on two streams, or predictions on the public images."""
     arch = Arch((network(model, SHAPE),), CLASSES + 1, SHAPE)
     generator = torch.Generator().manual_seed(0)
 
     def images(n: int) -> Samples:
         x = torch.randint(0, 256, (n, *SHAPE), dtype=torch.uint8, generator=generator)
-        return Samples({"x": x.to(device)}, VIEW)
+        return Samples({"x": x.to(device)}, view)
 
     maker, public, found = Plain(device), images(PUBLIC), list[Request[Any]]()
     for k in range(clients):

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
-import signal
 import sys
 import traceback
 from collections.abc import Iterator
@@ -21,12 +21,14 @@ from rich.text import Text
 
 from fedcc import __version__
 from fedcc.cli_sweep import sweep
-from fedcc.core.method import AnyMethod
+from fedcc.core.method import AnyMethod, check_value
 from fedcc.core.naming import unknown
 from fedcc.data.dataset import DataError
-from fedcc.ending import Stopped, explained, stop
+from fedcc.ending import Signals, Stopped, explained, warnings_to
 from fedcc.flower.commands import app as federation_app
+from fedcc.interrupts import is_program
 from fedcc.options import (
+    Augment,
     Checkpointed,
     CheckpointEvery,
     DataDir,
@@ -40,6 +42,7 @@ from fedcc.options import (
     Threads,
     Track,
     out,
+    present_words,
     rounds_between,
 )
 from fedcc.report.command import report
@@ -93,7 +96,10 @@ def run(
         bool | None, typer.Option("--stratified/--no-stratified", help="public split by class")
     ] = None,
     fraction: Annotated[float | None, typer.Option(help="keep this share of the training set")] = None,
-    augment: Annotated[bool | None, typer.Option("--augment/--no-augment", help="crop and flip while training")] = None,
+    augment: Augment = None,
+    validation: Annotated[
+        float | None, typer.Option(help="hold out this share of each client's samples; it replaces the test set")
+    ] = None,
     resize: Annotated[int | None, typer.Option(help="side of Tiny ImageNet's images: 32 or 64")] = None,
     wire: Annotated[
         str | None, typer.Option(help="number format on the wire: fp32, fp16, int8 or int8-stochastic")
@@ -122,7 +128,9 @@ def run(
     """Train one method on one federation and record it in a run folder."""
     from fedcc.experiments import Experiment, RunFolder, Unfinished, prepare
     from fedcc.experiments.experiment import parse_settings
+    from fedcc.experiments.toml import load
     from fedcc.methods import METHODS
+    from fedcc.threads import check_threads
     from fedcc.tracking import checked
 
     given: dict[str, Any] = {
@@ -131,7 +139,8 @@ def run(
             "data": data, "skew": skew, "clients": clients, "models": models, "assignment": assignment,
             "rounds": rounds, "epochs": epochs, "participation": participation, "seed": seed, "lr": lr,
             "batch": batch, "reset": reset, "public": public, "stratified": stratified, "fraction": fraction,
-            "augment": augment, "resize": resize, "wire": wire, "client_accuracy": client_accuracy,
+            "augment": augment, "validation": validation, "resize": resize, "wire": wire,
+            "client_accuracy": client_accuracy,
             "device": device, "precision": precision, "threads": threads, "engine": engine,
             "deterministic": deterministic,
         }.items()
@@ -139,10 +148,8 @@ def run(
     }  # fmt: skip
     chosen: dict[str, Any] = {}
     if config is not None:
-        import tomllib
-
         Experiment.read(config)  # says what is wrong with the file itself
-        table = tomllib.loads(config.read_text())
+        table = load(config)
         named = table.pop("method")
         stored = table.pop("settings", {})
         if method is None or method.lower() == named.lower():
@@ -153,6 +160,7 @@ def run(
     chosen = chosen | parse_settings(method, settings or [])
     experiment = Experiment.resolved(method, settings=chosen, **given)
     place = out_dir or Path("runs") / experiment.place
+    check_threads(experiment.threads)
     every = rounds_between(checkpoint, checkpoint_every)
     try:
         RunFolder(place).check(experiment, overwrite)
@@ -466,13 +474,16 @@ def bench(
     steps: Annotated[int | None, typer.Option(help="steps per client; 200 on a GPU, 4 on a CPU")] = None,
     model: Annotated[str, typer.Option(help="the network")] = "resnet20",
     batch: Annotated[int, typer.Option(help="batch size")] = 64,
+    augment: Augment = "standard",
     threads: Annotated[int, typer.Option(help="torch threads")] = 1,
     as_json: Json = False,
 ) -> None:
     """Measure the engines here: one table, ratios within one run."""
     from fedcc.bench import bench as measure
-    from fedcc.run import chosen_device, fixed_threads
+    from fedcc.run import chosen_device
+    from fedcc.threads import check_threads, fixed_threads
 
+    check_threads(threads)
     where = chosen_device(device)
     gpu = where.type == "cuda"
     try:
@@ -480,8 +491,8 @@ def bench(
     except ValueError:
         raise ValueError(f"clients must be whole numbers with commas, got {clients!r}") from None
     length = steps if steps is not None else 200 if gpu else 4
-    if min([*numbers, length, batch]) < 1:
-        raise ValueError(f"clients, steps and batch must be at least 1, got {min([*numbers, length, batch])}")
+    for what, number in (("steps", length), ("batch", batch), *(("clients", n) for n in numbers)):
+        check_value(what, number, int, 1, 65_536)
     console = out(stderr=as_json)
     console.print(
         f"{model}, batch {batch}, 32x32 images, {length} steps, {where}; predict is per 1,000 images", soft_wrap=True
@@ -491,7 +502,7 @@ def bench(
         "phase", "engine", "clients", "ms / client-step", "faster", "first s", "GiB", "busy %", box=None, pad_edge=False
     )
     with console.status("measuring"), fixed_threads(threads):
-        for row in measure(where, numbers, length, model, batch):
+        for row in measure(where, numbers, length, model, batch, augment or "standard"):
             rows.append(row.plain())
             shown = {"ratio": "{:.1f}x", "first": "{:.1f}", "memory": "{:.2f}", "busy": "{:.0f}"}
             rest = ["" if rows[-1][n] is None else text.format(rows[-1][n]) for n, text in shown.items()]
@@ -499,7 +510,7 @@ def bench(
     if as_json:
         from fedcc.experiments.store import environment
 
-        settings = {"model": model, "batch": batch, "steps": length}
+        settings = {"model": model, "batch": batch, "steps": length, "augment": augment}
         typer.echo(
             json.dumps({"settings": settings, "machine": environment(str(where), threads), "rows": rows}, indent=1)
         )
@@ -580,29 +591,41 @@ def main() -> None:
     FEDCC_DEBUG=1 shows the traceback.
     """
     typer.core.HAS_RICH = False  # or help has "\\[default: ..." in it: typer escapes for rich markup that is turned off
-    caught = [s for s in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(s) != signal.SIG_IGN]
-    before = {s: signal.signal(s, stop) for s in caught}
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # names of files may be anything
+    signals = Signals()
     try:
-        code = app(standalone_mode=False, prog_name="fedcc")
-    except click.exceptions.NoArgsIsHelpError as error:
+        signals.catch()
+        with warnings_to(warn):
+            code = app(present_words(sys.argv[1:]), standalone_mode=False, prog_name="fedcc")
+        signals.over = True
+    except BaseException as error:
+        signals.over = True
+        code = answer(error)
+    finally:
+        signals.restore(to_default=is_program())
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def answer(error: BaseException) -> int:
+    """Say how a call has ended; the exit code."""
+    if isinstance(error, click.exceptions.NoArgsIsHelpError):
         error.show()
-        code = 2
-    except click.UsageError as error:
+        return 2
+    if isinstance(error, click.UsageError):
         asked = error.ctx.command_path if error.ctx else "fedcc"
         _say(f"{usage(error)} (`{asked} --help` lists what there is)")
-        code = 2
-    except BrokenPipeError:
+        return 2
+    if isinstance(error, BrokenPipeError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code = 1
-    except (Exception, Stopped) as error:
-        if os.environ.get("FEDCC_DEBUG"):
-            traceback.print_exc()
-        _say(explained(error))
-        code = error.code if isinstance(error, Stopped) else 2 if isinstance(error, ValueError) else 1
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-    sys.exit(code if isinstance(code, int) else 0)
+        return 1
+    if not isinstance(error, Exception | Stopped):
+        raise error
+    if os.environ.get("FEDCC_DEBUG"):
+        traceback.print_exception(error)
+    _say(explained(error))
+    return error.code if isinstance(error, Stopped) else 2 if isinstance(error, ValueError) else 1
 
 
 def usage(error: click.UsageError) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-import tomllib
 from collections import deque
 from collections.abc import Mapping
 from fnmatch import fnmatch
@@ -75,6 +74,7 @@ def sweep(
     from fedcc.experiments.sweep import How, Sweep, duration, perform, read
     from fedcc.experiments.sweep import shard as part
     from fedcc.experiments.workers import Processes, Ray
+    from fedcc.threads import check_threads
     from fedcc.tracking import checked
 
     if on not in ("local", "ray"):
@@ -98,7 +98,12 @@ def sweep(
         show_plan(runs, root, states, as_json, console)
         return
     if on == "local":
-        runs[0].experiment()  # a device that is not here, say
+        try:
+            for number in {run.given.get("threads", 1) for run in runs}:
+                check_threads(number)
+            runs[0].experiment()  # a device that is not here, say
+        except ValueError as error:
+            raise ValueError(f"{file}: {error}") from None
 
     def warn(text: str) -> None:
         console.print(f"warning: {text}", soft_wrap=True)
@@ -142,15 +147,18 @@ def sweep(
 
 def changed(pairs: list[str]) -> dict[str, Any]:
     """``["rounds=2", "skew=iid"]`` as values: what TOML would read, else a text."""
+    from fedcc.experiments.toml import parse
+
     found: dict[str, Any] = {}
     for pair in pairs:
         name, equals, text = pair.partition("=")
         if not equals or not text:
             raise ValueError(f"--with takes name=value, got {pair!r}")
         try:
-            found[name.strip().replace("-", "_")] = tomllib.loads(f"value = {text}")["value"]
-        except tomllib.TOMLDecodeError:
-            found[name.strip().replace("-", "_")] = text
+            table = parse(f"value = {text}")
+        except ValueError:
+            table = {}
+        found[name.strip().replace("-", "_")] = table["value"] if table.keys() == {"value"} else text
     return found
 
 
@@ -167,7 +175,8 @@ def show_plan(
     for run in runs:
         state, reason = states[run.place]
         if state == "finished":
-            reason = f"{(RunFolder(root / run.place).summary() or {})['accuracy']['final']:.2f} %"
+            final = (RunFolder(root / run.place).summary() or {})["accuracy"].get("final")
+            reason = f"{final:.2f} %" if final is not None else ""
         elif state == "unfinished":
             reason = f"{len(RunFolder(root / run.place).metrics())} rounds"
         console.print(f"{state:<11} {run.place}  {reason}".rstrip(), soft_wrap=True)

@@ -15,9 +15,11 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
+from fedcc.core.files import make_folder
 from fedcc.experiments import Experiment, RunFolder, execute, prepare
-from fedcc.experiments.workers import cores, leave_with_parent, no_interrupts
+from fedcc.experiments.workers import leave_with_parent, no_interrupts
 from fedcc.progress import clock
+from fedcc.threads import cores
 
 COMPARED = ("fedcc", "fedmd", "fedavg", "local", "centralized")  # the longest first
 
@@ -52,7 +54,7 @@ def show(
     for name in experiments:  # what an earlier demo left must not be taken for this one's
         if (out / name).exists():
             RunFolder(out / name).clear()
-    out.mkdir(parents=True, exist_ok=True)
+    make_folder(out)
     workers = min(len(experiments), jobs or cores())
     console.print(
         f"{first.clients} clients with one digit each, T={first.rounds}, E={first.epochs}; "

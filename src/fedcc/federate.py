@@ -14,6 +14,7 @@ from fedcc.core.rng import Key
 from fedcc.core.roles import Client, Server
 from fedcc.core.wire import WIRE
 from fedcc.engine.drive import drive
+from fedcc.engine.finite import check_models
 
 
 class Cohort(Protocol):
@@ -70,7 +71,14 @@ def federate(
         server.begin(t)
         ups = cohort.round(t, received)
         if ups:
-            downs = drive([method.server(server, dict(sorted(ups.items())))], executor)[0]
+            before = dict(server.models)
+            try:
+                downs = drive([method.server(server, dict(sorted(ups.items())))], executor)[0]
+                check_models(before, server.models)
+            except FloatingPointError as error:
+                if not getattr(error, "__notes__", ()):
+                    error.add_note(str(server.key))
+                raise
         bytes_up = sum(nbytes(up, cohort.wire) for up in ups.values())
         bytes_down = sum(nbytes(received[k], cohort.wire) for k in ups)
         yield Round(t, ups, downs, bytes_up, bytes_down)

@@ -6,7 +6,7 @@ Made from a named data set and a skew, or from the caller's own arrays.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -29,6 +29,8 @@ Array = Any
 """A numpy array, a tensor, or nested lists."""
 
 Assignment = Literal["alternate", "halves"]
+
+MAX_CLASSES = 65_536
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,6 +57,7 @@ class Federation:
     fingerprint: str = ""  # of the data set's arrays
     hidden: Tensor | None = field(default=None, repr=False)  # the public labels, for the evaluator alone
     names: tuple[str, ...] = ()  # of the classes, where the data set has some
+    labels: tuple[int, ...] = ()  # the caller's label of each class, ascending; none where they are 0 .. classes - 1
 
     @staticmethod
     def named(
@@ -67,7 +70,8 @@ class Federation:
         public: float = 0.1,
         stratified: bool = False,
         fraction: float = 1.0,
-        augment: bool | None = None,
+        augment: str | bool | None = None,
+        validation: float = 0.0,
         assignment: Assignment = "alternate",
         resize: int | None = None,
         folder: Path | str | None = None,
@@ -75,7 +79,9 @@ class Federation:
         """A data set by name, split by label skew.
 
         What is not given comes from the data set: its skew, clients and networks. ``fraction`` keeps a random part
-        of the training set; ``augment=False`` turns off the crop and flip that CIFAR and Tiny ImageNet bring.
+        of the training set. ``augment`` is ``none``, ``standard`` (the crop and flip that CIFAR and Tiny ImageNet
+        bring), ``strong`` (a hole and random brightness too) or a list as ``hole=0.5,brightness=0.2,shift=0.15``.
+        ``validation`` holds out that share of each client's samples, which take the place of the test set.
         """
         from fedcc.data import load
         from fedcc.data.skew import partition
@@ -90,19 +96,27 @@ class Federation:
         defaults = dataset.defaults
         number = defaults.clients if clients is None else clients
         split = partition(y, number, skew or defaults.skew, len(dataset.classes), seed, public, stratified)
-        view = dataset.view if augment is not False else replace(dataset.view, pad=0, flip=False)
-        if augment and not view.augments:
+        if isinstance(augment, bool):
+            augment = "standard" if augment else "none"
+        view = dataset.view.with_augment(augment or "standard")
+        if augment == "standard" and not view.augments:
             raise ValueError(f"{dataset.name} has no augmentation to turn on")
+        if not 0 <= validation < 1:
+            raise ValueError(f"validation must be at least 0 and below 1, got {validation}")
         if not len(split.public):
             raise ValueError(f"the public set is empty: public must be above 0, got {public}")
 
         def samples(rows: np.ndarray) -> Samples:
             return Samples({"x": torch.from_numpy(x[rows]), "y": torch.from_numpy(y[rows])}, view)
 
+        trained, held_out = zip(
+            *(_divide(rows, validation, seed, k) for k, rows in enumerate(split.clients)), strict=True
+        )
+        test = Samples({"x": torch.from_numpy(dataset.test_x), "y": torch.from_numpy(dataset.test_y)}, view)
         return Federation(
-            private=tuple(samples(rows) for rows in split.clients),
+            private=tuple(samples(rows) for rows in trained),
             public=samples(split.public).only("x"),
-            test=Samples({"x": torch.from_numpy(dataset.test_x), "y": torch.from_numpy(dataset.test_y)}, view),
+            test=samples(np.concatenate(held_out)) if validation else test,
             classes=len(dataset.classes),
             models=several(models) if models is not None else several(defaults.models),
             shared_model=defaults.shared_model if models is None else None,
@@ -131,19 +145,17 @@ class Federation:
         """A federation of the caller's own arrays or tensors: images or anything a network takes.
 
         Floating inputs are taken as they are, uint8 images are divided by 255, other integers stay integers (tokens).
-        ``classes`` is the highest label plus one unless given; a class that no client holds is refused unless
-        ``allow_missing`` says it is meant.
+        Labels are whole numbers from 0. The classes are their distinct values over all clients and the test set, in
+        ascending order; where ``classes`` is given, labels lie in 0 .. classes - 1 and stay as they are. A class that
+        no client holds is refused unless ``allow_missing`` says it is meant.
         """
         if not clients:
             raise ValueError("a federation needs at least one client, got none")
         private = tuple(_labelled(f"client {k}", pair, view) for k, pair in enumerate(clients))
         tested = _labelled("the test set", test, view)
         shared = as_samples("the public set", public, view)
-        highest = max(int(s["y"].max()) for s in (*private, tested))
-        total = highest + 1 if classes is None else classes
-        check_value("classes", total, int, 1)
-        if highest >= total:
-            raise ValueError(f"labels must lie in 0 .. {total - 1}, got {highest}")
+        private, tested, labels = _numbered(private, tested, classes)
+        total = len(labels)
         for who, s in [*((f"client {k}", s) for k, s in enumerate(private)), ("the test set", tested)]:
             if s.shape != shared.shape or s.x.dtype != shared.x.dtype:
                 raise ValueError(
@@ -151,13 +163,15 @@ class Federation:
                     f"{who} has {s.x.dtype} of shape {s.shape}"
                 )
         held = torch.stack([torch.bincount(s["y"], minlength=total) for s in private]).sum(0)
-        missing = torch.nonzero(held == 0).flatten().tolist()
+        missing = [label for label, number in zip(labels, held.tolist(), strict=True) if not number]
         if missing and not allow_missing:
+            more = f" and {len(missing) - 10:,} others" if len(missing) > 10 else ""
             raise ValueError(
-                f"no client holds class {', '.join(map(str, missing))}, so nobody can learn it; "
+                f"no client holds class {', '.join(map(str, missing[:10]))}{more}, so nobody can learn it; "
                 "pass allow_missing=True if that is meant"
             )
-        federation = Federation(private, shared, tested, total, several(models))
+        own = () if labels == tuple(range(total)) else labels
+        federation = Federation(private, shared, tested, total, several(models), labels=own)
         for name in federation.models:
             if isinstance(name, str):
                 network(name, shared.shape)
@@ -180,6 +194,14 @@ class Federation:
     def counts(self) -> Tensor:
         """Private samples per client and class, [clients, classes]."""
         return torch.stack([torch.bincount(s["y"], minlength=self.classes) for s in self.private])
+
+
+def _divide(rows: np.ndarray, held_out: float, seed: int, client: int) -> tuple[np.ndarray, np.ndarray]:
+    """A client's samples to train on, and those held out; both in the order they had, and one at least to train on."""
+    number = min(round(held_out * len(rows)), len(rows) - 1)
+    chosen = np.zeros(len(rows), bool)
+    chosen[np.random.default_rng([seed, 4, client]).permutation(len(rows))[:number]] = True
+    return rows[~chosen], rows[chosen]
 
 
 def several(models: Models) -> tuple[str | Factory, ...]:
@@ -227,13 +249,44 @@ def as_samples(who: str, x: Array, view: View | None) -> Samples:
 
 def _tensor(who: str, values: Array) -> Tensor:
     """An array of numbers, a table or nested lists as a tensor of its own, apart from the caller's memory."""
+    if np.ma.is_masked(values) or (isinstance(values, Sequence) and any(map(np.ma.is_masked, values))):
+        raise ValueError(f"{who}: masked values cannot be trained on; fill them or leave those samples out")
     try:
-        if isinstance(values, Tensor):
-            return values.detach().clone()
-        array = np.array(values)
-        return torch.from_numpy(array if array.dtype.kind != "u" or array.itemsize == 1 else array.astype(np.int64))
+        if isinstance(values, Tensor) and values.dtype != torch.uint64:
+            tensor = values.detach().clone()
+        else:
+            array = np.array(values.detach().cpu().numpy() if isinstance(values, Tensor) else values)
+            if array.dtype.kind == "u" and array.itemsize > 1:
+                if array.size and int(array.max()) > np.iinfo(np.int64).max:
+                    raise ValueError(f"{array.max()} is above {np.iinfo(np.int64).max}")
+                array = array.astype(np.int64)
+            tensor = torch.from_numpy(array)
+        if tensor.is_complex():
+            raise ValueError("complex numbers; pass real and imaginary parts as inputs of their own")
+        if tensor.layout != torch.strided:
+            raise ValueError(f"layout {tensor.layout}; pass .to_dense()")
     except (ValueError, TypeError) as error:
         raise ValueError(f"{who}: expected an array of numbers, got {type(values).__name__} ({error})") from None
+    return tensor
+
+
+def _numbered(
+    private: tuple[Samples, ...], test: Samples, classes: int | None
+) -> tuple[tuple[Samples, ...], Samples, tuple[int, ...]]:
+    """The samples with the number of their class as ``y``, and the caller's label of each class."""
+    every = [s["y"] for s in (*private, test)]
+    if classes is not None:
+        check_value("classes", classes, int, 1)
+        check_value("classes", classes, int, high=MAX_CLASSES)
+        highest = max(int(y.max()) for y in every)
+        if highest >= classes:
+            raise ValueError(f"labels must lie in 0 .. {classes - 1}, got {highest}")
+        return private, test, tuple(range(classes))
+    values = torch.unique(torch.cat(every))
+    if len(values) > MAX_CLASSES:
+        raise ValueError(f"labels must have at most {MAX_CLASSES:,} distinct values, got {len(values):,}")
+    *parts, last = (s.with_(y=torch.searchsorted(values, s["y"])) for s in (*private, test))
+    return tuple(parts), last, tuple(values.tolist())
 
 
 def _labelled(who: str, pair: tuple[Array, Array], view: View | None) -> Samples:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -13,7 +12,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from fedcc.core.files import written_whole
+from fedcc.core.files import make_folder, written_whole
 from fedcc.core.messages import Weights, nbytes
 from fedcc.core.method import AnyMethod, Method, Trained, check_value
 from fedcc.core.model import Arch, Factory, Model, factory_name
@@ -24,12 +23,15 @@ from fedcc.core.roles import Client, Server
 from fedcc.core.samples import Samples, View
 from fedcc.engine import be_deterministic, drive, usual_engine, usual_precision
 from fedcc.engine import engine as engine_named
+from fedcc.engine.counting import Counting
 from fedcc.engine.plain import Monitor, Plain, Precision
 from fedcc.evaluate import Evaluation, evaluate
-from fedcc.federate import Round, Simulated, Snapshot, federate
+from fedcc.federate import Simulated, Snapshot, federate
 from fedcc.federation import Federation, Models, as_samples, several
 from fedcc.methods import METHODS, make
 from fedcc.nets import ResNet, build, network
+from fedcc.record import record_of
+from fedcc.threads import check_threads, fixed_threads, warn_of_threads
 
 Record = dict[str, Any]
 """One round as a line of ``metrics.jsonl``."""
@@ -49,6 +51,7 @@ class Result:
     dtype: str = "float32"  # of the inputs: float32, uint8 (images) or int64 (tokens)
     rounds: list[Record] = field(default_factory=list)
     seconds: float = 0.0
+    labels: tuple[int, ...] = ()  # the caller's label of each class; none where they are 0 .. classes - 1
 
     @property
     def accuracy(self) -> float:
@@ -86,15 +89,16 @@ class Result:
         return drive([self.method.predict(self.trained, samples.to(device))], Plain(device))[0].cpu()
 
     def predict(self, x: Any) -> Tensor:
-        """The predicted class of each input."""
-        return self.scores(x).argmax(-1)
+        """The predicted label of each input: a class from 0 on, or where the federation had others, one of those."""
+        classes = self.scores(x).argmax(-1)
+        return torch.tensor(self.labels)[classes] if self.labels else classes
 
     def save(self, folder: Path | str) -> Path:
         """Write ``models.safetensors`` and ``models.json`` into a folder; :meth:`load` reads them back."""
         from safetensors.torch import save
 
         place = Path(folder)
-        place.mkdir(parents=True, exist_ok=True)
+        make_folder(place)
         models = _models(self.trained)
         tensors = {  # copies: models may share tensors (FedConcat's encoders), which the format refuses
             f"{who}/{n}": v.cpu().clone(memory_format=torch.contiguous_format)
@@ -106,6 +110,7 @@ class Result:
             "method": self.method.name,
             "settings": asdict(self.method),  # type: ignore[call-overload]
             "classes": self.trained.classes,
+            "labels": list(self.labels),
             "view": asdict(self.view),
             "dtype": self.dtype,
             "models": described({who: m.arch for who, m in models.items()}),
@@ -167,7 +172,11 @@ class Result:
             {int(w.removeprefix("client/")): m for w, m in loaded.items() if w.startswith("client/")},
             {w.removeprefix("server/"): m for w, m in loaded.items() if w.startswith("server/")},
         )
-        return Result(method, trained, view, about["dtype"], about["rounds"], about["seconds"])
+        labels = about.get("labels", [])  # results from before labels were kept have none
+        whole = isinstance(labels, list) and all(type(label) is int and 0 <= label < 1 << 63 for label in labels)
+        if not whole or labels != sorted(set(labels)) or len(labels) not in (0, trained.classes):
+            raise ValueError(f"{place}/models.json is damaged: 'labels' must be {trained.classes} ascending numbers")
+        return Result(method, trained, view, about["dtype"], about["rounds"], about["seconds"], tuple(labels))
 
 
 def run(
@@ -206,6 +215,8 @@ def run(
     total = federation.rounds if rounds is None else rounds
     check_value("rounds", total, int, 1)
     check_value("seed", seed, int, 0)
+    check_threads(threads)
+    warn_of_threads(threads)
     recipe = Recipe(lr=lr, batch=batch, epochs=federation.epochs if epochs is None else epochs, reset=reset)
     place = chosen_device(device)
     executor = engine_named(engine or usual_engine(place), place, precision or usual_precision(place), monitor)
@@ -213,14 +224,15 @@ def run(
     begun = time.perf_counter()
     with fixed_threads(threads):
         server, clients = parties(method, federation, recipe, seed, executor.device)
-        cohort = Simulated(method, clients, executor, participation=participation, wire=wire, start=start)
+        counting = Counting(executor)  # of what training asks for; evaluation is not counted
+        cohort = Simulated(method, clients, counting, participation=participation, wire=wire, start=start)
         test = federation.test.to(executor.device)
         wanted = client_accuracy and method.trains_clients
         counts = {c.id: c.counts().cpu() for c in clients} if wanted else {}
         records: list[Record] = []
-        for done in federate(method, server, cohort, total, executor, start):
+        for done in federate(method, server, cohort, total, counting, start):
             spent, now = dict(executor.seconds), time.perf_counter()
-            found = Evaluation()
+            found, last = Evaluation(), done.t == method.rounds(total)
             if method.evaluates(done.t, total):
                 found = evaluate(
                     method,
@@ -231,18 +243,23 @@ def run(
                     majority={c.id: c.majority for c in cohort.present if c.majority is not None},
                     downs=done.downs,
                     hidden=federation.hidden,
-                    readings=method.readings(server.public),
+                    readings={
+                        **method.readings(server.public),
+                        **(method.last_readings(server.public) if last else {}),
+                    },
+                    detailed=last,
                 )
             spent["evaluate"] = time.perf_counter() - now
             logs, majorities = {c.id: c.log for c in cohort.present}, {c.id: c.majority for c in cohort.present}
-            records.append(record_of(done, found, spent, logs, majorities))
+            records.append(record_of(done, found, spent, logs, majorities, counting.take()))
             executor.seconds = {}
             if on_round:
                 on_round(records[-1])
             if on_snapshot:
                 on_snapshot(cohort.snapshot(server, done))
     public, dtype = federation.public, str(federation.public.x.dtype).removeprefix("torch.")
-    return Result(method, cohort.trained(server), public.view, dtype, records, time.perf_counter() - begun)
+    seconds = time.perf_counter() - begun
+    return Result(method, cohort.trained(server), public.view, dtype, records, seconds, federation.labels)
 
 
 def rehearse(method: AnyMethod, federation: Federation) -> None:
@@ -300,44 +317,6 @@ def chosen_device(name: str) -> torch.device:
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise ValueError(f"device {name!r} is not there: {torch.cuda.device_count()} CUDA devices were found")
     return device
-
-
-@contextmanager
-def fixed_threads(number: int) -> Iterator[None]:
-    """A fixed number of torch threads: a seed gives other bits with other numbers."""
-    if number < 1:
-        raise ValueError(f"threads must be at least 1, got {number}")
-    before = torch.get_num_threads()
-    torch.set_num_threads(number)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
-def record_of(
-    done: Round,
-    found: Evaluation,
-    spent: Mapping[str, float],
-    logs: Mapping[int, Mapping[str, float]],
-    majorities: Mapping[int, Tensor | None] | None = None,
-) -> Record:
-    """A round's line of ``metrics.jsonl``; ``logs`` and ``majorities`` hold what each client of the round has noted."""
-    by_client = ("clients", "local", "valid", "valid_labels", "local_full")
-    return {
-        "round": done.t,
-        "accuracy": found.accuracy,
-        "readings": found.readings,
-        **{name: {str(k): v for k, v in getattr(found, name).items()} for name in by_client},
-        "targets": found.targets,
-        "majority": {
-            str(k): mask.nonzero().flatten().tolist() for k, mask in (majorities or {}).items() if mask is not None
-        },
-        "log": {str(k): {n: round(float(v), 6) for n, v in log.items()} for k, log in logs.items() if log},
-        "present": list(logs),
-        "bytes": {"up": done.bytes_up, "down": done.bytes_down},
-        "seconds": {phase: round(seconds, 4) for phase, seconds in spent.items()},
-    }
 
 
 def _models(trained: Trained) -> dict[str, Model]:

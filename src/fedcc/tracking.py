@@ -18,8 +18,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
 
-from fedcc.core.files import written_whole
+from fedcc.core.files import read_json, written_whole
+from fedcc.core.method import LARGEST
 from fedcc.core.naming import unknown
+from fedcc.ending import explained
 from fedcc.experiments.experiment import Experiment
 from fedcc.run import Record
 
@@ -155,8 +157,8 @@ def tracked(names: Sequence[str], experiment: Experiment, place: Path, say: Say)
             say(_failed(name, error))
 
     def told(record: Record) -> None:
-        if not state and remembered.exists():  # here and not before: now the folder is this run's
-            state.update(json.loads(remembered.read_text()))
+        if left and not state and remembered.exists():  # here and not before: now the folder is this run's
+            state.update(read_state(remembered, say))
         for name in tuple(left):
             attempt(name, lambda name=name: tell(name, record))  # type: ignore[misc]
         if left:
@@ -179,6 +181,28 @@ def tracked(names: Sequence[str], experiment: Experiment, place: Path, say: Say)
         for name in tuple(left):
             if name in opened:
                 attempt(name, lambda name=name: opened[name].close(finished))  # type: ignore[misc]
+
+
+def read_state(path: Path, say: Say) -> dict[str, State]:
+    """What ``tracking.json`` remembers; if it is damaged, nothing, with a warning: trackers then begin a new run."""
+    try:
+        found = read_json(path)
+        if not isinstance(found, dict) or not all(map(_is_state, found.values())):
+            raise ValueError(f"{path} is damaged: each tracker must have a run and a step")
+    except (OSError, ValueError) as error:
+        say(f"{explained(error)}; trackers begin a new run")
+        return {}
+    return found
+
+
+def _is_state(value: Any) -> bool:
+    """Whether a value is what a tracker remembers: a table with a text "run" and a whole number "step", if at all."""
+    return (
+        isinstance(value, dict)
+        and isinstance(value.get("run", ""), str)
+        and isinstance(step := value.get("step", 0), int)
+        and 0 <= step <= LARGEST
+    )
 
 
 def numbers(record: Record) -> dict[str, float]:

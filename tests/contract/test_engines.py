@@ -62,9 +62,13 @@ def test_fused_agrees_with_plain(name: str) -> None:
         torch.testing.assert_close(plain.scores(), fused.scores(), rtol=1e-8, atol=1e-8)
 
 
-def images(n: int, seed: int, **columns: Tensor) -> Samples:
+def images(n: int, seed: int, augment: str = "standard", **columns: Tensor) -> Samples:
     x = torch.randint(0, 256, (n, 1, 8, 8), dtype=torch.uint8, generator=torch.Generator().manual_seed(seed))
-    return Samples({"x": x, **columns}, View(1 / 255, (0.5,), (0.2,), pad=2, flip=True))
+    return Samples({"x": x, **columns}, View(1 / 255, (0.5,), (0.2,), pad=2, flip=True).with_augment(augment))
+
+
+def strong_streams(k: int) -> dict[str, Samples]:
+    return {"private": images(9 + k, k, "strong", y=torch.arange(9 + k) % 5), "public": images(11, 50, "strong")}
 
 
 def always(value: Any) -> Any:
@@ -101,6 +105,7 @@ CASES: dict[str, dict[str, Any]] = {
     "clipped": {"gradient": always(Clip(0.5))},
     "batches of two sizes": {"recipe": lambda k: Recipe(batch=6, steps=3 + k, batches=(("public", 4),))},
     "nothing to do for one": {"recipe": lambda k: Recipe(batch=6, steps=0 if k == 1 else 3)},
+    "strong augmentation": {"streams": strong_streams, "loss": always(CrossEntropy("private"))},
     "Adam goes on": {"recipe": always(Recipe(batch=6, steps=2, reset="round"))},
 }
 

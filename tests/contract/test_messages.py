@@ -22,7 +22,7 @@ from tiny import Tiny
 
 SETTINGS: dict[str, list[dict[str, Any]]] = {
     "fedconcat": [{"clusters": 2, "classifier_rounds": n, "cache_features": n > 2} for n in (2, 3)],
-    "fedmd": [{}, {"average": "probs", "loss": "kl"}],
+    "fedmd": [{}, {"average": "logits", "loss": "l1"}],
     "fedmr": [{}, {"mode": "paper"}],
     "fedhkt": [{}, {"cluster_on": "public_predictions"}],
     "fedct": [{}, {"tie": "drop"}],
@@ -124,6 +124,6 @@ def test_logits_where_probabilities_are_expected() -> None:
     sent = encode(replace(up, values=up.values.log()), "fp32", run="run", round=1)
     with pytest.raises(Refused, match="probabilities are not negative"):
         accept(sent.kind, sent.text, sent.buffers, expected)
-    logits = Rehearsal(make("fedmd"), tiny.server, "fp32", "run").expect(0, 1, None)
+    logits = Rehearsal(make("fedmd", {"average": "logits"}), tiny.server, "fp32", "run").expect(0, 1, None)
     free = encode(Predictions(up.values.log()), "fp32", run="run", round=1)
     accept(free.kind, free.text, free.buffers, logits)

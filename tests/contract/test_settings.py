@@ -12,7 +12,10 @@ from test_methods import alternatives
 from fedcc.experiments.experiment import Experiment, parse_settings, setting_text
 from fedcc.methods import METHODS, make
 
-WITH: dict[tuple[str, str], dict[str, Any]] = {("fedmd", "average"): {"loss": "kl"}, ("fedconcat", "cap"): {"cap": 1.5}}
+WITH: dict[tuple[str, str], dict[str, Any]] = {
+    ("fedmd", "loss"): {"average": "logits"},
+    ("fedconcat", "cap"): {"cap": 1.5},
+}
 """What a value needs beside it, or which one is allowed."""
 
 NAMED = [{"server_arch": "resnet14"}]

@@ -54,6 +54,12 @@ static inline float max(float x, float y) { return fmaxf(x, y); }
 static inline double min(double x, double y) { return fmin(x, y); }
 static inline double max(double x, double y) { return fmax(x, y); }
 
+// One operation, rounded by itself: never part of a fused multiply-add.
+static inline float __fmul_rn(float x, float y) { volatile float z = x * y; return z; }
+static inline float __fadd_rn(float x, float y) { volatile float z = x + y; return z; }
+static inline float __fsub_rn(float x, float y) { volatile float z = x - y; return z; }
+static inline float __fdiv_rn(float x, float y) { volatile float z = x / y; return z; }
+
 static inline float rsqrtf(float x) { return 1.0f / sqrtf(x); }
 static inline unsigned __float_as_uint(float x) { unsigned u; memcpy(&u, &x, 4); return u; }
 static inline float __uint_as_float(unsigned u) { float x; memcpy(&x, &u, 4); return x; }

@@ -218,7 +218,7 @@ GOOD = holder(0, 1, 2)
         ({"public": np.full((9, WIDTH), np.inf)}, r"the public set has inputs that are not finite"),
         ({"public": np.empty((0, WIDTH))}, r"the public set needs inputs"),
         ({"public": points(LABELS)[:, :2]}, r"inputs must be alike"),
-        ({"test": (points([0]), [5])}, r"no client holds class 3, 4, 5"),
+        ({"test": (points([0]), [5])}, r"no client holds class 5, so"),
         ({"clients": [holder(0, 1)]}, r"no client holds class 2, so nobody can learn it; .*allow_missing"),
         ({"classes": 2}, r"labels must lie in 0 .. 1, got 2"),
         ({"classes": 4}, r"no client holds class 3"),
@@ -233,6 +233,91 @@ GOOD = holder(0, 1, 2)
 def test_a_federation_is_checked_where_it_is_made(changes: dict[str, Any], said: str) -> None:
     with pytest.raises(ValueError, match=said):
         federation(**{"models": mlp} | changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"clients": [(np.ma.masked_greater(GOOD[0], 1), GOOD[1])]}, r"client 0: masked values"),
+        ({"clients": [(list(np.ma.masked_greater(GOOD[0], 1)), GOOD[1])]}, r"client 0: masked values"),
+        ({"clients": [(GOOD[0], np.ma.masked_equal(GOOD[1], 2))]}, r"the labels of client 0: masked values"),
+        ({"public": np.ma.masked_greater(GOOD[0], 1)}, r"the public set: masked values"),
+        ({"clients": [(GOOD[0] + 1j, GOOD[1])]}, r"client 0: expected an array of numbers, .*complex"),
+        ({"clients": [(torch.tensor(GOOD[0] + 1j), GOOD[1])]}, r"client 0: expected an array of numbers, .*complex"),
+        ({"clients": [(torch.tensor(GOOD[0]).to_sparse(), GOOD[1])]}, r"client 0: .*pass \.to_dense\(\)"),
+        ({"clients": [(np.full((40, WIDTH), 2**63, np.uint64), GOOD[1])]}, r"client 0: .*9223372036854775808 is above"),
+        ({"clients": [(GOOD[0], GOOD[1].astype(np.uint64) + 2**63)]}, r"the labels of client 0: .* is above"),
+        ({"clients": [(GOOD[0], torch.full((40,), 2**63, dtype=torch.uint64))]}, r"labels of client 0: .* is above"),
+        ({"clients": [(GOOD[0].astype(object), GOOD[1])]}, r"client 0: expected an array of numbers"),
+        ({"clients": [(GOOD[0] * 1e300, GOOD[1])]}, r"client 0 has inputs that are not finite"),
+        ({"classes": 65_537}, r"classes must be at most 65536, got 65537"),
+    ],
+)  # fmt: skip
+def test_numbers_that_would_be_changed_in_silence_are_refused(changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        federation(**{"models": mlp} | changes)
+
+
+def test_a_masked_array_without_a_masked_value_is_an_array() -> None:
+    f = federation(mlp, clients=[(np.ma.masked_array(GOOD[0]), np.ma.masked_array(GOOD[1]))])
+    assert np.allclose(f.private[0].x, GOOD[0])
+
+
+def test_unsigned_numbers_that_fit_are_taken() -> None:
+    f = federation(mlp, clients=[(GOOD[0], torch.tensor(GOOD[1]).to(torch.uint64)), (GOOD[0], GOOD[1].astype("u4"))])
+    assert f.private[0]["y"].tolist() == f.private[1]["y"].tolist() == GOOD[1].tolist()
+
+
+# --------------------------------------------------------------------------------------------------------- labels
+
+
+def relabelled(values: list[int], **changes: Any) -> Federation:
+    """The same federation with other labels for its classes."""
+    names = np.array(values)
+    pairs = [(x, names[y]) for x, y in (holder(0, 1), holder(1, 2), holder(2, 0))]
+    return federation(mlp, **{"clients": pairs, "test": (points(LABELS), names[LABELS])} | changes)
+
+
+@pytest.mark.parametrize("values", [[1, 2, 3], [7, 3_000_000_000, 2**62], [0, 1, 5]])
+def test_labels_are_the_callers_own(values: list[int], tmp_path: Path) -> None:
+    f = relabelled(values)
+    assert f.classes == CLASSES  # none that nobody has
+    assert f.labels == tuple(values)
+    assert f.counts().tolist() == [[20, 20, 0], [0, 20, 20], [20, 0, 20]]
+    result = fedcc.run(FedCC(), f, **QUICK)
+    predicted = result.predict(NEW)
+    assert set(predicted.tolist()) <= set(values)
+    assert float(np.mean(predicted.numpy() == np.array(values)[LABELS])) > 0.8
+    assert result.scores(NEW).shape == (60, CLASSES)
+    loaded = fedcc.load(result.save(tmp_path), models=mlp)
+    assert loaded.labels == tuple(values)
+    assert torch.equal(loaded.predict(NEW), predicted)
+    about = json.loads((tmp_path / "models.json").read_text())
+    assert about["labels"] == values
+
+
+def test_labels_from_zero_and_given_classes_stay_as_they_are() -> None:
+    assert federation(mlp).labels == ()
+    f = relabelled([0, 1, 3], classes=5, allow_missing=True)
+    assert (f.classes, f.labels) == (5, ())
+    assert f.counts().sum(0).tolist() == [40, 40, 0, 40, 0]
+    with pytest.raises(ValueError, match=r"labels must lie in 0 \.\. 2, got 3"):
+        relabelled([1, 2, 3], classes=3)
+    with pytest.raises(ValueError, match=r"no client holds class 900, so nobody can learn it"):
+        relabelled([1, 2, 3], test=(points([0]), [900]))
+
+
+def test_more_labels_than_classes_may_be() -> None:
+    x = np.zeros((65_537, WIDTH), np.float32)
+    with pytest.raises(ValueError, match=r"labels must have at most 65,536 distinct values, got 65,537"):
+        federation(mlp, clients=[(x, np.arange(65_537) * 10)], test=(x[:1], [0]))
+
+
+def test_a_table_of_integers_is_told_from_tokens() -> None:
+    x = np.arange(40 * WIDTH).reshape(40, WIDTH)
+    f = federation(mlp, clients=[(x, GOOD[1])], public=x, test=(x, GOOD[1]))
+    with pytest.raises(ValueError, match=r"mlp does not take integers of shape \(6,\) .*integers are tokens.*float32"):
+        fedcc.run(FedCC(), f, **QUICK)
 
 
 def test_absent_classes_can_be_meant() -> None:
@@ -355,6 +440,9 @@ def test_missing_and_damaged_files(copy: Path) -> None:
         ({"models": {"client/0": {"trunks": ["own:mlp"]}}}, "models.json is damaged: KeyError 'shape'"),
         ({"models": {"client/0": 3}}, "models.json is damaged"),
         ({"rounds": 3}, "'rounds' is missing or of the wrong kind"),
+        ({"labels": [1, 2]}, "'labels' must be 3 ascending numbers"),
+        ({"labels": [3, 2, 1]}, "'labels' must be 3 ascending numbers"),
+        ({"labels": [1, 2, "3"]}, "'labels' must be 3 ascending numbers"),
     ],
 )
 def test_altered_descriptions(change: dict[str, Any], said: str, copy: Path) -> None:

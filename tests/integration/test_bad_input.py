@@ -62,7 +62,7 @@ NAMES = [
     (("data", "check"), ("Missing argument 'NAME'",)),
     (("skew", "--out", "who.jpg"), ("--out must end in .png, .pdf, .svg", "'who.jpg'")),
     (("run", "fedavg", "--models", "resnet8,resnet14"), ("FedAvg averages weights", "resnet8, resnet14")),
-    (("run", "fedmd", "--set", "average=probs"), ("average=probs needs loss=kl",)),
+    (("run", "fedmd", "--set", "loss=l1"), ("average=probs needs loss=kl",)),
     (("run", "fedcc", "--augment"), ("digits has no augmentation to turn on",)),
     (("run", "fedcc", "--resize", "32"), ("resize is for tiny-imagenet alone", "32")),
 ]
@@ -206,7 +206,7 @@ def test_an_altered_and_a_truncated_file(cifar: Path, capsys: Capsys, monkeypatc
     whole = (cifar / "data_batch_1").read_bytes()
     (cifar / "data_batch_1").unlink()
     (cifar / "data_batch_1").write_bytes(whole[: len(whole) // 2])
-    call(capsys, *words).refused("data_batch_1: expected a pickle of arrays", code=1)
+    call(capsys, *words).refused("data_batch_1: truncated or altered: expected md5 c99c", code=1)
     (cifar / "data_batch_1").unlink()
     call(capsys, *words).refused("data_batch_1: not there, though", code=1)
     assert not Path("run").exists()
@@ -360,11 +360,21 @@ def test_a_line_is_there_or_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 def test_a_loss_that_is_not_finite_names_its_place(capsys: Capsys) -> None:
     done = call(capsys, "run", "fedcc", *QUICK, "--epochs", 2, "--lr", "1e30", "--out", "r")
-    done.failed("the loss is not finite", "lr 1e+30", "client 0, round 1, 'fit'", "see r")
+    done.failed("the loss is not finite", "at step 2 of ", "lr 1e+30", "client 0, round 1, 'fit'", "see r")
     assert RunFolder(Path("r")).metrics() == []
     call(capsys, "run", "fedcc", *QUICK, "--epochs", 2, "--lr", "1e30", "--out", "r").refused(
         "this run already (unfinished)"
     )
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedct"])
+def test_weights_that_the_last_step_ruins_are_no_result(capsys: Capsys, method: str) -> None:
+    split = "--data", "digits", "--skew", "classes:4", "--clients", 3, "--rounds", 1, "--epochs", 1
+    huge = "--models", "resnet8", "--fraction", 0.2, "--batch", 512, "--lr", "1e38", "--out", "r"
+    done = call(capsys, "run", method, *split, *huge)
+    done.failed("the weights are not finite", "after step 1 of 1 with lr 1e+38", "client 0, round 1, 'fit'", "see r")
+    assert RunFolder(Path("r")).metrics() == []
+    assert not Path("r/summary.json").exists()
 
 
 def test_a_bug_is_called_one_and_can_be_traced(capsys: Capsys, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,8 +25,8 @@ Capsys = pytest.CaptureFixture[str]
 COMMANDS = {
     "run": (
         "--config --data --skew --clients --models --assignment --rounds --epochs --participation --seed --set --lr "
-        "--batch --reset --public --stratified --fraction --augment --resize --wire --client-accuracy --device "
-        "--engine --deterministic "
+        "--batch --reset --public --stratified --fraction --augment --validation --resize --wire --client-accuracy "
+        "--device --engine --deterministic "
         "--precision --threads --out --data-dir --overwrite --save-models "
         "--checkpoint --checkpoint-every --keep-checkpoints --track --json"
     ),

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from fedcc.experiments import Experiment, RunFolder, execute
-from program import alive, call, descendants, wait_until
+from program import alive, call, descendants, started, wait_until
 
 Capsys = pytest.CaptureFixture[str]
 METHODS = ("fedcc", "fedmd", "fedavg", "local", "centralized")
@@ -75,10 +75,7 @@ def test_other_runs_are_not_replaced(tmp_path: Path, capsys: Capsys) -> None:
     ],
 )
 def test_a_signal_ends_everything(number: str, everyone: bool, code: int, tmp_path: Path) -> None:
-    words = [sys.executable, "-m", "fedcc", "demo", "--rounds", "500", "--out", "d", "--jobs", "1"]
-    demo = subprocess.Popen(
-        words, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
-    )
+    demo = started(tmp_path, "demo", "--rounds", 500, "--out", "d", "--jobs", 1)
     workers: list[int] = []
     try:
         workers = wait_until(lambda: [p for p in descendants(demo.pid) if "spawn_main" in command(p)])

@@ -42,8 +42,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def timeless(folder: Path) -> list[dict[str, Any]]:
-    """The lines of metrics.jsonl but for the times."""
-    return [{k: v for k, v in record.items() if k != "seconds"} for record in RunFolder(folder).metrics()]
+    """The lines of metrics.jsonl, without times and how many runs were beside it."""
+    return [
+        {k: v for k, v in record.items() if k not in ("seconds", "sharing")} for record in RunFolder(folder).metrics()
+    ]
 
 
 def percentage(value: Any) -> bool:
@@ -90,8 +92,8 @@ def test_metrics_jsonl_has_a_line_a_round(folder: Path) -> None:
     for record in map(json.loads, lines):
         assert record.keys() == {
             "round", "accuracy", "clients", "local", "valid", "valid_labels", "local_full", "targets", "majority",
-            "log", "present", "bytes", "seconds", "readings",
-        }  # fmt: skip
+            "log", "present", "bytes", "seconds", "readings", "images", "sharing",
+        } | ({"confusion", "known"} if record["round"] == 2 else set())  # fmt: skip
         assert percentage(record["accuracy"])
         assert percentage(record["targets"])
         assert list(record["readings"]) == ["trust=2", "trust=4", "mirror", "mirror,trust=4"]
@@ -114,6 +116,38 @@ def test_metrics_jsonl_has_a_line_a_round(folder: Path) -> None:
         phases = {"fit", "refine", "predict", "evaluate"} | ({"init"} if record["round"] == 1 else {"sync"})
         assert record["seconds"].keys() == phases
         assert all(isinstance(s, float) and s >= 0 for s in record["seconds"].values())
+
+
+def test_the_last_round_says_what_was_taken_for_what_and_what_clients_know(folder: Path) -> None:
+    summary, last = RunFolder(folder).summary(), RunFolder(folder).metrics()[-1]
+    assert summary is not None
+    assert (summary["confusion"], summary["known"]) == (last["confusion"], last["known"])
+    right, tested = (sum(summary["confusion"][c][c] for c in range(10)), sum(map(sum, summary["confusion"])))
+    assert round(100 * right / tested, 4) == summary["accuracy"]["final"]
+    assert list(summary["known"]) == CLIENTS
+    assert all(len(row) == 10 and all(0 <= v <= 1 for v in row) for row in summary["known"].values())
+
+
+def test_images_processed_are_steps_times_batches(folder: Path) -> None:
+    summary, records = RunFolder(folder).summary(), RunFolder(folder).metrics()
+    assert summary is not None
+    split = Partition.load(folder / "partition.npz")
+    epochs, batch = summary["epochs"], 64  # fit has two epochs here
+    private = [epochs * math.ceil(len(rows) / batch) for rows in split.clients]
+    public = epochs * math.ceil(len(split.public) / batch)
+    fit, sync = 2 * batch * sum(private), batch * public * len(split.clients)
+    refine = 2 * batch * sum(max(steps, public) for steps in private)  # a batch of each stream
+    assert [r["images"]["trained"] for r in records] == [
+        {"fit": fit, "refine": refine},
+        {"sync": sync, "fit": fit, "refine": refine},
+    ]
+    predicted = len(split.clients) * (1 + 2 * len(split.public))  # the probe, pseudo labels, the upload
+    assert [r["images"]["predicted"] for r in records] == [predicted, predicted]
+    assert summary["images"] == {
+        "trained": {"fit": 2 * fit, "refine": 2 * refine, "sync": sync},
+        "predicted": 2 * predicted,
+        "rounds": {"trained": [fit + refine, sync + fit + refine], "predicted": [predicted, predicted]},
+    }
 
 
 def test_bytes_are_those_of_the_messages(folder: Path) -> None:
@@ -178,7 +212,7 @@ def test_a_command_says_every_value(method: str) -> None:
         "skew": "dirichlet:0.5,minimum=1", "clients": 7, "models": "resnet8", "rounds": 2, "epochs": 3, "public": 0.2,
         "assignment": "halves", "stratified": True, "fraction": 0.5, "lr": 2e-5, "batch": 16, "reset": "round",
         "participation": 0.5, "wire": "fp16", "client_accuracy": False, "seed": 9, "device": "cpu",
-        "precision": "bf16", "threads": 2,
+        "precision": "bf16", "threads": 2, "augment": "hole=0.25,shift=0.1", "validation": 0.2,
     }  # fmt: skip
     settings = {"fedcc": {"lam": 0.1, "epochs_fit": 0, "probe_kind": "white", "refine_joint_batch": False}}
     experiment = Experiment.resolved(method, settings=settings.get(method), **given)
@@ -198,6 +232,7 @@ def test_other_methods_leave_out_what_they_do_not_have(tmp_path: Path, capsys: C
     assert call(capsys, "run", "fedavg", *QUICK, "--out", tmp_path / "r").code == 0
     (record,) = RunFolder(tmp_path / "r").metrics()
     assert percentage(record["readings"].pop("re-estimated"))
+    assert percentage(record["readings"].pop("mirror"))  # of the last round, which this is
     assert record["readings"] == {}
     assert (record["targets"], record["log"]) == (None, {})
     assert record["bytes"]["up"] == record["bytes"]["down"] > 0
@@ -223,7 +258,10 @@ def test_a_seed_decides_every_number(folder: Path, tmp_path: Path, capsys: Capsy
     one = ("--rounds", 1, "--epochs", 1)
     for seed in (0, 1):
         call(capsys, "run", "--config", folder / "experiment.toml", *one, "--seed", seed, "--out", tmp_path / str(seed))
-    assert timeless(tmp_path / "0") == timeless(folder)[:1]
+    (only,) = timeless(tmp_path / "0")
+    last = {name: only.pop(name) for name in ("confusion", "known")}  # its first round is its last one
+    assert only == timeless(folder)[0]
+    assert all(last.values())
     assert timeless(tmp_path / "1") != timeless(tmp_path / "0")
 
 

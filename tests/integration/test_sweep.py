@@ -15,7 +15,7 @@ import pytest
 from fedcc.experiments import RunFolder
 from fedcc.experiments.store import InUse
 from fedcc.experiments.workers import Died, Processes
-from program import QUICK, Running, alive, call, descendants, wait_until
+from program import QUICK, Running, alive, call, descendants, started, wait_until
 
 Capsys = pytest.CaptureFixture[str]
 FILE = """
@@ -42,9 +42,11 @@ def numbers(root: Path) -> dict[str, Any]:
     found = {}
     for path in sorted(root.rglob("summary.json")):
         summary = json.loads(path.read_text())
-        for name in ("seconds", "commit", "checkpoint_bytes"):
+        for name in ("seconds", "sharing", "commit", "checkpoint_bytes"):
             summary.pop(name)
-        records = [{k: v for k, v in r.items() if k != "seconds"} for r in RunFolder(path.parent).metrics()]
+        records = [
+            {k: v for k, v in r.items() if k not in ("seconds", "sharing")} for r in RunFolder(path.parent).metrics()
+        ]
         models = path.with_name("models.safetensors").read_bytes()
         found[str(path.parent.relative_to(root))] = (summary, records, models)
     return found
@@ -244,10 +246,7 @@ def test_a_worker_that_dies_takes_only_its_own_piece_with_it() -> None:
 def test_no_worker_outlives_the_sweep(number: str, code: int, tmp_path: Path) -> None:
     """Ctrl-C reaches the whole group; a kill, the program alone."""
     (tmp_path / "s.toml").write_text(FILE.replace("rounds = 3", "rounds = 500"))
-    words = [sys.executable, "-m", "fedcc", "sweep", "s.toml", "--jobs", "2"]
-    sweep = subprocess.Popen(
-        words, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
-    )
+    sweep = started(tmp_path, "sweep", "s.toml", "--jobs", 2)
     wait_until(lambda: all(RunFolder(tmp_path / "runs" / p).metrics() for p in PLACES[:2]), 240)
     workers = descendants(sweep.pid)
     if number == "SIGINT":

@@ -46,3 +46,12 @@ def test_two_twins_of_half_the_size_count_as_one(clients: list[tuple[list[float]
 def test_identical_clients_average_to_themselves(w: list[float], sizes: list[int]) -> None:
     found = average(uplinks([(w, n) for n in sizes]))["w"]
     torch.testing.assert_close(found, torch.tensor(w, dtype=torch.float64))
+
+
+@given(st.lists(value, min_size=3, max_size=3), st.lists(st.integers(1, 9_999), min_size=1, max_size=8))
+def test_what_all_clients_agree_on_is_not_rounded(w: list[float], sizes: list[int]) -> None:
+    """So that a frozen weight stays the same to the bit, also beside one that is trained."""
+    for dtype in (torch.float32, torch.float64):
+        ups = [Weights({"w": torch.tensor([*w, float(k)], dtype=dtype)}, n) for k, n in enumerate(sizes)]
+        found = average(ups)["w"]
+        assert torch.equal(found[:3], torch.tensor(w, dtype=dtype))

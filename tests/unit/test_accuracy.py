@@ -14,9 +14,9 @@ from fedcc.core.model import Arch, Model, Outputs
 from fedcc.core.requests import Predict, Request
 from fedcc.core.samples import Samples
 from fedcc.evaluate import evaluate
-from fedcc.evaluate.accuracy import valid
+from fedcc.evaluate.accuracy import class_means, valid
 from fedcc.experiments.execute import logs, table2
-from fedcc.methods import FedAvg, FedCC, FedMD
+from fedcc.methods import FedAvg, FedCC, FedMD, Local
 from tiny import Mlp, Tiny
 
 LABELS = torch.tensor([0, 0, 1, 1, 2, 2])
@@ -85,6 +85,27 @@ def test_networks_without_unknown_have_two_accuracies() -> None:
     assert found.clients == {0: pytest.approx(66.6667)}
     assert found.local == {0: 75.0}
     assert found.valid == found.valid_labels == found.local_full == {}
+
+
+def test_a_detailed_evaluation_counts_answers_by_label() -> None:
+    engine = Given([[0, 0, 0, 1, 0, 2]], 3)  # labels 0, 0, 1, 1, 2, 2
+    found = evaluate(FedMD(), engine.trained, samples(), engine, detailed=True)
+    assert found.confusion == [[2, 0, 0], [1, 1, 0], [1, 0, 1]]
+    assert evaluate(FedMD(), engine.trained, samples(), engine).confusion == []
+    assert found.known == {}
+    alone = Given([[0] * 6, [1] * 6], 3)
+    assert evaluate(Local(), alone.trained, samples(), alone, detailed=True).confusion == [[2, 2, 0]] * 3
+
+
+def test_a_detailed_evaluation_has_what_a_client_knows_by_label() -> None:
+    engine = Given([[0, 3, 1, 3, 3, 3]], 4)
+    held = {0: torch.tensor([1, 1, 0])}
+    found = evaluate(FedCC(), engine.trained, samples(), engine, counts=held, detailed=True)
+    logits = engine.serve([Predict(engine.trained.clients[0], samples())])[0].logits
+    known = (1 - logits.softmax(-1)[:, -1]).view(3, 2).mean(1)
+    assert found.known == {0: [pytest.approx(float(v), abs=6e-5) for v in known]}
+    assert found.known[0][0] == found.known[0][1] > found.known[0][2]
+    assert class_means(torch.tensor([0.25]), torch.tensor([1]), 3) == [None, 0.25, None]
 
 
 @pytest.mark.parametrize("participation", [1.0, 0.5])

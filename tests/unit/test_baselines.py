@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -24,6 +25,7 @@ from recording import record, same
 from tiny import Mlp, Tiny
 
 quickly = settings(deadline=None, max_examples=30, derandomize=True)
+LOGITS = FedMD(loss="l1", average="logits")  # as the authors' code has it
 MIXED = [[0, 1] * 10, [1, 2] * 6, [0, 2] * 4]
 
 
@@ -138,17 +140,18 @@ def served(method: FedMD, values: list[Tensor]) -> Tensor:
 
 def test_fedmd_averages_logits_unweighted_in_any_order() -> None:
     values = [torch.randn(24, 3, dtype=torch.float64) for _ in range(3)]
-    assert torch.allclose(served(FedMD(), values), sum(values) / 3, atol=1e-12)  # type: ignore[arg-type]
-    assert torch.allclose(served(FedMD(), values[::-1]), served(FedMD(), values), atol=1e-12)
+    assert torch.allclose(served(LOGITS, values), sum(values) / 3, atol=1e-12)  # type: ignore[arg-type]
+    assert torch.allclose(served(LOGITS, values[::-1]), served(LOGITS, values), atol=1e-12)
+    assert torch.equal(served(FedMD(), values), served(LOGITS, values))  # whatever it is that clients send
 
 
 def test_fedmd_one_client_digests_its_own_logits_without_loss_or_gradient() -> None:
     """With running statistics (BatchNorm frozen, no augmentation): loss and gradient are exactly zero."""
-    tiny = Tiny(FedMD(), labels=[[0, 1] * 10]).run(1)
+    tiny = Tiny(LOGITS, labels=[[0, 1] * 10]).run(1)
     own = tiny.ask(_logits(tiny.clients[0].model, tiny.public))
     assert torch.equal(tiny.rounds[0].downs[0].values, own)
     z = own.clone().requires_grad_()
-    loss = FedMD().digest(step(z, tiny.rounds[0].downs[0].values))
+    loss = LOGITS.digest(step(z, tiny.rounds[0].downs[0].values))
     (grad,) = torch.autograd.grad(loss, z)
     assert float(loss.detach()) == 0
     assert not grad.any()
@@ -156,7 +159,7 @@ def test_fedmd_one_client_digests_its_own_logits_without_loss_or_gradient() -> N
 
 def test_fedmd_consensus_of_two_identical_clients_is_a_fixed_point() -> None:
     """Without BatchNorm: digesting what both already say moves no weight."""
-    tiny = Tiny(FedMD(revisit_epochs=0), labels=[[0, 1] * 10] * 2, factories=(Mlp(norm=False),))
+    tiny = Tiny(replace(LOGITS, revisit_epochs=0), labels=[[0, 1] * 10] * 2, factories=(Mlp(norm=False),))
     tiny.clients[1].model = tiny.clients[0].model
     before = tiny.clients[0].model.state
     asked = record(tiny)
@@ -168,7 +171,7 @@ def test_fedmd_consensus_of_two_identical_clients_is_a_fixed_point() -> None:
 
 @pytest.mark.parametrize("loss", ["l1", "mse", "kl"])
 def test_fedmd_digest_ignores_private_data_and_revisit_public(loss: Any) -> None:
-    tiny = Tiny(FedMD(loss=loss), labels=MIXED)
+    tiny = Tiny(FedMD(loss=loss, average="logits"), labels=MIXED)
     asked = record(tiny)
     tiny.run(2)
     assert {tuple(f.streams) for f in asked.fits("sync")} == {("public",)}
@@ -178,10 +181,11 @@ def test_fedmd_digest_ignores_private_data_and_revisit_public(loss: Any) -> None
 
 def test_fedmd_losses() -> None:
     z, t = torch.tensor([[1.0, 4.0]]), torch.tensor([[2.0, 2.0]])
-    assert (FedMD().digest, FedMD(loss="mse").digest) == (LogitDistance("public", 1), LogitDistance("public", 2))
-    assert FedMD(loss="kl").digest == Distill("public")
-    assert float(FedMD().digest(step(z, t))) == 1.5
-    assert float(FedMD(loss="mse").digest(step(z, t))) == 2.5
+    squares = replace(LOGITS, loss="mse")
+    assert (LOGITS.digest, squares.digest) == (LogitDistance("public", 1), LogitDistance("public", 2))
+    assert FedMD().digest == Distill("public")
+    assert float(LOGITS.digest(step(z, t))) == 1.5
+    assert float(squares.digest(step(z, t))) == 2.5
 
 
 @quickly
@@ -193,7 +197,7 @@ def test_fedmd_kl_has_no_gradient_if_and_only_if_the_softmaxes_agree(seed: int, 
     if not agree:
         other = other + F.one_hot(torch.tensor([0, 1, 2]), 4)
     z.requires_grad_()
-    (grad,) = torch.autograd.grad(FedMD(loss="kl").digest(step(z, other.softmax(-1))), z)
+    (grad,) = torch.autograd.grad(FedMD().digest(step(z, other.softmax(-1))), z)
     assert bool((grad.abs() < 1e-12).all()) is agree
 
 
@@ -210,7 +214,7 @@ def test_fedmd_kl_targets_are_distributions(average: Any) -> None:
 
 def test_fedmd_probabilities_cannot_be_compared_with_logits() -> None:
     with pytest.raises(ValueError, match=r"average=probs needs loss=kl .*got loss=l1"):
-        FedMD(average="probs")
+        FedMD(loss="l1", average="probs")
 
 
 def test_fedmd_epochs_of_its_phases() -> None:
@@ -222,9 +226,24 @@ def test_fedmd_epochs_of_its_phases() -> None:
 
 
 def test_fedmd_predicts_by_the_mean_logits() -> None:
-    tiny = Tiny(FedMD(), labels=MIXED, factories=(Mlp(), Mlp(5))).run(1)
+    tiny = Tiny(LOGITS, labels=MIXED, factories=(Mlp(), Mlp(5))).run(1)
     each = [tiny.ask(_logits(c.model, tiny.test)) for c in tiny.clients]
     assert torch.allclose(tiny.scores(), torch.stack(each).mean(0), atol=1e-12)
+    assert "mean-logits" not in LOGITS.readings(tiny.public)
+
+
+def test_fedmd_shares_probabilities_and_is_read_by_mean_logits_too() -> None:
+    tiny = Tiny(FedMD(), labels=MIXED, factories=(Mlp(), Mlp(5)))
+    asked = record(tiny)
+    tiny.run(2)
+    sent = torch.stack([up.values for up in tiny.rounds[0].ups.values()])
+    assert torch.allclose(sent.sum(-1), torch.ones_like(sent[..., 0]))
+    assert {f.loss for f in asked.fits("sync")} == {Distill("public")}
+    assert torch.allclose(asked.fits("sync")[0].streams["public"]["target"], sent.mean(0), atol=1e-12)
+    each = torch.stack([tiny.ask(_logits(c.model, tiny.test)) for c in tiny.clients])
+    assert torch.allclose(tiny.scores(), each.softmax(-1).mean(0), atol=1e-12)
+    read = tiny.ask(FedMD().readings(tiny.public)["mean-logits"](tiny.cohort.trained(tiny.server), tiny.test))
+    assert torch.allclose(read, each.mean(0), atol=1e-12)
 
 
 # -- bounds

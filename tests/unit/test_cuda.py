@@ -11,6 +11,7 @@ import torch
 
 from fedcc.core.model import Arch
 from fedcc.core.rng import Key
+from fedcc.core.samples import View
 from fedcc.engine import cuda, kernels, stepping
 from fedcc.engine.stack import Stacked, stacked_state
 from fedcc.nets import ResNet, build
@@ -55,8 +56,8 @@ def test_arguments_lie_as_the_c_compiler_lays_them() -> None:
 @pytest.mark.usefixtures("folder")
 @pytest.mark.parametrize("architecture", ["sm_80", "sm_90"])
 def test_the_kernels_of_a_step_compile(architecture: str) -> None:
-    for augments in (False, True):
-        defines = stepping.image_defines(3, 32, 32, augments)
+    for view in (View(), View(pad=4, flip=True), View(pad=4, flip=True).with_augment("strong")):
+        defines = stepping.image_defines(3, 32, 32, view)
         cubin = cuda.compiled(cuda.source("step.cu"), defines, architecture)
         assert cubin.startswith(b"\x7fELF")
         assert all(
@@ -128,7 +129,7 @@ def test_without_a_home_it_compiles_all_the_same(folder: Path, monkeypatch: pyte
 
 def test_many_are_compiled_at_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
-    sizes = [stepping.image_defines(1, size, size, True) for size in (8, 16, 24)]
+    sizes = [stepping.image_defines(1, size, size, View(pad=2)) for size in (8, 16, 24)]
     cuda.compile_all([("step.cu", name, defines) for defines in sizes for name in ("images", "adam")], DEVICE)
     assert len(list(folder.iterdir())) == 3
 
@@ -137,6 +138,6 @@ def test_many_are_compiled_at_once(folder: Path, monkeypatch: pytest.MonkeyPatch
 def test_a_kernel_says_what_is_wrong_with_a_launch() -> None:
     tick = cuda.kernel("step.cu", "tick", {}, DEVICE)
     with pytest.raises(cuda.KernelError, match=r"tick, grid .* 2048 threads"):
-        tick((1, 1, 1), 2048, 0, bytes(104), DEVICE)
+        tick((1, 1, 1), 2048, 0, bytes(112), DEVICE)
     with pytest.raises(cuda.KernelError, match=r"no kernel 'tock' in step\.cu"):
         cuda.kernel("step.cu", "tock", {}, DEVICE)

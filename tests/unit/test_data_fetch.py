@@ -22,7 +22,7 @@ import pytest
 from fedcc.data import DataError, Description, find, load
 from fedcc.data import fetch as fetching
 from fedcc.data.dataset import Remote
-from fedcc.data.fetch import ATTEMPTS, BLOCK, fetch
+from fedcc.data.fetch import ATTEMPTS, BLOCK, check, fetch
 
 
 class Server(ThreadingHTTPServer):
@@ -248,6 +248,24 @@ def test_a_zip_that_reaches_out_is_refused(server, tmp_path, member):
     assert not (data / "tiny-imagenet-200").exists()
 
 
+@pytest.mark.parametrize("limit", ["MAX_UNPACKED", "MAX_MEMBERS"])
+def test_an_archive_that_would_fill_the_disk_is_refused(server, tmp_path, monkeypatch, limit):
+    monkeypatch.setattr(fetching, limit, 5)
+    zipped = zip_of({f"tiny-imagenet-200/{i}": b"x" for i in range(6)})
+    for description in (served(server, tar_of(BATCHES)), served(server, zipped, "tiny-imagenet-200.zip", "tiny")):
+        with pytest.raises(DataError, match=r"refused: over .* when unpacked"):
+            fetch(description, tmp_path)
+    assert visible(tmp_path) == ["cifar-10-python.tar.gz", "tiny-imagenet-200.zip"]
+
+
+def test_an_encrypted_archive_is_refused(server, tmp_path):
+    content = bytearray(zip_of({"tiny-imagenet-200/wnids.txt": b"n1"}))
+    content[6] |= 1  # in the member's header and in the directory
+    content[content.index(b"PK\x01\x02") + 8] |= 1
+    with pytest.raises(DataError, match=r"tiny-imagenet-200\.zip: cannot be unpacked: .*encrypted"):
+        fetch(served(server, bytes(content), "tiny-imagenet-200.zip", "tiny"), tmp_path)
+
+
 def test_an_archive_of_something_else(server, tmp_path):
     with pytest.raises(DataError, match=r"expected the folder cifar-10-batches-py/ in it, found \['other'\]"):
         fetch(served(server, tar_of({"other/x": b""})), tmp_path)
@@ -272,9 +290,26 @@ def test_load_fetches_what_is_absent(server, tmp_path, monkeypatch):
     from fedcc.data import registry
 
     monkeypatch.setitem(registry.DATASETS, "cifar10", served(server, tar_of(BATCHES)))
-    with pytest.raises(DataError, match=r"batches\.meta: expected a pickle"):
+    with pytest.raises(DataError, match=r"batches\.meta: truncated or altered: expected md5"):
         load("cifar10", tmp_path)
     assert len(server.ranges) == 1
+
+
+def test_the_default_folder_is_made_when_it_is_needed(server, tmp_path, monkeypatch):
+    """First use on a fresh machine: no cache folder, nothing named."""
+    from fedcc.data import registry
+
+    monkeypatch.delenv("FEDCC_DATA", raising=False)
+    monkeypatch.setattr("platformdirs.user_cache_path", lambda name: tmp_path / "cache" / name)
+    monkeypatch.setitem(registry.DATASETS, "cifar10", served(server, tar_of(BATCHES)))
+    assert not check("cifar10")[0].ok
+    assert list(tmp_path.iterdir()) == []  # a look makes nothing
+    with pytest.raises(DataError, match=r"batches\.meta: truncated or altered"):
+        load("cifar10")
+    assert visible(tmp_path / "cache" / "fedcc") == ["cifar-10-batches-py"]
+    with pytest.raises(DataError, match="typo: no such data folder"):
+        load("cifar10", tmp_path / "typo")
+    assert visible(tmp_path) == ["cache"]
 
 
 SCRIPT = """
@@ -353,10 +388,10 @@ def test_an_odd_tar_is_refused_in_one_line(server, tmp_path, content, said):
 
 @pytest.mark.parametrize("file", ["cifar-10-python.tar.gz", "cifar-10-python.zip"])
 def test_a_bomb_is_refused_before_it_is_unpacked(server, tmp_path, monkeypatch, file):
-    monkeypatch.setattr("fedcc.data.fetch.LARGEST", 2**20, raising=False)
+    monkeypatch.setattr("fedcc.data.fetch.MAX_UNPACKED", 2**20, raising=False)
     members = {f"cifar-10-batches-py/{n}": bytes(400_000) for n in range(3)}
     content = tar_of(members) if file.endswith(".gz") else zip_of(members)
-    with pytest.raises(DataError, match="it holds more than 1,048,576 bytes"):
+    with pytest.raises(DataError, match="over 1,048,576 bytes"):
         fetch(served(server, content, file), tmp_path)
     assert not (tmp_path / "cifar-10-batches-py").exists()
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from fedcc.core.naming import unknown
@@ -250,6 +251,67 @@ def test_fashion_reads_packed_and_unpacked_files(small_fashion):
     assert fashion.read(small_fashion, (30, 10), {}).sha256 == packed.sha256
 
 
+@pytest.fixture
+def digests(small_fashion: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """Of the content of the small files, as if they were upstream's."""
+    found = {p.name: hashlib.sha256(gzip.decompress(p.read_bytes())).hexdigest() for p in small_fashion.iterdir()}
+    for name, digest in found.items():
+        monkeypatch.setitem(fashion.SHA256, name, digest)
+        monkeypatch.setitem(fashion.MD5, name, hashlib.md5((small_fashion / name).read_bytes()).hexdigest())
+    return found
+
+
+def test_fashion_is_compared_by_its_content_however_it_is_packed(small_fashion, digests, recwarn):
+    """Debian's package has the same images, compressed anew."""
+    home = small_fashion / "fashion-mnist"
+    home.mkdir()
+    for name in digests:
+        content = gzip.decompress((small_fashion / name).read_bytes())
+        (home / name).write_bytes(gzip.compress(content, compresslevel=1, mtime=0))
+    assert all(line.ok for line in check("fashion", small_fashion))
+    first = fashion.read(home, (30, 10), digests)
+    unpacked = home / "train-images-idx3-ubyte"
+    unpacked.write_bytes(gzip.decompress((home / "train-images-idx3-ubyte.gz").read_bytes()))
+    (home / "train-images-idx3-ubyte.gz").unlink()
+    first_line = check("fashion", small_fashion)[0]
+    assert (first_line.file, first_line.ok) == ("fashion-mnist/train-images-idx3-ubyte", True)
+    assert fashion.read(home, (30, 10), digests).sha256 == first.sha256
+    torch.from_numpy(first.test_x)
+    torch.from_numpy(first.train_x)
+    assert not [w for w in recwarn if "not writable" in str(w.message)]
+    content = bytearray(unpacked.read_bytes())
+    content[-1] ^= 1
+    unpacked.write_bytes(content)
+    assert [line.ok for line in check("fashion", small_fashion)] == [False, True, True, True]
+    with pytest.raises(DataError, match="train-images-idx3-ubyte: truncated or altered: expected sha256"):
+        fashion.read(home, (30, 10), digests)
+
+
+def test_fashion_arrays_can_be_written_to(small_fashion):
+    """Torch warns of arrays that cannot."""
+    d = fashion.read(small_fashion, (30, 10), {})
+    assert d.train_x.flags.writeable
+    assert d.test_x.flags.writeable
+
+
+def test_a_gzip_file_that_never_ends_is_refused(small_fashion, monkeypatch):
+    monkeypatch.setattr(fashion, "MAX_BYTES", 30_000)
+    path = small_fashion / "train-images-idx3-ubyte.gz"
+    path.write_bytes(gzip.compress(bytes(30_001)))
+    with pytest.raises(DataError, match=r"train-images-idx3-ubyte\.gz: expected at most 30,000 bytes, found more"):
+        fashion.read(small_fashion, (30, 10), {})
+
+
+@pytest.mark.usefixtures("digests")
+def test_check_says_what_is_wrong_with_a_fashion_file(small_fashion):
+    (small_fashion / "train-images-idx3-ubyte.gz").write_bytes(b"<html>")
+    (small_fashion / "train-labels-idx1-ubyte.gz").unlink()
+    lines = fashion.inspect(small_fashion)
+    assert lines[0].found.startswith("expected a whole gzip file")
+    assert lines[1].found == "not there"
+    assert [line.ok for line in lines] == [False, False, True, True]
+
+
 def test_fashion_in_torchvisions_place(tmp_path):
     (tmp_path / "FashionMNIST" / "raw").mkdir(parents=True)
     assert find("fashion").locate(tmp_path) == tmp_path / "FashionMNIST" / "raw"
@@ -276,7 +338,7 @@ def test_fashion_says_what_it_expected_and_found(small_fashion, content, words):
 
 
 def test_fashion_labels_out_of_range_and_altered_files(small_fashion):
-    with pytest.raises(DataError, match="truncated or altered: expected md5"):
+    with pytest.raises(DataError, match="truncated or altered: expected sha256"):
         fashion.read(small_fashion, (30, 10))
     path = small_fashion / "t10k-labels-idx1-ubyte.gz"
     path.write_bytes(gzip.compress(idx(np.arange(1, 11, dtype=np.uint8))))
@@ -417,6 +479,18 @@ def test_real_cifar(name, per_class, image, labels, everything):
     assert d.sha256.startswith(everything)
     mean = (d.train_x / np.float32(255)).mean(axis=(0, 2, 3))
     assert d.view.mean == pytest.approx(mean, abs=2e-4)
+
+
+@pytest.mark.realdata
+def test_real_fashion():
+    """Upstream's files, or those of Debian's package dataset-fashion-mnist."""
+    folder = real("fashion-mnist")
+    assert all(line.ok for line in check("fashion-mnist", folder))
+    d = load("fashion-mnist", folder, download=False)
+    assert set(np.bincount(d.train_y)) == {6000}
+    assert set(np.bincount(d.test_y)) == {1000}
+    assert d.view.mean == pytest.approx((d.train_x / np.float32(255)).mean(axis=(0, 2, 3)), abs=2e-4)
+    assert d.view.std == pytest.approx((d.train_x / np.float32(255)).std(axis=(0, 2, 3)), abs=2e-4)
 
 
 @pytest.mark.realdata

@@ -13,7 +13,7 @@ from fedcc.methods import METHODS, make
 DEFAULTS: dict[str, dict[str, Any]] = {
     "fedavg": {},
     "fedprox": {"mu": 0.01},
-    "fednova": {"normaliser": "steps", "momentum": 0.9, "server_momentum": 0.0, "statistics": "average"},
+    "fednova": {"normaliser": "steps", "momentum": 0.9, "server_momentum": 0.0, "statistics": "normalised"},
     "fedrs": {"alpha": 0.5, "rule": "binary"},
     "fedsam": {"rho": 0.1},
     "fedlc": {"tau": 0.5, "denominator": "include"},
@@ -29,7 +29,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "cache_features": True,
     },
     "fedvls": {"lam": None, "gamma": 0.005, "suppress": "code"},
-    "fedmd": {"loss": "l1", "average": "logits", "digest_epochs": None, "revisit_epochs": None},
+    "fedmd": {"loss": "kl", "average": "probs", "digest_epochs": None, "revisit_epochs": None},
     "feddf": {
         "average": "logits",
         "epochs": None,

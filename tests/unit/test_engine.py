@@ -47,8 +47,8 @@ def test_a_longer_plan_begins_with_the_shorter_one(samples: int, batch: int, ste
 
 @quickly
 @given(st.integers(1, 40), st.integers(1, 16), st.lists(st.integers(0, 9), max_size=4), st.booleans())
-def test_a_plan_made_in_parts_is_the_whole_plan(samples: int, batch: int, parts: list[int], flip: bool) -> None:
-    view = View(pad=2, flip=flip)
+def test_a_plan_made_in_parts_is_the_whole_plan(samples: int, batch: int, parts: list[int], strong: bool) -> None:
+    view = View(pad=2, flip=True, hole=0.5 * strong)
     plan = Plan(KEY, samples, batch, view)
     made = [(plan.indices(n), plan.augmentation(n)) for n in parts]
     assert [len(rows) for rows, _ in made] == parts
@@ -142,8 +142,55 @@ def test_each_image_of_a_batch_has_its_own_draw() -> None:
     assert torch.equal(seen[1], x[1].flip(-1))
 
 
-def test_training_sees_augmented_images_and_predicting_does_not() -> None:
-    view = View(pad=2, flip=True)
+STRONG = View(1 / 255, (0.4, 0.5), (0.2, 0.3), pad=2, flip=True).with_augment("strong")
+
+
+def test_strong_draws_begin_with_the_standard_ones() -> None:
+    standard = augmentation(KEY, STRONG.with_augment("hole=0,brightness=0,shift=0"), 64, 20)
+    draws = augmentation(KEY, STRONG, 64, 20)
+    assert draws.shape == (20, 64, 7)
+    assert torch.equal(draws[..., :3], standard)
+    assert [(int(draws[..., i].min()), int(draws[..., i].max())) for i in range(3, 7)] == [(0, 255)] * 4
+
+
+def test_a_hole_shows_the_mean_colour_and_is_cut_at_the_border() -> None:
+    view = View(1 / 255, (0.5,), (0.25,)).with_augment("hole=0.5")
+    x = torch.full((2, 1, 8, 8), 255, dtype=torch.uint8)
+    seen = view.augmented(x, torch.tensor([[0, 0, 0, 128, 128, 9, 9], [0, 0, 0, 255, 0, 9, 9]]))
+    middle, corner = torch.full((8, 8), 2.0), torch.full((8, 8), 2.0)
+    middle[2:6, 2:6] = 0
+    corner[5:, :2] = 0
+    assert torch.equal(seen[0, 0], middle)
+    assert torch.equal(seen[1, 0], corner)
+
+
+def test_brightness_multiplies_before_the_shift_adds() -> None:
+    view = View(1 / 255).with_augment("brightness=0.2,shift=0.1")
+    x = torch.full((3, 1, 2, 2), 102, dtype=torch.uint8)  # 0.4
+    draws = torch.zeros(3, 7, dtype=torch.long)
+    draws[:, 5:] = torch.tensor([[0, 0], [255, 255], [255, 0]])
+    seen = view.augmented(x, draws, torch.float64)[:, 0, 0, 0]
+    torch.testing.assert_close(seen, torch.tensor([0.22, 0.58, 0.38], dtype=torch.float64))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("srtong", "did you mean 'strong'"),
+        ("hole=2", "hole of an augmentation must be from 0 to 1, got 2"),
+        ("hole=nan", "must be from 0 to 1, got nan"),
+        ("holes=0.5", "did you mean 'hole'"),
+        ("shift=much", "shift of an augmentation must be a number, got 'much'"),
+    ],
+)
+def test_an_augmentation_that_makes_no_sense_is_refused(text: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        View().with_augment(text)
+
+
+@pytest.mark.parametrize("augment", ["standard", "strong", "shift=0.1"])
+def test_training_sees_augmented_images_and_predicting_does_not(augment: str) -> None:
+    view = View(pad=2, flip=True).with_augment(augment)
     plain = Plain(precision="fp64")
     model = plain.init(Init(Arch((Flat(),), 2, (1, 4, 4)), Key(0)))
     images = Samples({"x": torch.rand(16, 1, 4, 4), "y": torch.arange(16) % 2}, view)

@@ -13,6 +13,7 @@ from fedcc.core.messages import Weights, nbytes
 from fedcc.core.model import HEAD, Model, Outputs, side_by_side
 from fedcc.core.requests import Predict
 from fedcc.core.samples import Samples
+from fedcc.engine.plan import Plan
 from fedcc.federation import Federation
 from fedcc.methods import FedAvg, FedConcat
 from fedcc.methods.clusterwise import Encoder, histograms
@@ -184,6 +185,24 @@ def test_the_head_learns_by_sgd_with_momentum_even_where_adams_state_outlives_ph
         tiny.run(2)
         assert {(f.recipe.lr, f.recipe.momentum, f.recipe.reset) for f in asked.fits("head")} == {(0.01, 0.9, "phase")}
         assert {f.recipe.momentum for f in asked.fits("fit")} == {None}
+
+
+def test_a_clients_round_for_the_head_is_three_steps_of_torchs_sgd_with_momentum() -> None:
+    tiny = Tiny(SMALL, labels=LABELS)
+    asked = record(tiny)
+    tiny.run(1)
+    for fit, fitted in asked.fitted("head", round=2):
+        head = torch.nn.Linear(16, 3, dtype=torch.float64)
+        head.load_state_dict({name: fit.model.state[f"head.{name}"] for name in ("weight", "bias")})
+        sgd = torch.optim.SGD(head.parameters(), lr=0.01, momentum=0.9)
+        private = fit.streams["private"]
+        plan = Plan(fit.key.of(stream="private"), len(private), fit.recipe.batch, private.view)
+        for rows in plan.indices(3):
+            sgd.zero_grad()
+            torch.nn.functional.cross_entropy(head(private.x[rows].double()), private["y"][rows]).backward()
+            sgd.step()
+        for name, value in head.state_dict().items():
+            torch.testing.assert_close(fitted.model.state[f"head.{name}"], value, rtol=1e-10, atol=1e-12)
 
 
 def test_heads_of_clients_with_two_classes_each_add_up() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import weakref
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,16 +13,17 @@ import torch
 from torch import Tensor, nn
 
 import fedcc
-from fedcc.core.method import Reading, Trained
-from fedcc.core.model import Arch, Factory
+from fedcc.core.method import AnyMethod, Reading, Trained
+from fedcc.core.model import Arch, Factory, Model, Outputs
 from fedcc.core.requests import Init, Predict
 from fedcc.core.rng import Key
 from fedcc.core.samples import Samples, View
 from fedcc.engine import Plain, drive
 from fedcc.evaluate import evaluate
 from fedcc.evaluate.accuracy import Remembering, percent
+from fedcc.evaluate.ensembles import ensembles
 from fedcc.experiments.execute import readings
-from fedcc.methods import METHODS, FedAvg, FedCC
+from fedcc.methods import METHODS, FedAvg, FedCC, FedDF, FedET, FedHKT, FedMD, Local
 from fedcc.methods.abstention import aggregate
 from fedcc.run import rehearse
 from recording import Recording, same
@@ -97,7 +100,17 @@ def test_most_methods_have_none() -> None:
     assert found.pop("fedcc") == NAMES
     averaged = {name for name, names in found.items() if names == ["re-estimated"]}
     assert averaged == {"fedavg", "fedprox", "fednova", "fedrs", "fedsam", "fedlc", "fedmr", "fedvls"}
+    assert {found.pop(name)[0] for name in ("feddf", "fedet", "fedhkt")} == {"clients-mean"}
+    assert found.pop("fedmd") == ["mean-logits"]
     assert not any(names for name, names in found.items() if name not in averaged)
+
+
+def test_every_method_but_fedcc_is_read_with_mirror_images_after_the_last_round() -> None:
+    shown, rows = Samples({"x": images(2)}), Samples({"x": torch.zeros(2, 6)})
+    assert {name: list(method().last_readings(shown)) for name, method in METHODS.items()} == {
+        name: [] if name == "fedcc" else ["mirror"] for name in METHODS
+    }
+    assert not any(method().last_readings(rows) for method in METHODS.values())
 
 
 # -- what they are
@@ -189,6 +202,8 @@ def test_training_and_accuracy_are_the_same_without_readings(kind: Any) -> None:
         def readings(self, public: Samples) -> dict[str, Reading]:
             return {}
 
+        last_readings = readings
+
     read, bare = (fedcc.run(m, federation(normed), 3, epochs=1, device="cpu") for m in (kind(), Bare()))
     for part in ("clients", "server"):
         models = getattr(read.trained, part), getattr(bare.trained, part)
@@ -196,7 +211,8 @@ def test_training_and_accuracy_are_the_same_without_readings(kind: Any) -> None:
     for a, b in zip(read.rounds, bare.rounds, strict=True):
         assert a.keys() == b.keys()
         assert {**a, "seconds": {}, "readings": {}} == {**b, "seconds": {}}
-        assert list(a["readings"]) == (NAMES if kind is FedCC else ["re-estimated"])
+        last = ["mirror"] if a["round"] == 3 else []
+        assert list(a["readings"]) == (NAMES if kind is FedCC else ["re-estimated", *last])
 
 
 def test_the_mirror_reading_is_a_run_with_mirror() -> None:
@@ -250,5 +266,72 @@ def test_an_averaged_model_is_read_with_statistics_of_the_public_samples(name: s
 def test_what_has_no_statistics_is_not_read_with_others(network: Factory, names: list[str]) -> None:
     """The number would be the method's own, under a name that says otherwise."""
     result = fedcc.run(FedAvg(), federation(network), 2, epochs=1, device="cpu")
-    assert [list(r["readings"]) for r in result.rounds] == [names] * 2
-    assert list(readings(result.rounds).get("readings", {})) == names
+    assert [list(r["readings"]) for r in result.rounds] == [names, [*names, "mirror"]]
+    assert list(readings(result.rounds)["readings"]) == [*names, "mirror"]
+
+
+# -- mirror images and ensembles, for every method
+
+
+class Fixed:
+    """An engine that knows the logits of each model on some samples and on their mirror images."""
+
+    def __init__(self, shown: Samples, logits: list[tuple[Tensor, Tensor]]):
+        self.shown, self.models = shown, [Model(Arch((lopsided,), 3, (2, 4, 4)), {}) for _ in logits]
+        self.logits = {id(model): both for model, both in zip(self.models, logits, strict=True)}
+
+    def serve(self, requests: Sequence[Any]) -> list[Any]:
+        plain = [torch.equal(r.samples.x, self.shown.x) for r in requests]
+        return [
+            Outputs(found := self.logits[id(r.model)][0 if own else 1], found)
+            for r, own in zip(requests, plain, strict=True)
+        ]
+
+
+def test_mirror_is_the_mean_probability_of_both_images() -> None:
+    shown = Samples({"x": images(4), "y": torch.arange(4) % 3})
+    plain, turned = torch.randn(4, 3), 3 * torch.randn(4, 3)
+    engine = Fixed(shown, [(plain, turned)])
+    trained = Trained(3, {}, {"global": engine.models[0]})
+    expected = (plain.softmax(-1) + turned.softmax(-1)) / 2
+    torch.testing.assert_close(scores(FedAvg().last_readings(shown)["mirror"], trained, shown, engine), expected)
+    ensemble = Trained(3, {0: engine.models[0]})  # FedMD gives probabilities, which pass no softmax again
+    torch.testing.assert_close(scores(FedMD().last_readings(shown)["mirror"], ensemble, shown, engine), expected)
+
+
+@pytest.mark.parametrize("method", [FedDF, FedET, FedHKT])
+def test_the_clients_are_read_by_their_mean_probability(method: type[AnyMethod]) -> None:
+    shown = Samples({"x": images(4), "y": torch.arange(4) % 3})
+    given = [torch.randn(4, 3) for _ in range(CLIENTS)]
+    engine = Fixed(shown, [(one, one) for one in given])
+    trained, reading = Trained(3, dict(enumerate(engine.models))), method().readings(shown)["clients-mean"]
+    torch.testing.assert_close(scores(reading, trained, shown, engine), torch.stack(given).softmax(-1).mean(0))
+    assert drive([reading(Trained(3), shown)], engine) == [None]  # a server that has no client's model
+
+
+def test_models_that_were_trained_alone_are_read_as_ensembles() -> None:
+    """Two clients: the first surely says 0, the second leans to 1; only the second has samples of class 1."""
+    shown = Samples({"x": images(1), "y": torch.tensor([1])})
+    given = torch.tensor([[[9.0, 5.0, 0.0]], [[0.0, 3.0, 0.0]]])
+    engine = Fixed(shown, [(one, one) for one in given])
+    trained = Trained(3, dict(enumerate(engine.models)))
+    counts = {0: torch.tensor([9, 0, 1]), 1: torch.tensor([1, 10, 9])}
+    found = evaluate(Local(), trained, shown, engine, counts=counts, readings={})
+    assert found.accuracy == 50.0
+    assert found.readings == {"mean-logits": 0.0, "mean-probs": 0.0, "by-entropy": 0.0, "by-counts": 100.0}
+    assert list(evaluate(Local(), trained, shown, engine, readings={}).readings) == [
+        "mean-logits", "mean-probs", "by-entropy",
+    ]  # fmt: skip
+    q = given.softmax(-1)
+    shares = torch.tensor([[0.9, 0.0, 0.1], [0.1, 1.0, 0.9]])
+    made = ensembles(given, torch.stack(list(counts.values())))
+    torch.testing.assert_close(made["by-counts"], (q * shares[:, None]).sum(0))
+    sure = 1 + (q * q.log()).sum(-1, keepdim=True) / math.log(3)
+    torch.testing.assert_close(made["by-entropy"], (sure * q).sum(0) / sure.sum(0))
+
+
+def test_a_reading_of_the_last_round_has_a_curve_with_gaps() -> None:
+    rounds = [{"round": 1, "readings": {}}, {"round": 2, "readings": {"mirror": 40.0}}]
+    assert readings(rounds) == {
+        "readings": {"mirror": {"final": 40.0, "best": 40.0, "best_round": 2, "rounds": [None, 40.0]}}
+    }

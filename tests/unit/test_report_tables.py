@@ -229,7 +229,10 @@ def test_final_and_best_round_are_told_apart(tmp_path: Path) -> None:
         ({"participation": 0.5}, "table1-0.5-of-the-clients-a-round", False),
         ({"lr": 0.01}, "table1-lr-0.01", False),
         ({"models": "resnet8"}, "table1-resnet8", False),
-        ({"augment": False}, "table1-no-crop-and-flip", True),
+        ({"augment": False}, "table1-no-crop-and-flip", True),  # as older records spell it
+        ({"augment": "none"}, "table1-no-crop-and-flip", True),
+        ({"augment": "strong"}, "table1-strong-augmentation", True),
+        ({"validation": 0.1}, "table1-on-10-of-the-private-samples-held-out", False),
         ({"wire": "fp16"}, "table1-wire-fp16", True),
     ],
 )
@@ -324,10 +327,10 @@ def test_a_margin_is_over_the_seeds_that_both_have(tmp_path: Path) -> None:
 def test_variants_have_rows_where_they_ran(tmp_path: Path) -> None:
     varied = [
         synthetic.record("fedcc", 20.0, settings={"lam": 0.0}, **CIFAR),
-        synthetic.record("fedmd", 30.0, settings={"loss": "kl"}, **{**CIFAR, "data": "cifar100"}),
+        synthetic.record("fedmd", 30.0, settings={"average": "logits"}, **{**CIFAR, "data": "cifar100"}),
     ]
     (table,) = built(tmp_path, *varied)
-    for data, title in (("cifar10", "FedCC, lam=0.0"), ("cifar100", "FedMD, loss=kl")):
+    for data, title in (("cifar10", "FedCC, lam=0.0"), ("cifar100", "FedMD, average=logits")):
         assert [line.split(" | ")[0] for line in markdown.comparison(table, data, tmp_path).splitlines()[2:]] == [
             f"| {title}"
         ]
@@ -445,6 +448,18 @@ def test_a_record_of_a_method_before_it_was_mended_does_not_count(tmp_path: Path
     assert [r.seed for r in found.runs] == [1]
     ((_, said),) = found.problems
     assert said == "does not count: it was made before FedConcat had classifier_lr, by another algorithm"
+
+
+def test_a_record_from_before_an_option_has_what_its_method_did_then(tmp_path: Path) -> None:
+    old = synthetic.record("fednova", **CIFAR)
+    del old["settings"]["statistics"]
+    authors = synthetic.record("fedmd", settings={"loss": "l1", "average": "logits"}, **CIFAR)
+    table, variants = built(tmp_path, old, authors, synthetic.record("fednova", **{**CIFAR, "seed": 1}))
+    assert [(r.method, r.seed) for r in table.runs] == [("fednova", 1)]
+    assert {r.method: r.changed for r in variants.runs if r.changed} == {
+        "fednova": (("statistics", "average"),),
+        "fedmd": (("loss", "l1"), ("average", "logits")),
+    }
 
 
 def test_data_sets_with_more_runs_come_first(tmp_path: Path) -> None:

@@ -15,20 +15,29 @@ BETAS, EPS = (0.9, 0.999), 1e-8
 on_gpu = pytest.mark.skipif(not cuda.available(torch.device("cuda")), reason="no GPU with NVRTC")
 
 
-@pytest.mark.parametrize("view", [View(1 / 255, (0.5, 0.4, 0.3), (0.2, 0.25, 0.3), pad=2, flip=True), View(1 / 255)])
+STANDARD = View(1 / 255, (0.5, 0.4, 0.3), (0.2, 0.25, 0.3), pad=2, flip=True)
+
+
+@pytest.mark.parametrize(
+    "view", [STANDARD, View(1 / 255), *(STANDARD.with_augment(a) for a in ("strong", "shift=0.1"))]
+)
 def test_images_are_those_of_the_view(view: View, device: torch.device) -> None:
     lanes, window, batch, first = 3, 4, 5, 2
     g = torch.Generator().manual_seed(0)
     pool = torch.randint(0, 256, (40, 3, 33, 31), dtype=torch.uint8, generator=g)
     plan = torch.randint(0, 12, (lanes, window, batch), dtype=torch.int32, generator=g)
-    draws = torch.randint(0, 5, (lanes, window, batch if view.augments else 0, 3), dtype=torch.uint8, generator=g)
-    draws[..., 2] %= 2
+    shape = lanes, window, batch if view.augments else 0, view.draws
+    draws = torch.randint(0, 256, shape, dtype=torch.uint8, generator=g)
+    draws[..., :2] %= 5
+    draws[..., 2:3] %= 2
     place, offset, rows = torch.tensor([1, 3, 0]), torch.tensor([[0], [15], [28]]), torch.arange(lanes)
     drawn = draws[rows, place].flatten(0, 1).long()
     expected = view.augmented(pool[plan[rows, place].long() + offset].flatten(0, 1), drawn)
     expected = expected.view(lanes, batch, 3, 33, 31).permute(0, 1, 3, 4, 2)
     out = torch.full((lanes, first + batch + 1, 33, 31, 3), -77.0, dtype=torch.bfloat16, device=device)
     stepping.images(*(t.to(device) for t in (pool, plan, draws, place, offset)), view, out, first)
+    if view.strong:
+        assert torch.equal(out[:, first:-1].cpu(), expected.bfloat16())  # to the bit
     torch.testing.assert_close(out[:, first:-1].cpu(), expected.bfloat16(), rtol=2**-7, atol=1e-6)
     assert (out[:, :first] == -77).all()
     assert (out[:, -1] == -77).all()
@@ -86,7 +95,7 @@ def test_a_head_of_features_that_no_kernel_reads() -> None:
 def check_a_step_of_adam(device: torch.device, captured: bool, parts: list[int]) -> None:
     lanes, size = 5, 1000
     g = torch.Generator().manual_seed(0)
-    counts = {"age": 3.0, "length": 9.0, "lr": 0.1, "loss": 2.0}
+    counts = {"age": 3.0, "length": 9.0, "lr": 0.1, "loss": 2.0, "finite": 3.0}
     numbers = {n: torch.full((lanes,), v, dtype=torch.float64, device=device) for n, v in counts.items()}
     numbers |= {"at": torch.arange(lanes, device=device), "place": torch.zeros(lanes, dtype=torch.long, device=device)}
     numbers["cosine"] = torch.tensor([1.0, 0, 1, 0, 1], dtype=torch.float64, device=device)
@@ -115,7 +124,7 @@ def check_a_step_of_adam(device: torch.device, captured: bool, parts: list[int])
     torch.testing.assert_close(v, square)
     torch.testing.assert_close(p, old[0] - rate * mean / (square.sqrt() * (1 - BETAS[1] ** 4) ** -0.5 + EPS))
     torch.testing.assert_close(numbers["loss"], 2 + losses.double())
-    assert numbers["age"].tolist() == [4.0] * lanes
+    assert numbers["age"].tolist() == numbers["finite"].tolist() == [4.0] * lanes
     assert numbers["at"].tolist() == [1, 2, 3, 4, 5]
     assert numbers["place"].tolist() == [1] * lanes
 
@@ -123,6 +132,16 @@ def check_a_step_of_adam(device: torch.device, captured: bool, parts: list[int])
 @pytest.mark.parametrize("parts", [[1000], [300, 700], [700, 1, 200, 99], [200] * 5])
 def test_a_step_of_adam(parts: list[int], device: torch.device) -> None:
     check_a_step_of_adam(device, False, parts)
+
+
+def test_the_steps_of_a_lane_are_counted_until_its_loss_is_not_finite(device: torch.device) -> None:
+    names = ("age", "length", "lr", "loss", "finite", "cosine")
+    numbers = {name: torch.zeros(3, dtype=torch.float64, device=device) for name in names}
+    numbers |= {name: torch.zeros(3, dtype=torch.long, device=device) for name in ("at", "place")}
+    for losses in ([1.0, 1.0, 1.0], [1.0, math.nan, 1.0], [1.0, 1.0, -math.inf], [1.0, 1.0, math.inf]):
+        stepping.tick(torch.tensor(losses, device=device), numbers, BETAS)
+    assert numbers["finite"].tolist() == [4.0, 1.0, 2.0]
+    assert numbers["loss"].isfinite().tolist() == [True, False, False]
 
 
 @on_gpu

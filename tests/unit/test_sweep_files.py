@@ -15,6 +15,7 @@ from fedcc.experiments.sweep import Late, Run, duration, planned, read, shard
 from fedcc.methods import METHODS
 
 FILES = Path(__file__).parents[2] / "experiments"
+SUMMARY = json.dumps({"accuracy": {"final": 50.0}, "experiment": {}})  # the least that a finished run has
 
 
 def plan(text: str, **changes: Any) -> list[Run]:
@@ -230,7 +231,7 @@ def test_states(tmp_path: Path) -> None:
     assert run.state(tmp_path) == ("missing", "")
     place = begun(tmp_path, run)
     assert run.state(tmp_path) == ("unfinished", "")
-    (place / "summary.json").write_text("{}")
+    (place / "summary.json").write_text(SUMMARY)
     assert run.state(tmp_path) == ("finished", "")
 
 
@@ -248,7 +249,7 @@ def test_another_experiment_blocks(changes: Any, said: str, finished: bool, tmp_
     (run,) = plan(SHORT)
     place = begun(tmp_path, run, **changes)
     if finished:
-        (place / "summary.json").write_text("{}")
+        (place / "summary.json").write_text(SUMMARY)
     state, reason = run.state(tmp_path)
     assert state == "blocked"
     assert f"{place} holds another run ({said})" in reason
@@ -260,7 +261,7 @@ def test_another_machine_is_no_other_experiment_unless_it_is_asked_for(tmp_path:
     toml = place / "experiment.toml"
     text = toml.read_text().replace('device = "cpu"', 'device = "cuda"').replace("threads = 1", "threads = 4")
     toml.write_text(text.replace('"fp32"\nthreads', '"bf16"\nthreads').replace('"plain"', '"fused"'))
-    (place / "summary.json").write_text("{}")
+    (place / "summary.json").write_text(SUMMARY)
     assert 'device = "cuda"\nprecision = "bf16"\nthreads = 4\nengine = "fused"' in toml.read_text()
     assert run.state(tmp_path) == ("finished", "")
     assert "(precision is bf16 there, fp32 here)" in asked.state(tmp_path)[1]
@@ -280,10 +281,19 @@ def test_an_older_folder_of_a_method_that_was_mended_is_another_run(tmp_path: Pa
     assert run.state(tmp_path) == ("unfinished", "")
     toml = place / "experiment.toml"
     toml.write_text(toml.read_text().replace("classifier_lr = 0.01\n", ""))
-    (place / "summary.json").write_text("{}")
+    (place / "summary.json").write_text(SUMMARY)
     state, reason = run.state(tmp_path)
     assert state == "blocked"
     assert "another run (it was made before FedConcat had classifier_lr, by another algorithm)" in reason
+
+
+def test_an_older_folder_of_a_method_with_another_default_is_another_run(tmp_path: Path) -> None:
+    (run,) = plan(SHORT.replace("fedcc", "fednova"))
+    place = begun(tmp_path, run)
+    assert run.state(tmp_path) == ("unfinished", "")
+    toml = place / "experiment.toml"
+    toml.write_text(toml.read_text().replace('statistics = "normalised"\n', ""))
+    assert "another run (statistics is average there, normalised here)" in run.state(tmp_path)[1]
 
 
 def test_other_files_block(tmp_path: Path) -> None:

@@ -1,14 +1,15 @@
-"""Files that are written whole: a reader sees the old file or the new one, never half of one."""
+"""Files that are written whole (a reader sees the old file or the new one, never half of one), folders, and JSON."""
 
 from __future__ import annotations
 
+import json
 import secrets
 import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 
 @contextmanager
@@ -45,3 +46,23 @@ def uninterrupted() -> Iterator[None]:
             signal.signal(number, handler)
         if waiting:
             signal.raise_signal(waiting[0])
+
+
+def make_folder(path: Path) -> None:
+    """Make a folder and those above it, however deep: ``Path.mkdir(parents=True)`` fails at a thousand levels."""
+    missing = []
+    for place in (path, *path.parents):
+        if place.is_dir():
+            break
+        missing.append(place)
+    for place in reversed(missing):
+        place.mkdir(exist_ok=True)
+
+
+def read_json(path: Path) -> Any:
+    """What a JSON file holds; a file that is not JSON is a ValueError that names it."""
+    try:
+        return json.loads(path.read_bytes())
+    except (ValueError, RecursionError) as error:
+        reason = "it is nested too deep" if isinstance(error, RecursionError) else str(error)
+        raise ValueError(f"{path} is damaged, it is not valid JSON: {reason}") from None

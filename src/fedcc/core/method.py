@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from fedcc.core.model import Model
+from fedcc.core.naming import shortened
 from fedcc.core.requests import Recalibrate, gather
 from fedcc.core.roles import Client, Server
 from fedcc.core.samples import Samples
@@ -21,6 +22,7 @@ T = TypeVar("T")
 Up = TypeVar("Up")
 Down = TypeVar("Down")
 Family = Literal["parameters", "distillation", "bound"]
+LARGEST = 2**63 - 1  # of whole numbers: what 64 bits hold
 
 
 def option(
@@ -32,14 +34,16 @@ def option(
     high: float | None = None,
     images: bool = False,
     mended: bool = False,
+    before: T | None = None,
 ) -> T:
     """A hyper-parameter with its meaning, the place its default comes from, and the range it may take.
 
     ``images``: where inputs are no images it keeps its default. ``mended``: the method was another one before it had
-    this, so runs that do not name it are none of today's.
+    this, so runs that do not name it are none of today's. ``before``: what the method did before it had this option,
+    where that is not its default: runs that do not name it have this value.
     """
-    metadata = {"meaning": meaning, "source": source, "low": low, "high": high, "images": images, "mended": mended}
-    return field(default=default, metadata=metadata)
+    about = {"meaning": meaning, "source": source, "low": low, "high": high, "images": images, "mended": mended}
+    return field(default=default, metadata=about | {"before": default if before is None else before})
 
 
 @dataclass(frozen=True, eq=False)
@@ -140,6 +144,21 @@ class Method(ABC, Generic[Up, Down]):
         found: dict[str, Reading] = {name: other.predict for name, other in others.items()}
         return found | ({"re-estimated": re_estimated} if self.averaged else {})
 
+    def last_readings(self, public: Samples) -> Mapping[str, Reading]:
+        """Readings that cost predictions of their own, so that only the last round has them.
+
+        ``mirror`` is the mean of the method's probabilities for an image and its mirror image, unless the method has
+        an option of that name with a definition of its own.
+        """
+        if not public.are_images or any(f.name == "mirror" for f in fields(self)):  # type: ignore[arg-type]
+            return {}
+
+        async def mirror(t: Trained, samples: Samples) -> Tensor:
+            plain, mirrored = await self.predict(t, samples), await self.predict(t, samples.mirrored)
+            return (self.probabilities(plain) + self.probabilities(mirrored)) / 2
+
+        return {"mirror": mirror}
+
     def refusal(self, samples: Samples) -> str:
         """Why the method can't be used on inputs like these; empty if it can."""
         for f in fields(self):  # type: ignore[arg-type]
@@ -170,19 +189,32 @@ def check_value(name: str, value: Any, hint: Any, low: float | None = None, high
         if get_origin(kind) is Literal:
             if value in get_args(kind):
                 return
-            raise ValueError(f"{name} must be one of {', '.join(map(str, get_args(kind)))}, got {value!r}")
+            raise ValueError(f"{name} must be one of {', '.join(map(str, get_args(kind)))}, got {shortened(value)}")
     if options == (str,) and not isinstance(value, str):
-        raise ValueError(f"{name} must be a text, got {value!r}")
+        raise ValueError(f"{name} must be a text, got {shortened(value)}")
     if bool in options and not isinstance(value, bool):
-        raise ValueError(f"{name} must be true or false, got {value!r}")
+        raise ValueError(f"{name} must be true or false, got {shortened(value)}")
     number = isinstance(value, int | float) and not isinstance(value, bool)
     if (float in options and not number) or (options[0] is int and not (number and isinstance(value, int))):
-        raise ValueError(f"{name} must be {'a whole number' if options[0] is int else 'a number'}, got {value!r}")
-    if number and not math.isfinite(value):
-        raise ValueError(f"{name} must be a finite number, got {value}")
+        raise ValueError(
+            f"{name} must be {'a whole number' if options[0] is int else 'a number'}, got {shortened(value)}"
+        )
+    if number and not (_finite(value) if float in options else abs(value) <= LARGEST):
+        rule = (
+            "a finite number" if float in options else f"at most {LARGEST:,}" if value > 0 else f"at least {-LARGEST:,}"
+        )
+        raise ValueError(f"{name} must be {rule}, got {shortened(value)}")
     if number and ((low is not None and value < low) or (high is not None and value > high)):
         if low is None or high is None:
             rule = f"at least {low:g}" if high is None else f"at most {high:g}"
         else:
             rule = f"from {low:g} to {high:g}"
-        raise ValueError(f"{name} must be {rule}, got {value}")
+        raise ValueError(f"{name} must be {rule}, got {shortened(value)}")
+
+
+def _finite(value: float) -> bool:
+    """Whether a number is finite as a float; integers beyond 10^308 are not."""
+    try:
+        return math.isfinite(value)
+    except OverflowError:
+        return False

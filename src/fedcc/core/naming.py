@@ -1,9 +1,14 @@
-"""Names a user types: an unknown one is answered with the nearest known."""
+"""Names and values in messages: an unknown name is answered with the nearest known one, a long value is shortened."""
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Iterable
 from difflib import get_close_matches
+from typing import Any
+
+_SHORT = reprlib.Repr()
+_SHORT.maxlong = _SHORT.maxstring = _SHORT.maxother = 80
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> ValueError:
@@ -16,3 +21,15 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> ValueError:
     near = get_close_matches(name.lower(), names, n=1, cutoff=0.4)
     hint = f"; did you mean '{names[near[0]]}'?" if near else "."
     return ValueError(f"unknown {kind} '{name}'{hint} Known: {', '.join(names.values()) or 'none'}")
+
+
+def shortened(value: Any) -> str:
+    """``repr(value)`` for a message: at most about 80 characters, a few levels deep.
+
+    >>> shortened("text"), shortened(0.5), shortened(10**100)
+    ("'text'", '0.5', '10000000000000000000000000000000000000...000000000000000000000000000000000000000')
+    """
+    try:
+        return _SHORT.repr(value)
+    except ValueError:  # Python writes no integer of more than 4,300 digits
+        return f"an integer of {value.bit_length():,} bits" if isinstance(value, int) else f"a {type(value).__name__}"

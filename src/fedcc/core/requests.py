@@ -131,21 +131,24 @@ class Fit(Request[Fitted]):
 
 @dataclass(frozen=True, eq=False)
 class Predict(Request[Outputs]):
-    """The model's outputs on clean inputs, in evaluation mode."""
+    """The model's outputs on clean inputs, in evaluation mode; ``key``, if given, says in errors who asks."""
 
     model: Model
     samples: Samples
+    key: Key | None = None
 
 
 @dataclass(frozen=True, eq=False)
 class Recalibrate(Request[Model]):
     """The same model with BatchNorm's running statistics taken anew, from one pass over these samples' clean inputs.
 
-    Weights and counters stay, nothing is drawn; a network without BatchNorm comes back as it is.
+    Weights and counters stay, nothing is drawn; a network without BatchNorm comes back as it is. BatchNorm that the
+    network's author put into evaluation mode keeps its statistics. ``key``, if given, says in errors who asks.
     """
 
     model: Model
     samples: Samples
+    key: Key | None = None
 
 
 @dataclass(frozen=True, eq=False)

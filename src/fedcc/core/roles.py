@@ -115,7 +115,7 @@ class Client(Role):
 
     def predict(self, samples: Samples) -> Predict:
         """The own model's outputs on clean inputs."""
-        return Predict(self.model, samples)
+        return Predict(self.model, samples, self.key.of(phase="predict"))
 
 
 @dataclass(eq=False, kw_only=True)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from types import MappingProxyType
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from fedcc.core.naming import unknown
 
 
 @lru_cache(maxsize=64)
@@ -36,10 +38,35 @@ class View:
     std: tuple[float, ...] = ()
     pad: int = 0  # random crop of the original size after this much zero padding; 0 is no crop
     flip: bool = False  # random horizontal flip
+    hole: float = 0.0  # side of a square at a random place that shows the mean colour, as a share of the image's
+    brightness: float = 0.0  # scaled inputs are multiplied by a random factor from 1 - brightness to 1 + brightness
+    shift: float = 0.0  # then a random number from -shift to shift is added
 
     @property
     def augments(self) -> bool:
-        return self.pad > 0 or self.flip
+        return self.pad > 0 or self.flip or self.strong
+
+    @property
+    def strong(self) -> bool:
+        """Whether training images get a hole or another brightness, besides crop and flip."""
+        return self.hole > 0 or self.brightness > 0 or self.shift > 0
+
+    @property
+    def draws(self) -> int:
+        """Random numbers per training image: see :meth:`augmented`."""
+        return 7 if self.strong else 3 if self.augments else 0
+
+    def with_augment(self, augment: str) -> View:
+        """This view with another augmentation: ``none``, ``standard`` (as it is), ``strong``, or values of one's own.
+
+        >>> View(pad=4, flip=True).with_augment("hole=0.25,shift=0.1").hole
+        0.25
+        """
+        if augment == "standard":
+            return self
+        if augment == "none":
+            return replace(self, pad=0, flip=False, hole=0.0, brightness=0.0, shift=0.0)
+        return replace(self, **parse_augment(augment))
 
     def normalised(self, x: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
         """Inputs that are already scaled (white is 1, black is 0), normalised."""
@@ -62,7 +89,11 @@ class View:
         return self.normalised(x.to(dtype) * self.scale, dtype)
 
     def augmented(self, x: Tensor, draws: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-        """What the network sees while training: ``draws`` [B, 3] holds the crop's row and column and the flip."""
+        """What the network sees while training.
+
+        ``draws`` [B, 3] holds the crop's row and column and the flip; a strong view has [B, 7], with the hole's
+        centre, the brightness and the shift, each from 0 to 255.
+        """
         if not self.augments:
             return self.clean(x, dtype)
         height, width = x.shape[-2:]
@@ -71,11 +102,54 @@ class View:
         columns = torch.arange(width, device=x.device).expand(len(x), -1)
         columns = torch.where(draws[:, 2:3] > 0, width - 1 - columns, columns) + draws[:, 1:2]  # [B, W]
         batch = torch.arange(len(x), device=x.device)[:, None, None]
-        cropped = padded[batch, :, rows[:, :, None], columns[:, None, :]]  # [B, H, W, channels]
-        return self.clean(cropped.permute(0, 3, 1, 2), dtype)
+        cropped = padded[batch, :, rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2)
+        if not self.strong:
+            return self.clean(cropped, dtype)
+        factors, shifts = (table[draws[:, i]].view(-1, 1, 1, 1) for i, table in self.levels(dtype, x.device).items())
+        shown = self.normalised(cropped.to(dtype) * self.scale * factors + shifts, dtype)
+        tall, wide = self.hole_size(height, width)
+        above = torch.arange(height, device=x.device) - (draws[:, 3:4] * height // LEVELS - tall // 2)  # [B, H]
+        left = torch.arange(width, device=x.device) - (draws[:, 4:5] * width // LEVELS - wide // 2)  # [B, W]
+        hidden = ((above >= 0) & (above < tall))[:, :, None] & ((left >= 0) & (left < wide))[:, None, :]
+        return shown.masked_fill(hidden[:, None], 0)
+
+    def levels(self, dtype: torch.dtype, device: torch.device) -> dict[int, Tensor]:
+        """Factor and shift of each of the 256 levels, by the column of ``draws`` that chooses one."""
+        steps = [2 * level / (LEVELS - 1) - 1 for level in range(LEVELS)]
+        factors = tuple(1 + self.brightness * step for step in steps)
+        return {5: _constant(factors, dtype, device), 6: _constant(tuple(self.shift * s for s in steps), dtype, device)}
+
+    def hole_size(self, height: int, width: int) -> tuple[int, int]:
+        """Rows and columns of the hole in pixels."""
+        return round(self.hole * height), round(self.hole * width)
 
 
 IDENTITY = View()
+LEVELS = 256  # of brightness, shift and the hole's place: a draw is one byte
+AUGMENT = ("none", "standard", "strong")
+STRONG = {"hole": 0.5, "brightness": 0.2, "shift": 0.15}
+_AUGMENT_LIMITS = {"pad": 127, "hole": 1.0, "brightness": 1.0, "shift": 1.0}
+
+
+def parse_augment(text: str) -> dict[str, Any]:
+    """What ``strong``, or a list as ``hole=0.5,brightness=0.2``, changes in a view."""
+    if text == "strong":
+        return dict(STRONG)
+    if "=" not in text:
+        raise unknown("augmentation", text, (*AUGMENT, "a list as hole=0.5,brightness=0.2,shift=0.15"))
+    values: dict[str, Any] = {}
+    for pair in text.split(","):
+        name, _, number = (part.strip() for part in pair.partition("="))
+        if name not in _AUGMENT_LIMITS:
+            raise unknown("part of an augmentation", name, _AUGMENT_LIMITS)
+        try:
+            value = int(number) if name == "pad" else float(number)
+        except ValueError:
+            raise ValueError(f"{name} of an augmentation must be a number, got {number!r}") from None
+        if not 0 <= value <= _AUGMENT_LIMITS[name]:
+            raise ValueError(f"{name} of an augmentation must be from 0 to {_AUGMENT_LIMITS[name]:g}, got {number}")
+        values[name] = value
+    return values
 
 
 @dataclass(frozen=True, eq=False)

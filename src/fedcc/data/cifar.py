@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import codecs
-import io
-import pickle
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +20,7 @@ from fedcc.data.dataset import (
     paper_defaults,
     same_as_upstream,
 )
+from fedcc.data.unpickle import MAX_BYTES, unpickle
 
 PIXELS = 3 * 32 * 32
 
@@ -41,50 +39,34 @@ class Layout:
     md5: dict[str, str]
 
 
-# What an array is made of in these files. numpy.core is numpy 1's name for numpy._core; _codecs.encode is how
-# Python 3 spells bytes in an old protocol. None of these can run anything.
-_reconstruct = np.zeros(0).__reduce__()[0]
-ADMITTED: dict[tuple[str, str], Any] = {
-    ("numpy.core.multiarray", "_reconstruct"): _reconstruct,
-    ("numpy._core.multiarray", "_reconstruct"): _reconstruct,
-    ("numpy", "ndarray"): np.ndarray,
-    ("numpy", "dtype"): np.dtype,
-    ("_codecs", "encode"): codecs.encode,
-}
-
-
-class Arrays(pickle.Unpickler):
-    """An unpickler that admits numpy arrays and plain containers, and nothing else."""
-
-    def find_class(self, module: str, name: str) -> Any:
-        try:
-            return ADMITTED[module, name]
-        except KeyError:
-            refusal = f"the global {module}.{name}, which is refused: only numpy arrays are admitted"
-            raise pickle.UnpicklingError(refusal) from None
-
-
 def unpickled(path: Path, content: bytes) -> dict[bytes, Any]:
     """The dictionary in a pickle of Python 2 or 3; its keys are bytes."""
     try:
-        loaded = Arrays(io.BytesIO(content), encoding="bytes").load()
-    except Exception as error:  # a damaged pickle may raise nearly anything
-        raise DataError(f"{path}: expected a pickle of arrays, found: {error or type(error).__name__}") from error
-    if not isinstance(loaded, dict):
-        raise DataError(f"{path}: expected a pickled dictionary, found {type(loaded).__name__}")
-    return {key.encode() if isinstance(key, str) else key: value for key, value in loaded.items()}
+        loaded = unpickle(content)
+        if not isinstance(loaded, dict):
+            raise DataError(f"{path}: expected a pickled dictionary, found {type(loaded).__name__}")
+        return {key.encode() if isinstance(key, str) else key: value for key, value in loaded.items()}
+    except ValueError as error:  # also for text that is none
+        raise DataError(f"{path}: expected a pickle of arrays, found: {error}") from error
+
+
+def entries(path: Path, layout: Layout) -> dict[bytes, Any]:
+    """The dictionary of one file; where upstream's md5 is known, nothing is read of a file that differs."""
+    content = content_of(path, MAX_BYTES)
+    same_as_upstream(path, content, layout.md5.get(path.name, ""))
+    return unpickled(path, content)
 
 
 def _value(path: Path, stored: dict[bytes, Any], key: bytes) -> Any:
     if key not in stored:
-        raise DataError(f"{path}: expected the entry '{key.decode()}', found {sorted(map(str, stored))}")
+        found = [str(other[:40]) for other in sorted(stored)[:10]]
+        raise DataError(f"{path}: expected the entry '{key.decode()}', found {found}")
     return stored[key]
 
 
 def read_batch(path: Path, layout: Layout, rows: int) -> tuple[Images, Labels]:
     """The images [rows, 3, 32, 32] and labels of one file."""
-    content = content_of(path)
-    stored = unpickled(path, content)
+    stored = entries(path, layout)
     x = _value(path, stored, b"data")
     if not isinstance(x, np.ndarray) or x.dtype != np.uint8 or x.shape != (rows, PIXELS):
         found = f"{x.dtype} {x.shape}" if isinstance(x, np.ndarray) else type(x).__name__
@@ -95,18 +77,18 @@ def read_batch(path: Path, layout: Layout, rows: int) -> tuple[Images, Labels]:
         raise DataError(f"{path}: expected '{name}' as a list of {rows} whole numbers, found {found}")
     if not 0 <= min(labels) <= max(labels) < layout.classes:
         raise DataError(f"{path}: expected labels 0 .. {layout.classes - 1}, found {min(labels)} .. {max(labels)}")
-    same_as_upstream(path, content, layout.md5.get(path.name, ""))
     return x.reshape(rows, 3, 32, 32), np.array(labels, np.int64)
 
 
 def read_names(path: Path, layout: Layout) -> tuple[str, ...]:
-    content = content_of(path)
-    names = _value(path, unpickled(path, content), layout.names)
+    names = _value(path, entries(path, layout), layout.names)
     if not isinstance(names, list) or len(names) != layout.classes:
         found = f"{len(names)} entries" if isinstance(names, list) else type(names).__name__
         raise DataError(f"{path}: expected {layout.classes} class names, found {found}")
-    same_as_upstream(path, content, layout.md5.get(path.name, ""))
-    return tuple(name.decode() if isinstance(name, bytes) else str(name) for name in names)
+    try:
+        return tuple((name if isinstance(name, bytes) else name.encode()).decode() for name in names)
+    except (AttributeError, UnicodeError) as error:
+        raise DataError(f"{path}: expected class names in UTF-8, found: {error}") from error
 
 
 def read_layout(folder: Path, layout: Layout, name: str, view: View) -> Dataset:

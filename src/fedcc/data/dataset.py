@@ -142,20 +142,29 @@ def md5(content: bytes) -> str:
     return hashlib.md5(content, usedforsecurity=False).hexdigest()
 
 
+def sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
 def file_md5(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
 
 
-def content_of(path: Path) -> bytes:
-    """The bytes of a file, or a DataError that names it."""
+def content_of(path: Path, limit: int | None = None) -> bytes:
+    """The bytes of a file, of at most ``limit``, or a DataError that names it."""
     try:
+        if limit is not None and (size := path.stat().st_size) > limit:
+            raise DataError(f"{path}: expected at most {limit:,} bytes, found {size:,}")
         return path.read_bytes()
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror or error})") from error
 
 
 def same_as_upstream(path: Path, content: bytes, expected: str) -> None:
-    """Refuse a file whose form is right and whose bytes are not; hashing costs a third of a second for CIFAR."""
-    if expected and (found := md5(content)) != expected:
-        raise DataError(f"{path}: truncated or altered: expected md5 {expected}, found {found} ({len(content)} bytes)")
+    """Refuse content that has not the md5 or sha256 of upstream's; hashing costs a third of a second for CIFAR."""
+    name, digest = ("sha256", sha256) if len(expected) == 64 else ("md5", md5)
+    if expected and (found := digest(content)) != expected:
+        raise DataError(
+            f"{path}: truncated or altered: expected {name} {expected}, found {found} ({len(content)} bytes)"
+        )

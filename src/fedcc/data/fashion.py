@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gzip
 import zlib
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -15,16 +16,17 @@ from numpy.typing import NDArray
 
 from fedcc.core.samples import View
 from fedcc.data.dataset import (
+    Checked,
     DataError,
     Dataset,
     Description,
     Images,
     Labels,
     Remote,
-    content_of,
     paper_defaults,
     readable,
     same_as_upstream,
+    sha256,
 )
 
 CLASSES = (
@@ -45,23 +47,44 @@ MD5 = {
     "t10k-images-idx3-ubyte.gz": "bef4ecab320f06d8554ea6380940ec79",
     "t10k-labels-idx1-ubyte.gz": "bb300cfdad3c16e7a12a480ee83cd310",
 }
+# Of the unpacked files, as some copies are compressed anew or not at all. Computed from Debian's package
+# dataset-fashion-mnist, version 0.0~git20200523.55506a9-1. With upstream's gzip headers (name and time of the file) its
+# compressed streams have the md5 sums above, so the content is upstream's.
+SHA256 = {
+    "train-images-idx3-ubyte.gz": "c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888",
+    "train-labels-idx1-ubyte.gz": "bad3541b69d912435c50bb6ba87bec294ff4f6a2e1246121d8633921760443d9",
+    "t10k-images-idx3-ubyte.gz": "5b4141f0afbad91edebe8549f8fcffe087ea10ca49f1dbef5c9a5cd8815ce37b",
+    "t10k-labels-idx1-ubyte.gz": "0402a96d92fd2663957122ceb108a494c5af83dab82d92729df917d7dec38c34",
+}
+MAX_BYTES = 1 << 27  # of an unpacked file; the largest has 47 million
 UPSTREAM = (
     "https://github.com/zalandoresearch/fashion-mnist/raw/master/data/fashion/",
     "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
 )
 
 
-def read_idx(path: Path, shape: tuple[int, ...], md5: str = "") -> NDArray[np.uint8]:
+def unpacked(path: Path) -> bytes:
+    """The content of a .gz file, or of the unpacked one that lies in its place."""
+    try:
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+            content: bytes = file.read(MAX_BYTES + 1)
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise DataError(f"{path}: expected a whole gzip file, found: {error}") from error
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror or error})") from error
+    if len(content) > MAX_BYTES:
+        raise DataError(f"{path}: expected at most {MAX_BYTES:,} bytes, found more")
+    return content
+
+
+def read_idx(path: Path, shape: tuple[int, ...], digest: str = "") -> NDArray[np.uint8]:
     """An array of bytes in the idx format: two zeros, type 8, the rank, big-endian sizes, the values.
 
-    ``path`` is the .gz file; the unpacked one beside it serves where there is no .gz.
+    ``path`` is the .gz file; the unpacked one beside it serves where there is no .gz. Either has the same content,
+    which is what ``digest`` (sha256) belongs to.
     """
     path = readable(path)
-    stored = content_of(path)
-    try:
-        content = gzip.decompress(stored) if path.suffix == ".gz" else stored
-    except (OSError, EOFError, zlib.error) as error:
-        raise DataError(f"{path}: expected a whole gzip file, found: {error}") from error
+    content = unpacked(path)
     rank = len(shape)
     if content[:4] != bytes([0, 0, 8, rank]) or len(content) < 4 + 4 * rank:
         raise DataError(f"{path}: expected idx bytes of rank {rank}, found a file that begins {content[:4].hex(' ')}")
@@ -71,25 +94,37 @@ def read_idx(path: Path, shape: tuple[int, ...], md5: str = "") -> NDArray[np.ui
     size, expected = len(content) - 4 - 4 * rank, int(np.prod(shape))
     if size != expected:
         raise DataError(f"{path}: expected {expected} bytes of values, found {size}")
-    if path.suffix == ".gz":
-        same_as_upstream(path, stored, md5)
-    return np.frombuffer(content, np.uint8, offset=4 + 4 * rank).reshape(shape)
+    same_as_upstream(path, content, digest)
+    return np.frombuffer(content, np.uint8, offset=4 + 4 * rank).reshape(shape).copy()  # bytes cannot be written to
 
 
-def read_part(folder: Path, part: str, n: int, md5: dict[str, str]) -> tuple[Images, Labels]:
+def read_part(folder: Path, part: str, n: int, digests: Mapping[str, str]) -> tuple[Images, Labels]:
     images, labels = f"{part}-images-idx3-ubyte.gz", f"{part}-labels-idx1-ubyte.gz"
-    x = read_idx(folder / images, (n, 28, 28), md5.get(images, ""))
-    y = read_idx(folder / labels, (n,), md5.get(labels, "")).astype(np.int64)
+    x = read_idx(folder / images, (n, 28, 28), digests.get(images, ""))
+    y = read_idx(folder / labels, (n,), digests.get(labels, "")).astype(np.int64)
     if y.max() >= len(CLASSES):
         raise DataError(f"{folder / labels}: expected labels 0 .. 9, found {y.min()} .. {y.max()}")
     return x[:, None], y
 
 
-def read(folder: Path, sizes: tuple[int, int] = (60_000, 10_000), md5: dict[str, str] = MD5) -> Dataset:
-    train_x, train_y = read_part(folder, "train", sizes[0], md5)
-    test_x, test_y = read_part(folder, "t10k", sizes[1], md5)
+def read(folder: Path, sizes: tuple[int, int] = (60_000, 10_000), digests: Mapping[str, str] = SHA256) -> Dataset:
+    train_x, train_y = read_part(folder, "train", sizes[0], digests)
+    test_x, test_y = read_part(folder, "t10k", sizes[1], digests)
     view = View(1 / 255, (0.2860,), (0.3530,))
     return Dataset(FASHION.name, CLASSES, train_x, train_y, test_x, test_y, view, FASHION.defaults)
+
+
+def inspect(folder: Path) -> list[Checked]:
+    """Each file by its content, packed or not."""
+    lines = []
+    for file, expected in SHA256.items():
+        path = readable(folder / file)
+        try:
+            found = sha256(unpacked(path)) if path.is_file() else "not there"
+        except DataError as error:
+            found = str(error).removeprefix(f"{path}: ")
+        lines.append(Checked(f"{folder.name}/{path.name}", expected, found, found == expected))
+    return lines
 
 
 FASHION = Description(
@@ -106,4 +141,5 @@ FASHION = Description(
     folders=("fashion-mnist", "FashionMNIST/raw"),
     files=MD5,
     remotes=tuple(Remote(file, tuple(base + file for base in UPSTREAM), md5) for file, md5 in MD5.items()),
+    inspect=inspect,
 )

@@ -21,14 +21,15 @@ from contextlib import contextmanager
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import IO, Any, cast
 
-from fedcc.data.dataset import Checked, DataError, Description, Remote, file_md5, readable
+from fedcc.data.dataset import Checked, DataError, Description, Remote, file_md5
 from fedcc.data.registry import find
 
 ATTEMPTS = 5  # at one address, each going on where the last one ended
 PAUSE = 1.0  # seconds before the second attempt; twice as long before each one after
 TIMEOUT = 30.0  # seconds without a byte
+MAX_UNPACKED = 1 << 31  # bytes of an archive's files; Tiny ImageNet has 250 million
+MAX_MEMBERS = 200_000  # files and folders of an archive; Tiny ImageNet has 120,000
 BLOCK = 1 << 14  # bytes; a transfer that breaks loses less than one
-LARGEST = 1 << 32  # bytes that an archive may hold; the largest data set has half a gigabyte
 PIECE = 1 << 20  # bytes of an archive that are read at once
 DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EACCES, errno.EPERM)  # no fault of an archive
 
@@ -36,7 +37,8 @@ DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EACCES, errno.
 def data_folder(explicit: Path | str | None = None) -> Path:
     """The folder that holds the data sets: the argument, else $FEDCC_DATA, else the user's cache folder.
 
-    One that was named must exist: a typing error should not start a download into a new place.
+    One that was named must exist: a typing error should not start a download into a new place. The cache folder is
+    made by the first download.
     """
     for origin, named in (("", explicit), ("FEDCC_DATA names ", os.environ.get("FEDCC_DATA"))):
         if named:
@@ -57,15 +59,18 @@ def ensure(description: Description, data: Path, download: bool = True) -> Path:
             f"{missing[0]}: not there, and downloading is off; fetch {description.title} with"
             f" `fedcc data fetch {description.name}`, or let FEDCC_DATA name the folder of {description.folders[0]}"
         )
-    return fetch(description, data) if missing else description.locate(data)
+    return _fetch_into(data, description) if missing else description.locate(data)
 
 
 def fetch(dataset: str | Description, folder: Path | str | None = None) -> Path:
     """Download what is missing of a data set into the data folder; its own folder there."""
     description = find(dataset) if isinstance(dataset, str) else dataset
     data = data_folder(folder)
-    if description.embedded:
-        return data
+    return data if description.embedded else _fetch_into(data, description)
+
+
+def _fetch_into(data: Path, description: Description) -> Path:
+    """The same for a data folder that :func:`data_folder` gave."""
     from filelock import FileLock
 
     with _files_at_fault(data):
@@ -90,10 +95,7 @@ def check(dataset: str | Description, folder: Path | str | None = None) -> list[
 def _checked(home: Path, file: str, expected: str) -> Checked:
     path = home / file
     try:
-        if path.is_file():
-            found = file_md5(path)
-        else:  # upstream's sum is that of the packed file
-            found = "unpacked: not checked" if readable(path).is_file() else "not there"
+        found = file_md5(path) if path.is_file() else "not there"
     except OSError as error:
         found = f"cannot be read ({error.strerror or error})"
     return Checked(f"{home.name}/{file}", expected, found, found == expected)
@@ -234,11 +236,11 @@ def _untar(archive: Path, room: Path) -> None:
 
         def members() -> Iterator[tarfile.TarInfo]:
             size = 0
-            for member in packed:
+            for number, member in enumerate(packed, start=1):
                 _inside(archive, member.name)
                 if not (member.isreg() or member.isdir()) or member.issparse():
                     raise DataError(f"{archive}: cannot be unpacked: {member.name!r} is neither a file nor a folder")
-                size = _fits(archive, size + member.size)
+                size = _fits(archive, number, size + member.size)
                 yield member
 
         packed.extractall(room, members(), filter="data")
@@ -247,18 +249,19 @@ def _untar(archive: Path, room: Path) -> None:
 def _unzip(archive: Path, room: Path) -> None:
     size = 0
     with zipfile.ZipFile(archive) as packed:
-        for member in packed.infolist():
+        for number, member in enumerate(packed.infolist(), start=1):
             _inside(archive, member.filename)
             plain = stat.S_IFMT(member.external_attr >> 16) in (0, stat.S_IFREG, stat.S_IFDIR)
             if not plain or member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
                 raise DataError(f"{archive}: cannot be unpacked: {member.filename!r} is no stored or deflated file")
-            size = _fits(archive, size + member.file_size)
+            size = _fits(archive, number, size + member.file_size)
         packed.extractall(room)
 
 
-def _fits(archive: Path, size: int) -> int:
-    if not 0 <= size <= LARGEST:
-        raise DataError(f"{archive}: cannot be unpacked: it holds more than {LARGEST:,} bytes")
+def _fits(archive: Path, members: int, size: int) -> int:
+    """Refuse an archive that would fill the disk."""
+    if size > MAX_UNPACKED or members > MAX_MEMBERS:
+        raise DataError(f"{archive}: refused: over {MAX_UNPACKED:,} bytes or {MAX_MEMBERS:,} files when unpacked")
     return size
 
 

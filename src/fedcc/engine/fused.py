@@ -12,7 +12,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count, islice
 from typing import Any, NamedTuple, cast
 
@@ -28,6 +28,7 @@ from fedcc.engine.adam import BETAS, EPS
 from fedcc.engine.cuda import Side
 from fedcc.engine.drive import signature
 from fedcc.engine.fast import FastTrunk
+from fedcc.engine.finite import check_predictions, fit_fault, magnitudes
 from fedcc.engine.plain import Lazily, Monitor, Plain, Precision
 from fedcc.engine.plan import Plan
 from fedcc.engine.stack import Stacked, stackable, stacked_state
@@ -36,7 +37,7 @@ WINDOW = 512  # steps whose batches lie on the device at a time
 MOST_LANES = 64  # more gain nothing: the device is full long before
 STRETCH = 16  # steps between two pauses of a group
 DONE = object()
-REALS, COUNTS = ("age", "lr", "length", "cosine", "loss"), ("at", "place")  # the numbers of a lane
+REALS, COUNTS = ("age", "lr", "length", "cosine", "loss", "finite"), ("at", "place")  # the numbers of a lane
 PREDICT_ROWS = 8192  # inputs of all clients together in one forward pass
 PREDICT_PIXELS = 2**26  # of one client in one forward pass: kernels count its numbers with 32 bits
 
@@ -122,8 +123,9 @@ class Fused:
             for start in range(0, len(part[0].samples), rows):
                 found.append(self._outputs(stack, torch.stack([self._clean(r.samples, start, rows) for r in part])))
             logits, features = (torch.cat(parts, 1) for parts in zip(*found, strict=True))
-            answers += [Outputs(logits[k], features[k]) for k in range(len(part))]
             stack.slots.clear()
+            check_predictions(part, logits)
+            answers += [Outputs(logits[k], features[k]) for k in range(len(part))]
         return answers
 
     def _clean(self, samples: Samples, start: int, rows: int) -> Tensor:
@@ -152,17 +154,20 @@ class Fused:
                     raise
                 for job in every:  # those that were under way begin again
                     job.again()
-        sums = {j: j.loss for j in every if j.loss is not None}
-        for job, total in zip(sums, torch.stack(list(sums.values())).tolist() if sums else [], strict=True):
-            if not math.isfinite(total):
-                error = FloatingPointError(
-                    f"the loss is not finite ({total}) after {job.steps} steps with lr {job.fit.recipe.lr}"
-                )
+        self._finish([job for job in every if job.losses is not None], answers)
+        return [[answers[j.index] for j in group] for group in jobs]
+
+    def _finish(self, jobs: list[Job], answers: dict[int, Fitted]) -> None:
+        """Give each fit its mean loss; refuse one that is not finite. Here the device is waited for."""
+        sums = torch.stack([j.losses for j in jobs if j.losses is not None]).tolist() if jobs else []
+        largest = magnitudes([answers[j.index].model.state for j in jobs])
+        for job, (total, finite_steps), own in zip(jobs, sums, largest, strict=True):
+            made = answers[job.index]
+            if fault := fit_fault(job.fit, made.model.state, total, int(finite_steps), own):
+                error = FloatingPointError(fault)
                 error.add_note(str(job.fit.key))
                 raise error
-            made = answers[job.index]
-            answers[job.index] = Fitted(made.model, made.steps, total / job.steps, made.optimizer, made.trained)
-        return [[answers[j.index] for j in group] for group in jobs]
+            answers[job.index] = replace(made, loss=total / job.steps)
 
     def _side_by_side(self, groups: dict[Arch, Iterator[None]]) -> None:
         """Advance the groups, on a GPU each on a stream of its own, so that one fills the gaps of another.
@@ -273,7 +278,7 @@ class Job:
     steps: int
     done: int = 0
     window: int = 0  # steps whose batches lie ready
-    loss: Tensor | None = None  # the sum over its steps
+    losses: Tensor | None = None  # their sum over its steps, and the number of steps until that was not finite
     plans: dict[str, Plan] = field(default_factory=dict)
     ready: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
 
@@ -366,12 +371,8 @@ class Lanes:
         self.kit, self.width, self.fit = kit, width, fit
         self.stack = Stacked(fit.model.arch, engine.kernels)
         self.teachers = {name: Stacked(f.model.arch, engine.kernels).eval() for name, f in fit.frozen.items()}
-        only = fit.only
-        self.stack.train(only is None)
-        if only is not None:
-            self.stack.get_submodule(only).train()
+        self.trained = self.stack.train_part(fit.only)
         template = self.stack.template
-        self.trained = [n for n in self.stack.parameter_names if only is None or n.startswith(f"{only}.")]
         # One flat tensor for all trained parameters, leaf by leaf, each [width, ...]: cast and stepped as one.
         self.sizes = [width * template[n].numel() for n in self.trained]
         total = sum(self.sizes)
@@ -405,7 +406,7 @@ class Lanes:
         }
         self.draws = {
             s: torch.zeros(
-                width, WINDOW, self.batches[s] if v.view.augments else 0, 3, dtype=torch.uint8, device=device
+                width, WINDOW, self.batches[s] if v.view.augments else 0, v.view.draws, dtype=torch.uint8, device=device
             )
             for s, v in fit.streams.items()
         }
@@ -445,7 +446,7 @@ class Lanes:
             torch._foreach_zero_(own.moments)
         torch._foreach_copy_(slots, given)
         age = float(saved[f"step/{self.trained[0]}"]) if saved else 0.0
-        reals = [age, fit.recipe.lr, job.steps, fit.recipe.schedule == "cosine", 0.0]
+        reals = [age, fit.recipe.lr, job.steps, fit.recipe.schedule == "cosine", 0.0, 0.0]
         self.reals[:, seat].copy_(torch.tensor(reals, dtype=torch.float64), non_blocking=True)
         self.counts[:, seat] = 0
         for (stream, column), offset in self.offsets.items():
@@ -476,11 +477,12 @@ class Lanes:
         steps = job.steps * (1 if self.fit.joint else len(self.names))
 
         def count(name: str, value: Tensor) -> Tensor:
-            trained = self.fit.only is None or name.startswith(f"{self.fit.only}.")
-            return value + steps if trained and name.endswith("num_batches_tracked") else value
+            module, _, own = name.rpartition(".")
+            counts = own == "num_batches_tracked" and self.stack.get_submodule(module).training
+            return value + steps if counts else value
 
         state = {n: held[n] if n in held else count(n, v) for n, v in job.fit.model.state.items()}
-        job.loss = self.numbers["loss"][seat].clone()
+        job.losses = self.reals[-2:, seat].clone()  # loss and finite
         optimizer: dict[str, Tensor] = {}
         if again:
             names = [f"{kind}/{n}" for kind in ("mean", "square") for n in self.trained]
@@ -669,6 +671,7 @@ class Lanes:
             with self.side.stretch():
                 return stepping.tick(losses, n, BETAS)
         n["loss"].add_(losses)
+        n["finite"].add_(n["loss"].isfinite())
         n["age"].add_(1)
         slower = 0.5 * (1 - torch.cos(math.pi * n["at"].double() / n["length"].clamp(min=1)))
         lr = n["lr"] * (1 - n["cosine"] * slower)

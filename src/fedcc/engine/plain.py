@@ -20,6 +20,7 @@ from fedcc.core.rng import Key
 from fedcc.core.samples import Samples
 from fedcc.core.step import Batch, Step, Tensors
 from fedcc.engine.adam import Adam, Momentum
+from fedcc.engine.finite import check_predictions, fit_fault, magnitudes, overflow
 from fedcc.engine.plan import augmentation, batches
 from fedcc.engine.statistics import statistics
 from fedcc.nets.network import Network, build
@@ -82,8 +83,9 @@ class Plain:
             else:
                 raise TypeError(f"the plain engine does not serve {type(request).__name__}")
         except Exception as error:
-            if isinstance(request, Fit | Init):
-                error.add_note(str(request.key))
+            key = getattr(request, "key", None)
+            if key is not None and str(key) not in getattr(error, "__notes__", ()):
+                error.add_note(str(key))
             raise
         self.seconds[phase] = self.seconds.get(phase, 0.0) + time.perf_counter() - begun
         return answer
@@ -103,7 +105,9 @@ class Plain:
             parts.append(self._forward(module, x))
         if not parts:
             raise ValueError("there is nothing to predict: no samples were given")
-        return Outputs(torch.cat([p.logits for p in parts]), torch.cat([p.features for p in parts]))
+        outputs = Outputs(torch.cat([p.logits for p in parts]), torch.cat([p.features for p in parts]))
+        check_predictions([request], outputs.logits[None])
+        return outputs
 
     @torch.no_grad()
     def recalibrate(self, request: Recalibrate) -> Model:
@@ -114,6 +118,8 @@ class Plain:
         parts = x.tensor_split(-(-len(x) // PREDICT_BATCH))  # of equal size, so that none is tiny
         inputs = (samples.view.clean(x.to(self.device), self.dtype) for x in parts)
         found = statistics(module, lambda x: self._forward(module, x), inputs)
+        if name := overflow(request.model.state, found, magnitudes([found])[0]):
+            raise FloatingPointError(f"BatchNorm's statistics are not finite ({name})")
         return request.model.with_(found) if found else request.model
 
     def fit(self, fit: Fit) -> Fitted:
@@ -121,7 +127,7 @@ class Plain:
         if self.monitor:
             self.monitor.fitting(fit)
         module = self._load(fit.model, "fit")
-        params = _trainable(module, fit.only)
+        params = _trained(module, fit.only)
         if steps == 0:
             return Fitted(fit.model, 0, 0.0, fit.optimizer, tuple(params))
         fit = replace(fit, constants=tree_map_only(Tensor, lambda t: t.to(self.device), dict(fit.constants)))
@@ -129,6 +135,7 @@ class Plain:
         momentum = fit.recipe.momentum
         optimizer = Adam(params, fit.optimizer) if momentum is None else Momentum(params, momentum)
         feed = Feed(fit, steps, self.device, self.dtype)
+        losses: list[Tensor] = []
         total = torch.zeros((), dtype=torch.float64, device=self.device)
         with torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
             _seed(fit.key.of(stream="dropout").integer(), self.device)
@@ -138,14 +145,16 @@ class Plain:
                     self._adjust(fit, feed, t, module, params, teachers)
                 optimizer.step(learning_rate(fit.recipe, t, steps))
                 total += loss
+                losses.append(loss)
                 if self.monitor:
                     self.monitor.trained(sum(feed.batch.values()))
-        mean = float(total) / steps
-        if not math.isfinite(mean):
-            raise FloatingPointError(f"the loss is not finite ({mean}) after {steps} steps with lr {fit.recipe.lr}")
         state = {n: v.detach().clone(memory_format=torch.contiguous_format) for n, v in module.state_dict().items()}
+        whole = float(total)
+        finite_steps = steps if math.isfinite(whole) else int(torch.stack(losses).double().cumsum(0).isfinite().sum())
+        if fault := fit_fault(fit, state, whole, finite_steps, magnitudes([state])[0]):
+            raise FloatingPointError(fault)
         model, going_on = Model(fit.model.arch, state), optimizer.state() if fit.recipe.reset == "round" else {}
-        return Fitted(model, steps, mean, going_on, tuple(params))
+        return Fitted(model, steps, whole / steps, going_on, tuple(params))
 
     # -- one step
 
@@ -275,18 +284,12 @@ def learning_rate(recipe: Recipe, t: int, steps: int) -> float:
     return recipe.lr
 
 
-def _trainable(module: nn.Module, only: str | None) -> dict[str, nn.Parameter]:
-    """Train mode for the named part (all of it by default), evaluation mode and no gradient for the rest."""
-    module.train(only is None)
-    if only is not None:
-        module.get_submodule(only).train()
-    params = {}
-    for name, parameter in module.named_parameters():
-        trained = only is None or name.startswith(f"{only}.")
-        parameter.requires_grad_(trained)
-        if trained:
-            params[name] = parameter
-    return params
+def _trained(module: Network, only: str | None) -> dict[str, nn.Parameter]:
+    """The parameters that are trained; the others, frozen or outside the named part, have no gradient."""
+    names, params = module.train_part(only), dict(module.named_parameters())
+    for name, parameter in params.items():
+        parameter.requires_grad_(name in names)
+    return {name: params[name] for name in names}
 
 
 def _grads(params: Tensors) -> dict[str, Tensor]:

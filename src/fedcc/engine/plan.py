@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from fedcc.core.rng import Key
-from fedcc.core.samples import View
+from fedcc.core.samples import LEVELS, View
 
 
 class Plan:
@@ -16,10 +16,11 @@ class Plan:
     def __init__(self, key: Key, samples: int, batch: int, view: View):
         if samples < 1:
             raise ValueError(f"a stream needs at least one sample, got {samples}")
-        self.samples, self.batch, self.augments = samples, batch, view.augments
+        self.samples, self.batch, self.view = samples, batch, view
         self.generator, self.rest = key.generator(), np.empty((0, batch), np.int64)
         self.draws = key.of(stream=f"{key.stream}/augment").generator()
         self.limits = np.array([2 * view.pad + 1, 2 * view.pad + 1, 2 if view.flip else 1])
+        self.strong = key.of(stream=f"{key.stream}/strong").generator()
 
     def indices(self, steps: int) -> Tensor:
         """Samples of the next steps, int64 [steps, batch]."""
@@ -33,10 +34,16 @@ class Plan:
         return torch.from_numpy(made[:steps].astype(np.int64, copy=False))
 
     def augmentation(self, steps: int) -> Tensor:
-        """Crop row, crop column and flip of the next steps' images, int64 [steps, batch, 3]; empty without."""
-        if not self.augments:
-            return torch.empty(steps, 0, 3, dtype=torch.long)
-        return torch.from_numpy(self.draws.integers(0, self.limits, (steps, self.batch, 3)))
+        """What :meth:`View.augmented` needs for the next steps' images, int64 [steps, batch, draws]; empty without.
+
+        Crop and flip are the same whatever comes beside them.
+        """
+        if not self.view.augments:
+            return torch.empty(steps, 0, 0, dtype=torch.long)
+        draws = self.draws.integers(0, self.limits, (steps, self.batch, 3))
+        if self.view.strong:
+            draws = np.concatenate([draws, self.strong.integers(0, LEVELS, (steps, self.batch, 4))], axis=-1)
+        return torch.from_numpy(draws)
 
 
 def batches(key: Key, samples: int, batch: int, steps: int) -> Tensor:
@@ -52,5 +59,5 @@ def batches(key: Key, samples: int, batch: int, steps: int) -> Tensor:
 
 
 def augmentation(key: Key, view: View, batch: int, steps: int) -> Tensor:
-    """Crop row, crop column and flip of every image, int64 [steps, batch, 3]; empty without augmentation."""
+    """The draws of every image, int64 [steps, batch, draws]; empty without augmentation."""
     return Plan(key, 1, batch, view).augmentation(steps)

@@ -21,7 +21,7 @@ from fedcc.core.model import Arch, Outputs
 from fedcc.core.rng import Key
 from fedcc.engine.fast import MOST_CHANNELS, FastTrunk
 from fedcc.engine.stepping import head
-from fedcc.nets.network import build
+from fedcc.nets.network import Trainable, build
 from fedcc.nets.resnet import Shortcut, _ResNet
 
 
@@ -121,7 +121,7 @@ class Widen(Layer):
         return out
 
 
-class Stacked(nn.Module):
+class Stacked(Trainable):
     """K networks of one architecture; ``slots`` holds their tensors, ``[K, ...]`` each, under one network's names."""
 
     def __init__(self, arch: Arch, kernels: bool = False):
@@ -130,6 +130,7 @@ class Stacked(nn.Module):
         network = build(arch, Key(0))
         self.template = {name: value.clone() for name, value in network.state_dict().items()}
         self.parameter_names = [name for name, _ in network.named_parameters()]
+        self.evaluated, self.trainable = network.evaluated, network.trainable
         anchor = self.parameter_names[0]
         self.trunks = nn.ModuleList(
             _operated(trunk, f"trunks.{i}", self.slots, anchor) for i, trunk in enumerate(network.trunks)
@@ -137,8 +138,10 @@ class Stacked(nn.Module):
         self.head = Dense(self.slots, "head")
         self.fast = nn.ModuleList()
         ours = [t for t in network.trunks if isinstance(t, _ResNet) and t.conv.in_channels <= MOST_CHANNELS]
-        if kernels and len(ours) == len(network.trunks):
+        whole = not self.evaluated and len(self.trainable) == len(self.parameter_names)  # kernels freeze nothing
+        if kernels and whole and len(ours) == len(network.trunks):
             self.fast.extend(FastTrunk(trunk, f"trunks.{i}", self.slots) for i, trunk in enumerate(ours))
+        self.train()
 
     def forward(self, x: Tensor) -> Outputs:
         """Outputs ``[K, batch, ...]`` of inputs ``[K, batch, ...]``."""
@@ -189,7 +192,8 @@ def _operated(module: nn.Module, name: str, slots: dict[str, Tensor], anchor: st
 def stackable(arch: Arch) -> str:
     """Empty if stacking this network gives what the networks give one by one, else the reason.
 
-    Proved in float64 on three networks: values, gradients and buffers in training, and values in evaluation.
+    Proved in float64 on three networks: values, gradients and buffers in training, and values in evaluation. What the
+    networks' author froze is frozen here too.
     """
     try:
         return _difference(arch)
@@ -212,18 +216,18 @@ def _difference(arch: Arch) -> str:
         together = torch.stack([n.state_dict()[name] for n in networks])
         if value.is_floating_point():
             together = together.double()
-        leaves[name] = together.requires_grad_(name in stacked.parameter_names)
+        leaves[name] = together.requires_grad_(name in stacked.trainable)
     stacked.hold(leaves)
     for training in (True, False):
         stacked.train(training)
         outputs = stacked(x)
         weights = torch.randn(outputs.logits.shape, generator=generator, dtype=torch.float64)
-        params = [leaves[n] for n in stacked.parameter_names]
+        params = [leaves[n] for n in stacked.trainable]
         grads = torch.autograd.grad((outputs.logits * weights).sum() + outputs.features.square().sum(), params)
         for k, network in enumerate(networks):
             one = network.train(training)(x[k])
             loss = (one.logits * weights[k]).sum() + one.features.square().sum()
-            expected = torch.autograd.grad(loss, list(network.parameters()))
+            expected = torch.autograd.grad(loss, [network.get_parameter(name) for name in network.trainable])
             pairs = [(outputs.logits[k], one.logits), (outputs.features[k], one.features)]
             pairs += [(g[k], e) for g, e in zip(grads, expected, strict=True)]
             pairs += [(leaves[n][k], b) for n, b in network.named_buffers() if b.is_floating_point()]

@@ -14,9 +14,12 @@ from torch.nn.modules.batchnorm import _BatchNorm
 def statistics(module: nn.Module, forward: Callable[[Tensor], Any], parts: Iterable[Tensor]) -> dict[str, Tensor]:
     """The running means and variances by name, of all that enters the norms when each part is normalised by itself.
 
-    The rest of the module is in evaluation mode, so that no dropout draws; the norms are changed in place.
+    Norms that stay in evaluation mode in training keep theirs. The rest of the module is in evaluation mode, so that no
+    dropout draws; the norms are changed in place.
     """
-    norms = {n: m for n, m in module.eval().named_modules() if isinstance(m, _BatchNorm) and m.running_mean is not None}
+    batch_norms = {n: m for n, m in module.train().named_modules() if isinstance(m, _BatchNorm) and m.training}
+    norms = {name: norm for name, norm in batch_norms.items() if norm.running_mean is not None}
+    module.eval()
     if not norms:
         return {}
     seen: dict[str, list[tuple[int, Tensor, Tensor]]] = {name: [] for name in norms}

@@ -13,12 +13,13 @@ __device__ __forceinline__ unsigned pack(float low, float high) {
 }
 #endif
 
-#ifdef CHANNELS  // with HEIGHT, WIDTH and AUGMENTS: constants, since every number of an image is divided by them
+#ifdef CHANNELS  // with HEIGHT, WIDTH, DRAWS and STRONG: constants, since every number of an image is divided by them
 
 struct Images {
     const unsigned char* pool;   // [rows, CHANNELS, HEIGHT, WIDTH]
     const int* plan;             // [lanes, window, batch]: rows
-    const unsigned char* draws;  // [lanes, window, batch, 3]: the crop's row and column, the flip
+    const unsigned char* draws;  // [lanes, window, batch, DRAWS]: the crop's row and column, the flip; strong: the
+                                 // hole's centre, brightness and shift too, from 0 to 255
     const long long* place;      // [lanes]: the step within the window
     const long long* offset;     // [lanes]: where a lane's rows begin
     const float* mean;           // [CHANNELS]
@@ -26,9 +27,14 @@ struct Images {
     unsigned short* out;         // [lanes, all, HEIGHT, WIDTH, CHANNELS], bf16
     float scale;
     int window, batch, all, first, pad;
+#if STRONG
+    const float* factors;  // [256]: by level of brightness
+    const float* shifts;
+    int tall, wide;  // the hole's rows and columns
+#endif
 };
 
-// A batch of one stream from the pool of uint8 images: gathered, cropped, flipped, normalised, channels last.
+// A batch of one stream from the pool of uint8 images: gathered, augmented, normalised, channels last.
 // One block writes EACH numbers of image blockIdx.x of lane blockIdx.y.
 extern "C" __global__ void images(Images a) {
     const int b = blockIdx.x, lane = blockIdx.y;
@@ -36,21 +42,33 @@ extern "C" __global__ void images(Images a) {
     const long long row = a.plan[at] + a.offset[lane];
     int down = 0, right = 0;
     bool flipped = false;
-#if AUGMENTS
-    down = a.draws[at * 3] - a.pad;
-    right = a.draws[at * 3 + 1] - a.pad;
-    flipped = a.draws[at * 3 + 2] > 0;
+#if DRAWS
+    const unsigned char* draws = a.draws + at * DRAWS;
+    down = draws[0] - a.pad;
+    right = draws[1] - a.pad;
+    flipped = draws[2] > 0;
+#endif
+#if STRONG
+    const int above = draws[3] * HEIGHT / 256 - a.tall / 2, left = draws[4] * WIDTH / 256 - a.wide / 2;
+    const float factor = a.factors[draws[5]], shift = a.shifts[draws[6]];
 #endif
     const int numbers = CHANNELS * HEIGHT * WIDTH;
     const unsigned char* image = a.pool + row * numbers;
     unsigned short* out = a.out + ((long long)lane * a.all + a.first + b) * numbers;
     const int start = blockIdx.z * EACH, end = start + EACH < numbers ? start + EACH : numbers;
     for (int i = start + threadIdx.x; i < end; i += blockDim.x) {
-        const int c = i % CHANNELS, w = i / CHANNELS % WIDTH, y = i / (CHANNELS * WIDTH) + down;
+        const int c = i % CHANNELS, w = i / CHANNELS % WIDTH, h = i / (CHANNELS * WIDTH), y = h + down;
         const int x = (flipped ? WIDTH - 1 - w : w) + right;
         const bool inside = y >= 0 && y < HEIGHT && x >= 0 && x < WIDTH;
+#if STRONG  // each operation rounded by itself, as torch rounds it
+        const float stored = inside ? image[(c * HEIGHT + y) * WIDTH + x] : 0.0f;
+        const float lit = __fadd_rn(__fmul_rn(__fmul_rn(stored, a.scale), factor), shift);
+        const bool hidden = h >= above && h < above + a.tall && w >= left && w < left + a.wide;
+        out[i] = (unsigned short)pack(hidden ? 0.0f : __fdiv_rn(__fsub_rn(lit, a.mean[c]), a.std[c]), 0.0f);
+#else
         const float value = inside ? image[(c * HEIGHT + y) * WIDTH + x] * a.scale : 0.0f;
         out[i] = (unsigned short)pack((value - a.mean[c]) / a.std[c], 0.0f);
+#endif
     }
 }
 
@@ -192,6 +210,7 @@ extern "C" __global__ void __launch_bounds__(HEAD_THREADS) head_back(HeadBack a)
 struct Tick {
     const float* loss;  // all: [lanes]
     double* total;
+    double* finite;
     double* age;
     long long* at;
     long long* place;
@@ -211,7 +230,9 @@ extern "C" __global__ void tick(Tick a) {
     const double steps = a.age[i] + 1, whole = a.length[i] > 1 ? a.length[i] : 1;
     const double slower = 0.5 * (1 - cos(3.141592653589793 * (double)a.at[i] / whole));
     const double rate = a.lr[i] * (1 - a.cosine[i] * slower);
-    a.total[i] += a.loss[i];
+    const double total = a.total[i] + a.loss[i];
+    a.total[i] = total;
+    if (total - total == 0) a.finite[i] += 1;  // steps until the sum is not finite, which it then stays
     a.age[i] = steps;
     a.size[i] = (float)(rate / (1 - exp(steps * a.log1)));
     a.root[i] = (float)(1 / sqrt(1 - exp(steps * a.log2)));

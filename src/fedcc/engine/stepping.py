@@ -20,9 +20,10 @@ ROWS, OUTPUTS, COLUMNS = 8, 32, 64  # of a block of the head's kernels, as step.
 HEAD_SHARED, BACK_SHARED = (ROWS + OUTPUTS) * 33 * 16, THREADS * ROWS * 16 + THREADS // 16 * ROWS * 4  # bytes
 
 
-def image_defines(channels: int, height: int, width: int, augments: bool) -> dict[str, int]:
+def image_defines(channels: int, height: int, width: int, view: View) -> dict[str, int]:
     """What the kernel ``images`` is compiled for."""
-    return {"CHANNELS": channels, "HEIGHT": height, "WIDTH": width, "AUGMENTS": int(augments), "EACH": EACH}
+    sizes = {"CHANNELS": channels, "HEIGHT": height, "WIDTH": width, "EACH": EACH}
+    return sizes | {"DRAWS": view.draws, "STRONG": int(view.strong)}
 
 
 def images(
@@ -31,10 +32,12 @@ def images(
     """Write this step's batch of a stream into ``out`` [lanes, images, H, W, channels], bf16, from ``first`` on."""
     lanes, window, batch = plan.shape
     _, channels, height, width = pool.shape
-    defines = image_defines(channels, height, width, view.augments)
+    defines = image_defines(channels, height, width, view)
     mean, std = view.numbers(channels, out.device)
     sizes = window, batch, out.shape[1], first, view.pad
-    given = pool, plan, draws, place, offset, mean, std, out, float(view.scale), *sizes
+    given: tuple[Any, ...] = pool, plan, draws, place, offset, mean, std, out, float(view.scale), *sizes
+    if view.strong:
+        given += *view.levels(torch.float32, out.device).values(), *view.hole_size(height, width)
     grid = batch, lanes, -(-channels * height * width // EACH)
     cuda.launch(FILE, "images", defines, grid, THREADS, 0, given)
 
@@ -98,7 +101,7 @@ def tick(losses: Tensor, numbers: dict[str, Tensor], betas: tuple[float, float])
     """A step more for every lane, in ``numbers``; Adam's step sizes and bias corrections, [lanes] each."""
     lanes, device = len(losses), losses.device
     size, root = torch.empty(2, lanes, dtype=torch.float32, device=device)
-    state = [numbers[name] for name in ("loss", "age", "at", "place", "lr", "length", "cosine")]
+    state = [numbers[name] for name in ("loss", "finite", "age", "at", "place", "lr", "length", "cosine")]
     logs = [c_double(math.log(beta)) for beta in betas]
     given = losses.float().contiguous(), *state, size, root, *logs, lanes
     cuda.launch(FILE, "tick", {}, (-(-lanes // THREADS), 1, 1), THREADS, 0, given)

@@ -14,6 +14,8 @@ from fedcc.core.method import AnyMethod, Reading, Trained
 from fedcc.core.requests import Executor, Predict, Request
 from fedcc.core.samples import Samples
 from fedcc.engine.drive import drive
+from fedcc.engine.finite import NotFinite
+from fedcc.evaluate.ensembles import ensembles
 
 
 @dataclass(frozen=True)
@@ -26,6 +28,10 @@ class Evaluation:
     (on the global test set, right for labels outside the client's majority classes), ``valid_labels`` (outside the
     classes that it holds) and ``local_full`` (as ``local``, never right). ``readings`` are the accuracies of
     the same models, read in other ways. ``Evaluation()`` is that of a round that is not evaluated.
+
+    A detailed evaluation has two more. ``confusion`` counts the test samples by label (row) and predicted class
+    (column); where each client predicts alone it is the sum over clients. ``known`` is, for each client whose network
+    may answer "unknown", the mean probability that it does not, by label.
     """
 
     accuracy: float | None = None
@@ -36,13 +42,18 @@ class Evaluation:
     valid_labels: dict[int, float] = field(default_factory=dict)
     local_full: dict[int, float] = field(default_factory=dict)
     readings: dict[str, float] = field(default_factory=dict)
+    confusion: list[list[int]] = field(default_factory=list)
+    known: dict[int, list[float | None]] = field(default_factory=dict)
 
 
 class Remembering:
-    """An engine that predicts once with each model on each set of samples, however often it is asked."""
+    """An engine that predicts once with each model on each set of samples, however often it is asked.
 
-    def __init__(self, executor: Executor):
-        self.executor = executor
+    An error about predictions that are not finite names the client or the server's model.
+    """
+
+    def __init__(self, executor: Executor, trained: Trained | None = None):
+        self.executor, self.trained = executor, trained or Trained(0, {}, {})
         self.known: dict[tuple[int, int], Any] = {}
         self.kept: list[Request[Any]] = []  # while they live nothing else gets their models' and samples' ids
 
@@ -51,12 +62,21 @@ class Remembering:
             return (id(request.model), id(request.samples)) if isinstance(request, Predict) else None
 
         new = [r for r in requests if place(r) not in self.known]
-        fresh = dict(zip(map(id, new), self.executor.serve(new) if new else [], strict=True))
+        fresh = dict(zip(map(id, new), self.answers(new) if new else [], strict=True))
         for request in new:
             if (key := place(request)) is not None:
                 self.known[key] = fresh[id(request)]
                 self.kept.append(request)
         return [fresh[id(r)] if id(r) in fresh else self.known[place(r)] for r in requests]  # type: ignore[index]
+
+    def answers(self, requests: Sequence[Request[Any]]) -> list[Any]:
+        try:
+            return self.executor.serve(requests)
+        except NotFinite as error:
+            owners = {id(model): f"client {k}" for k, model in self.trained.clients.items()}
+            owners |= {id(model): f"the server's model {name!r}" for name, model in self.trained.server.items()}
+            error.add_note(f"{owners.get(id(error.model), 'a model')}, 'evaluate'")
+            raise
 
 
 def evaluate(
@@ -70,16 +90,20 @@ def evaluate(
     downs: Mapping[int, Any] | None = None,
     hidden: Tensor | None = None,
     readings: Mapping[str, Reading] | None = None,
+    detailed: bool = False,
 ) -> Evaluation:
     """Evaluate what training has left so far.
 
     ``counts`` (private samples per class, by client) asks for the clients' own accuracies, ``majority`` (the classes
     that a client claims to know, as masks) for the valid ones; ``downs`` and ``hidden`` (the public labels) for that
-    of the public targets; ``readings`` for those of other ways to predict.
+    of the public targets; ``readings`` for those of other ways to predict; ``detailed`` for what is too large for
+    every round.
     """
-    engine, inputs, labels = Remembering(executor), test.only("x"), test["y"]
+    engine, inputs, labels = Remembering(executor, trained), test.only("x"), test["y"]
     scores = drive([method.predict(trained, inputs)], engine)[0]
     found = Evaluation(percent(scores.argmax(-1) == labels), targets=targets_accuracy(downs or {}, hidden))
+    if detailed:
+        found.confusion.extend(confusion(scores.argmax(-1), labels, trained.classes))
     for k, held in (counts or {}).items():
         logits = engine.serve([Predict(trained.clients[k], inputs)])[0].logits
         right = logits[:, : trained.classes].argmax(-1) == labels
@@ -90,9 +114,16 @@ def evaluate(
             found.valid_labels[k] = percent(valid(answers, labels, held > 0))
             if majority and k in majority:
                 found.valid[k] = percent(valid(answers, labels, majority[k]))
+            if detailed:
+                found.known[k] = class_means(1 - logits.softmax(-1)[:, -1], labels, trained.classes)
     for name, reading in (readings or {}).items():
-        others = drive([reading(trained, inputs)], engine)[0]
-        if others is not None:
+        other = drive([reading(trained, inputs)], engine)[0]
+        if other is not None:
+            found.readings[name] = percent(other.argmax(-1) == labels)
+    if readings is not None and scores.ndim == 3:  # each client predicts alone
+        rows = [counts[k] for k in trained.clients if counts and k in counts]
+        known = torch.stack(rows) if len(rows) == len(trained.clients) else None
+        for name, others in ensembles(scores, known).items():
             found.readings[name] = percent(others.argmax(-1) == labels)
     return found
 
@@ -115,6 +146,20 @@ def local_accuracy(right: Tensor, labels: Tensor, counts: Tensor) -> float:
     by_class = torch.bincount(labels, weights=right.double(), minlength=len(counts)) / tested.clamp(min=1)
     share = counts.double() * (tested > 0)
     return round(100 * float((share * by_class).sum() / share.sum().clamp(min=1)), 4)
+
+
+def confusion(answers: Tensor, labels: Tensor, classes: int) -> list[list[int]]:
+    """How many samples of each label (row) were given each class (column); ``answers`` [N], or [clients, N]."""
+    pairs = labels.expand_as(answers) * classes + answers
+    rows: list[list[int]] = torch.bincount(pairs.flatten(), minlength=classes**2).view(classes, classes).tolist()
+    return rows
+
+
+def class_means(values: Tensor, labels: Tensor, classes: int) -> list[float | None]:
+    """The mean of ``values`` [N] over the samples of each label, to 4 digits; None where there are none."""
+    tested = torch.bincount(labels, minlength=classes).tolist()
+    sums = torch.bincount(labels, weights=values.double(), minlength=classes).tolist()
+    return [round(total / n, 4) if n else None for total, n in zip(sums, tested, strict=True)]
 
 
 def targets_accuracy(downs: Mapping[int, Any], hidden: Tensor | None) -> float | None:

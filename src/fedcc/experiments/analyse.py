@@ -22,13 +22,15 @@ from fedcc.evaluate.accuracy import Remembering
 from fedcc.evaluate.embeddings import FEWEST, panel
 from fedcc.evaluate.example import example
 from fedcc.evaluate.margins import histograms
-from fedcc.experiments.experiment import Experiment
+from fedcc.experiments.experiment import Experiment, present_spelling
 from fedcc.experiments.store import RunFolder, RunFolderError, commit
 from fedcc.federation import Federation
 from fedcc.methods import FedCC
-from fedcc.run import Result, chosen_device, fixed_threads
+from fedcc.run import Result, chosen_device
+from fedcc.threads import cores, fixed_threads
 
 ANALYSIS_FORMAT = 1
+COPIED = ("method", "data", "skew", "seed", "data_sha256", "partition_sha256")  # from the summary
 
 
 @dataclass(frozen=True)
@@ -61,6 +63,8 @@ def check(place: Path) -> dict[str, Any]:
     summary = folder.summary()
     if summary is None:
         raise RunFolderError(f"{place} holds an unfinished run; go on with `{folder.resume}`")
+    if lacking := [name for name in COPIED if name not in summary]:
+        raise RunFolderError(f"{place / 'summary.json'} is damaged, it has no {lacking[0]!r}")
     if not (place / "models.safetensors").is_file():
         raise RunFolderError(f"{place} holds no models (--no-save-models); run it again with them to analyse it")
     return summary
@@ -71,18 +75,21 @@ def analyse(
 ) -> dict[str, Any]:
     """Analyse a run folder: its ``analysis.json``, which is written there too."""
     options, summary = options or Options(), check(place)
-    experiment = Experiment(**summary["experiment"])  # not the TOML, whose device may not be here
+    try:
+        experiment = Experiment(**present_spelling(summary["experiment"]))  # not the TOML, whose device may not be here
+    except (TypeError, ValueError) as error:
+        raise RunFolderError(f"{place / 'summary.json'} is damaged, in its 'experiment': {error}") from None
     result, federation = Result.load(place), experiment.federation(data_dir)
     split = federation.partition
     assert split is not None
     for name, found in (("data_sha256", federation.fingerprint), ("partition_sha256", split.sha256)):
         if summary[name] != found:
             raise RunFolderError(f"{place} was run on other data: its {name} is {summary[name]}, here {found}")
-    with fixed_threads(experiment.threads):
+    with fixed_threads(min(experiment.threads, cores())):  # the record may come from a larger machine
         parts = inspected(result, federation, options, experiment.seed, device)
     analysis = {
         "format": ANALYSIS_FORMAT,
-        **{name: summary[name] for name in ("method", "data", "skew", "seed", "data_sha256", "partition_sha256")},
+        **{name: summary[name] for name in COPIED},
         "commit": commit(),
         "command": options.command(place),
         **parts,

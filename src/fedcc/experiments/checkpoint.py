@@ -25,11 +25,11 @@ from fedcc.core.files import uninterrupted, written_whole
 from fedcc.core.method import AnyMethod
 from fedcc.core.model import Arch, Model
 from fedcc.core.tree import Classes, Pack, Unpack, message_classes
-from fedcc.experiments.experiment import Experiment
+from fedcc.experiments.experiment import Experiment, present_spelling
 from fedcc.experiments.store import CHECKPOINT, RunFolder, RunFolderError
 from fedcc.federate import Snapshot
 from fedcc.federation import Federation, Models
-from fedcc.methods import make, outdated
+from fedcc.methods import completed, outdated
 from fedcc.run import Record, chosen_device, described, rebuilt
 
 FORMAT = 1
@@ -110,11 +110,9 @@ class Checkpoints:
         about, tree = header(content)
         if about.get("format") != FORMAT:
             raise RunFolderError(f"{path} has format {about.get('format')}, this fedcc reads format {FORMAT}")
-        told = about["experiment"]
+        told = about["experiment"] = {"validation": 0.0, **present_spelling(about["experiment"])}
         if not outdated(told["method"], told["settings"]):
-            # options that its method did not have then are at their defaults
-            usual = asdict(make(told["method"]))  # type: ignore[call-overload]
-            told["settings"] = json.loads(json.dumps(usual)) | told["settings"]
+            told["settings"] = json.loads(json.dumps(completed(told["method"], told["settings"])))
         for part, mine in self.identity.items():
             if (found := about[part]) != mine:
                 raise RunFolderError(f"{path} is a checkpoint of another experiment ({_difference(part, found, mine)})")

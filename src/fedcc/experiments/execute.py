@@ -12,10 +12,12 @@ from fedcc.core.method import check_value
 from fedcc.engine.plain import Monitor
 from fedcc.experiments.checkpoint import Checkpoint, Checkpoints
 from fedcc.experiments.experiment import Experiment
+from fedcc.experiments.sharing import shared
 from fedcc.experiments.store import RunFolder, environment
 from fedcc.federate import Snapshot
 from fedcc.federation import Federation
 from fedcc.run import Record, Result, rehearse, run
+from fedcc.threads import check_threads
 
 SUMMARY_FORMAT = 1
 
@@ -26,6 +28,7 @@ class Halted(Exception):
 
 def prepare(experiment: Experiment, out: Path, *, data_dir: Path | None = None, overwrite: bool = False) -> Federation:
     """The data, read and split; whatever is wrong with the call is found here, before anything is written."""
+    check_threads(experiment.threads)
     RunFolder(out).check(experiment, overwrite)
     federation = experiment.federation(data_dir)
     rehearse(experiment.made(), federation)
@@ -38,6 +41,7 @@ def unfinished(out: Path, data_dir: Path | None = None) -> tuple[Experiment, Fed
     Without a checkpoint the run starts anew.
     """
     experiment = Experiment.read(out / "experiment.toml")
+    check_threads(experiment.threads)
     federation = experiment.federation(data_dir)
     return experiment, federation, *Checkpoints(out, experiment, federation).latest()
 
@@ -77,6 +81,7 @@ def execute(
     begun = time.perf_counter() - (start.seconds if start else 0.0)
 
     def told(record: Record) -> None:
+        record["sharing"] = others()
         folder.add(record)
         if on_round:
             on_round(record)
@@ -92,28 +97,29 @@ def execute(
         if halted:
             raise Halted(f"stopped after round {snapshot.t} of {total}")
 
-    result = run(
-        experiment.made(),
-        federation,
-        experiment.rounds,
-        epochs=experiment.epochs,
-        lr=experiment.lr,
-        batch=experiment.batch,
-        participation=experiment.participation,
-        seed=experiment.seed,
-        device=experiment.device,
-        precision=experiment.precision,  # type: ignore[arg-type]
-        engine=experiment.engine,
-        deterministic=experiment.deterministic,
-        threads=experiment.threads,
-        wire=experiment.wire,
-        reset=experiment.reset,
-        client_accuracy=experiment.client_accuracy,
-        on_round=told,
-        monitor=monitor,
-        start=start.snapshot if start else None,
-        on_snapshot=keep,
-    )
+    with shared(experiment.device) as others:
+        result = run(
+            experiment.made(),
+            federation,
+            experiment.rounds,
+            epochs=experiment.epochs,
+            lr=experiment.lr,
+            batch=experiment.batch,
+            participation=experiment.participation,
+            seed=experiment.seed,
+            device=experiment.device,
+            precision=experiment.precision,  # type: ignore[arg-type]
+            engine=experiment.engine,
+            deterministic=experiment.deterministic,
+            threads=experiment.threads,
+            wire=experiment.wire,
+            reset=experiment.reset,
+            client_accuracy=experiment.client_accuracy,
+            on_round=told,
+            monitor=monitor,
+            start=start.snapshot if start else None,
+            on_snapshot=keep,
+        )
     if start is not None:
         result = replace(result, rounds=start.records + result.rounds, seconds=start.seconds + result.seconds)
     if save_models:
@@ -160,7 +166,9 @@ def summary(experiment: Experiment, result: Result, seconds: float) -> dict[str,
             **table2(result.rounds[-1]),
             **readings(result.rounds),
         },
+        **{name: result.rounds[-1][name] for name in ("confusion", "known") if name in result.rounds[-1]},
         "log": logs(result.rounds),
+        **images(result.rounds),
         "bytes": {
             "up": sum(r["bytes"]["up"] for r in result.rounds),
             "down": sum(r["bytes"]["down"] for r in result.rounds),
@@ -168,6 +176,7 @@ def summary(experiment: Experiment, result: Result, seconds: float) -> dict[str,
             "rounds": {way: [r["bytes"][way] for r in result.rounds] for way in ("up", "down")},
         },
         "seconds": round(seconds, 3),
+        **sharing(result.rounds),
         "engine": experiment.engine,
         "device": machine["gpu"] or machine["processor"],
         "precision": experiment.precision,
@@ -201,6 +210,27 @@ def readings(rounds: Sequence[Record]) -> dict[str, dict[str, Any]]:
         first = rounds[curve.index(max(known))]["round"]
         found[name] = {"final": known[-1], "best": max(known), "best_round": first, "rounds": curve}
     return {"readings": found} if found else {}
+
+
+def images(rounds: Sequence[Record]) -> dict[str, dict[str, Any]]:
+    """The images that networks processed in training, by phase and by round; nothing unless all rounds counted them."""
+    if not all("images" in r for r in rounds):
+        return {}
+    trained: dict[str, int] = {}
+    for r in rounds:
+        for phase, number in r["images"]["trained"].items():
+            trained[phase] = trained.get(phase, 0) + number
+    by_round = {
+        "trained": [sum(r["images"]["trained"].values()) for r in rounds],
+        "predicted": [r["images"]["predicted"] for r in rounds],
+    }
+    return {"images": {"trained": trained, "predicted": sum(by_round["predicted"]), "rounds": by_round}}
+
+
+def sharing(rounds: Sequence[Record]) -> dict[str, dict[str, float]]:
+    """How many other runs were on the device: the most and the mean over the rounds; nothing where it is not known."""
+    others = [r["sharing"] for r in rounds if r.get("sharing") is not None]
+    return {"sharing": {"most": max(others), "mean": round(sum(others) / len(others), 2)}} if others else {}
 
 
 def logs(rounds: Sequence[Record]) -> dict[str, dict[str, list[float | None]]]:

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any, Literal, get_args, get_type_hints
 
 from fedcc.core.method import AnyMethod, check_value
-from fedcc.core.naming import unknown
+from fedcc.core.naming import shortened, unknown
+from fedcc.core.samples import View
 from fedcc.core.wire import WIRE
 from fedcc.engine import ENGINES, PRECISIONS, usual_engine, usual_precision
 from fedcc.experiments.toml import dumps, load
@@ -39,7 +40,8 @@ class Experiment:
     public: float = 0.1
     stratified: bool = False
     fraction: float = 1.0
-    augment: bool = False
+    augment: str = "none"
+    validation: float = 0.0  # share of each client's samples that is held out and evaluated instead of the test set
     resize: int = 0  # Tiny ImageNet's side in pixels; 0 keeps the data set's own
     lr: float = 1e-3
     batch: int = 64
@@ -60,11 +62,14 @@ class Experiment:
         for name, (low, high) in _RANGES.items():
             if not low <= getattr(self, name) <= high:
                 limit = f"at least {low}" if getattr(self, name) < low else f"at most {high:,}"
-                raise ValueError(f"{name} must be {limit}, got {getattr(self, name)}")
+                raise ValueError(f"{name} must be {limit}, got {shortened(getattr(self, name))}")
         for name in ("public", "fraction", "participation"):
             if not 0 < getattr(self, name) <= 1 or (name == "public" and self.public == 1):
                 below = "below" if name == "public" else "at most"
                 raise ValueError(f"{name} must be above 0 and {below} 1, got {getattr(self, name)}")
+        if not 0 <= self.validation < 1:
+            raise ValueError(f"validation must be at least 0 and below 1, got {self.validation}")
+        View().with_augment(self.augment)
         for name, known in (("wire", WIRE), ("precision", PRECISIONS), ("engine", ENGINES)):
             if getattr(self, name) not in known:
                 raise unknown(name, getattr(self, name), known)
@@ -80,8 +85,8 @@ class Experiment:
         for name in given:
             if name not in known:
                 raise unknown("setting of a run", name, known)
-        values = {name: value for name, value in given.items() if value is not None}
-        _check_types({"method": method, "settings": settings or {}, **values})
+        values = present_spelling({name: value for name, value in given.items() if value is not None})
+        _check_types({"method": method, "settings": {} if settings is None else settings, **values})
         made = make(method, settings)
         about = find(values.get("data", "digits"))
         defaults = about.defaults
@@ -92,7 +97,7 @@ class Experiment:
         values.setdefault("rounds", defaults.rounds)
         values.setdefault("epochs", defaults.epochs)
         values.setdefault("models", defaults.shared_model if one else defaults.models)
-        values.setdefault("augment", defaults.augment)
+        values.setdefault("augment", "standard" if defaults.augment else "none")
         device = chosen_device(values.get("device", "auto"))
         values["device"] = str(device)
         values.setdefault("engine", usual_engine(device))
@@ -130,7 +135,8 @@ class Experiment:
             public=self.public,
             stratified=self.stratified,
             fraction=self.fraction,
-            augment=self.augment if self.augment else False,
+            augment=self.augment,
+            validation=self.validation,
             assignment=self.assignment,
             resize=self.resize or None,
             folder=folder,
@@ -151,7 +157,7 @@ class Experiment:
             value, flag = getattr(self, f.name), "--" + f.name.replace("_", "-")
             if isinstance(value, bool):
                 words.append(flag if value else f"--no-{flag[2:]}")
-            elif not (f.name == "resize" and value == 0):
+            elif not (f.name in ("resize", "validation") and value == 0):
                 words += [flag, str(value)]
         defaults = asdict(METHODS[self.method]())  # type: ignore[call-overload]
         for name, value in self.settings.items():
@@ -178,7 +184,15 @@ def _check_types(values: Mapping[str, Any]) -> None:
         if name != "settings":
             check_value(name, value, hints[name])
         elif not isinstance(value, Mapping):
-            raise ValueError(f"settings must be a table of names and values, got {value!r}")
+            raise ValueError(f"settings must be a table of names and values, got {shortened(value)}")
+
+
+def present_spelling(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Options as they are spelled today: ``augment`` used to be true or false."""
+    spelled = dict(values)
+    if isinstance(spelled.get("augment"), bool):
+        spelled["augment"] = "standard" if spelled["augment"] else "none"
+    return spelled
 
 
 def setting_text(value: Any) -> str:
@@ -219,12 +233,12 @@ def _typed(name: str, text: str, hint: Any) -> Any:
         return None
     if bool in kinds:
         if text.lower() not in ("true", "false", "yes", "no", "1", "0"):
-            raise ValueError(f"{name} must be true or false, got {text!r}")
+            raise ValueError(f"{name} must be true or false, got {shortened(text)}")
         return text.lower() in ("true", "yes", "1")
     for kind, words in ((int, "a whole number"), (float, "a number")):
         if kind in kinds:
             try:
                 return kind(text)
             except ValueError:
-                raise ValueError(f"{name} must be {words}, got {text!r}") from None
+                raise ValueError(f"{name} must be {words}, got {shortened(text)}") from None
     return text

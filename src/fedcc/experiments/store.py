@@ -14,11 +14,13 @@ import sys
 from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 
-from fedcc.core.files import written_whole
+from fedcc.core.files import make_folder, read_json, written_whole
+from fedcc.core.method import check_value
+from fedcc.core.naming import shortened
 from fedcc.data.skew import Partition
 from fedcc.experiments.experiment import Experiment
 from fedcc.run import Record
@@ -27,6 +29,8 @@ REMAINS = ("metrics.jsonl", "environment.json", "partition.npz")  # what a begin
 RESULTS = ("analysis.json", "summary.json", "models.json", "models.safetensors", "tracking.json")
 FILES = (*RESULTS, *REMAINS, "experiment.toml")
 LOCK = ".lock"
+NUMBERS = r"\[\n[-+.\deE,\snul]*\]"  # a list of numbers in indented JSON (no text has a line break): one line is enough
+LONGEST = 3_900  # bytes of a run folder's path: systems allow 4,096, with the names of its files
 CHECKPOINT = r"checkpoint-\d+-[0-9a-f]+\.safetensors"
 
 
@@ -50,6 +54,8 @@ class RunFolder:
 
     def check(self, experiment: Experiment, overwrite: bool = False) -> None:
         """Make sure that the folder can take this run; nothing is changed."""
+        if len(os.fsencode(self.path.absolute())) > LONGEST:
+            raise RunFolderError(f"--out must be at most {LONGEST:,} bytes long, got {shortened(str(self.path))}")
         for place in (self.path, *self.path.parents):
             if place.exists() and not place.is_dir():
                 raise RunFolderError(f"{place} is a file; --out must name a folder")
@@ -87,7 +93,7 @@ class RunFolder:
         lock = FileLock(place)
         for attempt in range(10):
             try:
-                self.path.mkdir(parents=True, exist_ok=True)
+                make_folder(self.path)
                 lock.acquire(timeout=0)
                 break
             except FileNotFoundError:  # another process removed a folder that it had made in vain
@@ -113,7 +119,7 @@ class RunFolder:
         """Make the folder of a new run, in place of what :meth:`check` let pass; all of it or nothing."""
         made = [p for p in (self.path, *self.path.parents) if not p.exists()]
         try:
-            self.path.mkdir(parents=True, exist_ok=True)
+            make_folder(self.path)
             self.clear()
             if partition is not None:
                 partition.save(self.path / "partition.npz")
@@ -146,7 +152,8 @@ class RunFolder:
 
     def write(self, name: str, content: Any) -> None:
         with written_whole(self.path / name) as file:
-            file.write((json.dumps(content, indent=1) + "\n").encode())
+            text = re.sub(NUMBERS, lambda m: " ".join(m.group().split()), json.dumps(content, indent=1))
+            file.write((text + "\n").encode())
 
     def add(self, record: Record) -> None:
         """Append a round; if the line does not fit on the disk, none of it stays."""
@@ -171,13 +178,25 @@ class RunFolder:
         """The rounds so far, or in the first ``size`` bytes; a line that is still being written is left out."""
         path = self.path / "metrics.jsonl"
         lines = path.read_bytes()[:size].split(b"\n")[:-1] if path.exists() else []
-        return [json.loads(line) for line in lines]
+        try:
+            return [json.loads(line) for line in lines]
+        except (ValueError, RecursionError):
+            raise RunFolderError(f"{path} is damaged: a line of it is not valid JSON") from None
 
     def summary(self) -> dict[str, Any] | None:
-        """The record of the finished run, or None."""
+        """The record of the finished run, or None; one that is damaged is refused."""
         path = self.path / "summary.json"
-        found: dict[str, Any] | None = json.loads(path.read_text()) if path.exists() else None
-        return found
+        if not path.exists():
+            return None
+        try:
+            found = read_json(path)
+            for name in ("accuracy", "experiment"):
+                if not isinstance(found, dict) or not isinstance(found.get(name), dict):
+                    raise ValueError(f"{path} is damaged, it has no {name!r}")
+            check_value(f"{path} is damaged: accuracy.final", found["accuracy"].get("final"), float | None, 0, 100)
+        except ValueError as error:
+            raise RunFolderError(f"{error}; remove it, and `{self.resume}` makes it again") from None
+        return cast(dict[str, Any], found)
 
 
 def _temporary(name: str) -> bool:

@@ -15,14 +15,15 @@ from itertools import product
 from pathlib import Path
 from typing import Any, Literal
 
-from fedcc.core.naming import unknown
-from fedcc.ending import Stopped, explained
+from fedcc.core.method import check_value
+from fedcc.core.naming import shortened, unknown
+from fedcc.ending import Stopped, explained, warnings_to
 from fedcc.experiments.execute import Halted, execute, prepare, unfinished
 from fedcc.experiments.experiment import Experiment
 from fedcc.experiments.store import InUse, RunFolder, RunFolderError
 from fedcc.experiments.toml import load
 from fedcc.experiments.workers import Died, Pool, drained
-from fedcc.methods import METHODS, outdated
+from fedcc.methods import METHODS, completed, outdated
 from fedcc.tracking import tracked
 
 MACHINE = ("device", "precision", "engine", "threads", "deterministic")
@@ -59,7 +60,10 @@ class Run:
                 return "blocked", f"{folder} holds another run ({other}); choose another --out, or move it away"
         except ValueError as error:
             return "blocked", f"{folder} holds another run: {error}"
-        return ("finished" if (folder / "summary.json").is_file() else "unfinished"), ""
+        try:
+            return ("unfinished" if RunFolder(folder).summary() is None else "finished"), ""
+        except RunFolderError as error:
+            return "blocked", str(error)
 
     def difference(self, table: Mapping[str, Any]) -> str:
         """Where a folder's ``experiment.toml`` says something else; what was left to the machine does not count."""
@@ -71,7 +75,8 @@ class Run:
         if old := outdated(method, settings):
             return old
         found, wanted = (
-            asdict(_anywhere(*what)) for what in ((method, settings, there), (self.method, self.settings, self.given))
+            asdict(_anywhere(*what))
+            for what in ((method, completed(method, settings), there), (self.method, self.settings, self.given))
         )
         for name in wanted:
             if found[name] == wanted[name]:
@@ -111,7 +116,8 @@ def planned(table: Mapping[str, Any], changes: Mapping[str, Any]) -> list[Run]:
     for variant in variants:
         for key in ("method", "name"):
             if key not in variant:
-                raise ValueError(f"a variant has a method and a name, got {variant}")
+                raise ValueError(f"a variant has a method and a name, got {shortened(variant)}")
+        check_value("method", variant["method"], str)
     scenarios = [
         {**common, **scenario, "data": data, "skew": skew}
         for scenario in _tables("scenario", table, ("name", *OPTIONS)) or [{}]
@@ -125,6 +131,8 @@ def planned(table: Mapping[str, Any], changes: Mapping[str, Any]) -> list[Run]:
         if run.place in runs:
             raise ValueError(f"two runs would share the folder {run.place}; give a variant or scenario a name")
         runs[run.place] = run
+    if not runs:
+        raise ValueError("there is no run: seeds, data and skew must not be empty lists")
     return list(runs.values())
 
 
@@ -153,7 +161,7 @@ def _known(kind: str, table: Mapping[str, Any], known: Sequence[str]) -> None:
 def _tables(name: str, table: Mapping[str, Any], known: Sequence[str]) -> list[dict[str, Any]]:
     found = table.get(name, [])
     if not isinstance(found, list) or not all(isinstance(entry, dict) for entry in found):
-        raise ValueError(f"{name} must be tables, [[{name}]], got {found!r}")
+        raise ValueError(f"{name} must be tables, [[{name}]], got {shortened(found)}")
     for entry in found:
         _known(f"key of a {name}", entry, known)
     return found
@@ -161,7 +169,9 @@ def _tables(name: str, table: Mapping[str, Any], known: Sequence[str]) -> list[d
 
 def _listed(name: str, value: Any, kind: type) -> list[Any]:
     if not isinstance(value, list) or not all(type(v) is kind for v in value):
-        raise ValueError(f"{name} must be a list of {'whole numbers' if kind is int else 'texts'}, got {value!r}")
+        raise ValueError(
+            f"{name} must be a list of {'whole numbers' if kind is int else 'texts'}, got {shortened(value)}"
+        )
     return value
 
 
@@ -250,7 +260,7 @@ def perform(run: Run, how: How) -> Outcome:
         return Outcome(kind, text, accuracy, time.perf_counter() - begun, resumed, tuple(warnings))
 
     try:
-        with RunFolder(place).held():
+        with RunFolder(place).held(), warnings_to(warnings.append):
             state, reason = run.state(how.root)
             if state == "finished":
                 return ended("before")

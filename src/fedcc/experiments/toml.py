@@ -9,17 +9,34 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+DEEPEST = 32  # levels of a table that is read
+
 
 def load(path: Path) -> dict[str, Any]:
     """Read a file; what is wrong with it is a ValueError that names it."""
     try:
-        return tomllib.loads(path.read_text())
+        return parse(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ValueError(f"{path} is not there") from None
     except OSError as error:
         raise ValueError(f"{path} cannot be read: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except ValueError as error:
         raise ValueError(f"{path} is not valid TOML: {error}") from None
+
+
+def parse(text: str) -> dict[str, Any]:
+    """The table that a text holds, else a ValueError; one that is nested too deep is refused."""
+    try:
+        table = tomllib.loads(text)
+    except RecursionError:
+        raise ValueError(f"it is nested more than {DEEPEST} levels deep") from None
+    level: list[Any] = [table]
+    for _ in range(DEEPEST):
+        inner = [value.values() if isinstance(value, dict) else value for value in level]
+        level = [value for values in inner for value in values if isinstance(value, dict | list)]
+    if level:
+        raise ValueError(f"it is nested more than {DEEPEST} levels deep")
+    return table
 
 
 def dumps(table: Mapping[str, Any]) -> str:

@@ -15,6 +15,7 @@ from multiprocessing.context import SpawnProcess
 from typing import Any, Generic, Protocol, TypeVar
 
 from fedcc.ending import Stopped, stop
+from fedcc.threads import cores
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -116,11 +117,6 @@ def _serve(pipe: Connection, work: Callable[[Any], Any]) -> None:
     with suppress(EOFError, Stopped):
         while True:
             pipe.send(work(pipe.recv()))
-
-
-def cores() -> int:
-    """The cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @contextmanager

@@ -28,7 +28,8 @@ from fedcc.federate import first_model
 from fedcc.flower.data import site_samples
 from fedcc.flower.fingerprint import fingerprint
 from fedcc.flower.folder import Site
-from fedcc.run import chosen_device, client_of, fixed_threads
+from fedcc.run import chosen_device, client_of
+from fedcc.threads import fixed_threads
 
 FORMAT = 1
 KEPT = 2  # rounds: a server that goes back by one finds the client where it was

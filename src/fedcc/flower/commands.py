@@ -17,6 +17,7 @@ from typing import Annotated, Any
 import typer
 
 from fedcc.core.files import uninterrupted, written_whole
+from fedcc.options import Augment
 
 app = typer.Typer(help="Federations across machines, on Flower.", no_args_is_help=True)
 
@@ -70,7 +71,7 @@ def init(
     reset: Annotated[str | None, typer.Option(help="when Adam starts anew: phase or round")] = None,
     public: Annotated[float | None, typer.Option(help="share of the training set that is public")] = None,
     fraction: Annotated[float | None, typer.Option(help="keep this share of the training set")] = None,
-    augment: Annotated[bool | None, typer.Option("--augment/--no-augment", help="crop and flip while training")] = None,
+    augment: Augment = None,
     wire: Annotated[str | None, typer.Option(help="number format: fp32, fp16, int8 or int8-stochastic")] = None,
     device: Annotated[str | None, typer.Option(help="the server's: auto, cpu or cuda")] = None,
     threads: Annotated[int | None, typer.Option(help="torch threads")] = None,

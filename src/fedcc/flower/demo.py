@@ -27,7 +27,8 @@ from fedcc.flower.fingerprint import fingerprint
 from fedcc.flower.folder import FederationFolder
 from fedcc.flower.init import make_folder
 from fedcc.flower.processes import FlowerError, free_port
-from fedcc.run import chosen_device, fixed_threads, parties
+from fedcc.run import chosen_device, parties
+from fedcc.threads import fixed_threads
 
 CLIENTS = ("north", "east", "south", "west")
 WARM = multiprocessing.get_context("forkserver")  # a program that begins with everything imported starts seconds sooner
@@ -183,6 +184,7 @@ def _main(arguments: list[str], log: str) -> None:
     from fedcc.cli import main
 
     os.setsid()
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # it ends by SIGINT, even where its parent ignores it
     file = os.open(log, os.O_WRONLY | os.O_APPEND)
     os.dup2(file, 1)
     os.dup2(file, 2)

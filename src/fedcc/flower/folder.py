@@ -52,6 +52,9 @@ class Task:
     std: tuple[float, ...] = ()
     pad: int = 0
     flip: bool = False
+    hole: float = 0.0
+    brightness: float = 0.0
+    shift: float = 0.0
 
     @staticmethod
     def of(public: Samples, names: tuple[str, ...]) -> Task:
@@ -74,7 +77,7 @@ class Task:
 
     @property
     def view(self) -> View:
-        return View(self.scale, self.mean, self.std, self.pad, self.flip)
+        return View(**{f.name: getattr(self, f.name) for f in fields(View)})
 
     def arch(self, method: AnyMethod, model: str) -> Arch:
         """A client's network under a method."""

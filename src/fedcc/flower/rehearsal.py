@@ -54,7 +54,7 @@ class Shapes:
 def _network(arch: Arch) -> tuple[State, tuple[str, ...]]:
     """Some state of a network, and the names of what is trained in it."""
     module = build(arch, Key(0))
-    return dict(module.state_dict()), tuple(name for name, _ in module.named_parameters())
+    return dict(module.state_dict()), module.trainable
 
 
 class Rehearsal:

@@ -33,7 +33,9 @@ from fedcc.flower.cohort import Across, Post
 from fedcc.flower.data import checked_images
 from fedcc.flower.folder import FederationFolder, arrays
 from fedcc.flower.rehearsal import Rehearsal
-from fedcc.run import Record, Result, chosen_device, fixed_threads, record_of, server_of
+from fedcc.record import record_of
+from fedcc.run import Record, Result, chosen_device, server_of
+from fedcc.threads import fixed_threads
 
 
 class Journal:
@@ -176,8 +178,14 @@ class Server:
         trained, executor = self.ensemble(cohort, t, samples.x)
         hidden = self.test.get("public_y")
         asked = executor is not self.engine  # sites are not asked again for the sake of other readings
-        readings = {} if asked else self.method.readings(self.public)
-        return trained, evaluate(self.method, trained, samples, executor, downs=downs, hidden=hidden, readings=readings)
+        last = t == self.method.rounds(self.experiment.rounds)
+        readings = {} if asked else dict(self.method.readings(self.public))
+        if last and not asked:
+            readings |= self.method.last_readings(self.public)
+        found = evaluate(
+            self.method, trained, samples, executor, downs=downs, hidden=hidden, readings=readings, detailed=last
+        )
+        return trained, found
 
     def query(self, source: Path, target: Path) -> None:
         """The method's scores for the images of a file."""

@@ -86,6 +86,17 @@ def outdated(name: str, settings: Mapping[str, Any]) -> str:
     return ""
 
 
+def completed(name: str, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a run that may be older than some of its method's options: these as the method was then.
+
+    >>> completed("fednova", {"normaliser": "steps"})["statistics"]
+    'average'
+    """
+    kind = METHODS.get(name.lower())
+    then = {f.name: f.metadata.get("before", f.default) for f in fields(kind)} if kind else {}  # type: ignore[arg-type]
+    return then | dict(settings)
+
+
 __all__ = [
     "LSR",
     "METHODS",
@@ -107,6 +118,7 @@ __all__ = [
     "FedSAM",
     "FedVLS",
     "Local",
+    "completed",
     "make",
     "outdated",
 ]

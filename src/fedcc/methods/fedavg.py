@@ -54,13 +54,18 @@ class FedAvg(Method[Weights, Weights]):
 
 
 def average(uplinks: list[Weights]) -> State:
-    """sum_k p_k w_k with p_k = n_k / sum_j n_j, running statistics included."""
+    """sum_k p_k w_k with p_k = n_k / sum_j n_j, running statistics included.
+
+    A number that all clients agree on comes out as it is, not rounded: what a network's author froze stays frozen.
+    """
     total = sum(up.samples for up in uplinks)
     shares = [up.samples / total for up in uplinks]
-    return {
-        name: torch.stack([p * up.state[name] for p, up in zip(shares, uplinks, strict=True)]).sum(0)
-        for name in uplinks[0].state
-    }
+    averages = {}
+    for name, first in uplinks[0].state.items():
+        values = torch.stack([up.state[name] for up in uplinks])
+        mean = torch.stack([p * value for p, value in zip(shares, values, strict=True)]).sum(0)
+        averages[name] = torch.where((values == first).all(0), first, mean)
+    return averages
 
 
 def one_network(method: str, archs: Mapping[int, Arch]) -> Arch:

@@ -81,7 +81,7 @@ class FedCC(Method[Predictions, Predictions]):
             recipe=c.recipe_(epochs=self.epochs_refine, pace=PACES[self.refine_epoch]),
         )
         if self.bn_recalibrate == "public":
-            c.model = await Recalibrate(c.model, c.public)
+            c.model = await Recalibrate(c.model, c.public, c.key.of(phase="recalibrate"))
 
         shared = (await c.predict(c.public)).logits.softmax(-1)
         c.log["unknown"] = float(shared[:, -1].mean())

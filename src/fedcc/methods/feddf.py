@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from fedcc.core.messages import Weights
-from fedcc.core.method import Family, option
+from fedcc.core.method import Family, Reading, option
 from fedcc.core.model import Model
 from fedcc.core.requests import Predict
 from fedcc.core.roles import Server
@@ -28,7 +28,16 @@ from fedcc.core.step import Batch, Step
 from fedcc.gradients import Clip
 from fedcc.losses import Distill
 from fedcc.methods.fedavg import FedAvg
-from fedcc.methods.groups import by_architecture, distinct, downlinks, first_models, logits, merge, uploaded
+from fedcc.methods.groups import (
+    by_architecture,
+    clients_mean,
+    distinct,
+    downlinks,
+    first_models,
+    logits,
+    merge,
+    uploaded,
+)
 
 
 @dataclass(frozen=True)
@@ -45,6 +54,9 @@ class FedDF(FedAvg):
     clip: float = option(5.0, "largest norm of a student's gradient; 0: no limit", "official code", low=0)
     early_stop: Literal["none", "kl"] = option("none", "kl: keep the student best on a held-out 10 %", "no labels")
     patience: int = option(1000, "steps without gain after which early_stop ends", "official code", low=1)
+
+    def readings(self, public: Samples) -> Mapping[str, Reading]:
+        return {**super().readings(public), "clients-mean": clients_mean}
 
     async def start(self, s: Server) -> Mapping[int, Weights]:
         groups = by_architecture(s.archs)

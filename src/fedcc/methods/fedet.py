@@ -20,13 +20,23 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedcc.core.messages import Weights
-from fedcc.core.method import Family, option
+from fedcc.core.method import Family, Reading, option
 from fedcc.core.model import Model, State
 from fedcc.core.roles import Server
+from fedcc.core.samples import Samples
 from fedcc.core.step import Loss, Step
 from fedcc.losses import CrossEntropy
 from fedcc.methods.fedavg import FedAvg
-from fedcc.methods.groups import by_architecture, chosen_network, downlinks, first_models, logits, merge, uploaded
+from fedcc.methods.groups import (
+    by_architecture,
+    chosen_network,
+    clients_mean,
+    downlinks,
+    first_models,
+    logits,
+    merge,
+    uploaded,
+)
 
 
 @dataclass(frozen=True)
@@ -44,6 +54,9 @@ class FedET(FedAvg):
     lr: float | None = option(None, "the server's learning rate; the run's by default", "parity", low=0)
     server_arch: str | None = option(None, "the server's network; the clients' last distinct one by default", "parity")
     reuse_server: bool = option(False, "clients of the server's network take its whole model", "one port")
+
+    def readings(self, public: Samples) -> Mapping[str, Reading]:
+        return {**super().readings(public), "clients-mean": clients_mean}
 
     async def start(self, s: Server) -> Mapping[int, Weights]:
         groups = by_architecture(s.archs)

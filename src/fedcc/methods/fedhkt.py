@@ -18,14 +18,23 @@ import torch
 from torch import Tensor
 
 from fedcc.core.messages import Weights
-from fedcc.core.method import Family, Method, Trained, option
+from fedcc.core.method import Family, Method, Reading, Trained, option
 from fedcc.core.requests import Predict, gather
 from fedcc.core.roles import Client, Server
 from fedcc.core.samples import Samples
 from fedcc.losses import CrossEntropy, Distill
 from fedcc.methods.abstention import entropy
 from fedcc.methods.clusters import cluster_models, cluster_of, model_of, place
-from fedcc.methods.groups import by_architecture, chosen_network, distinct, first_models, logits, merge, uploaded
+from fedcc.methods.groups import (
+    by_architecture,
+    chosen_network,
+    clients_mean,
+    distinct,
+    first_models,
+    logits,
+    merge,
+    uploaded,
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,6 +64,9 @@ class FedHKT(Method[Counted, Clustered]):
     cluster_on: Literal["histogram", "public_predictions"] = option("histogram", "what makes clients similar", "ours")
     epochs: int | None = option(None, "epochs of both distillations; the run's by default", "parity", low=0)
     server_arch: str | None = option(None, "the server's network; the clients' last distinct one by default", "parity")
+
+    def readings(self, public: Samples) -> Mapping[str, Reading]:
+        return {**super().readings(public), "clients-mean": clients_mean}
 
     async def start(self, s: Server) -> Mapping[int, Clustered]:
         await first_models(s, by_architecture(s.archs))

@@ -1,22 +1,24 @@
-"""FedMD: clients align their class scores on public data with the average, then return to their private data.
+"""FedMD: clients align their predictions on public data with the average, then return to their private data.
 
 Li and Wang, "FedMD: heterogenous federated learning via model distillation", NeurIPS workshop 2019.
-Shares logits on the public samples [n_u, C]; receives their average; predicts by the mean logits of all clients.
-Deviations: no pre-training on labelled public data (there is none); the run's epochs for both phases;
-the original reports the clients' own accuracy, which the record holds too.
+Shares probabilities on the public samples [n_u, C]; receives their average; predicts by the mean probabilities of all
+clients.
+Deviations: KL on probabilities, as in Eqs. (1) and (2) of the FedCC paper; the authors' code has ``loss="l1",
+average="logits"``. No pre-training on labelled public data (there is none); the run's epochs for both phases; the
+original reports the clients' own accuracy, which the record holds too.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from fedcc.core.messages import Predictions
-from fedcc.core.method import Family, Method, Trained, option, shares
+from fedcc.core.method import Family, Method, Reading, Trained, option, shares
 from fedcc.core.requests import Predict, gather
 from fedcc.core.roles import Client, Server
 from fedcc.core.samples import Samples
@@ -26,14 +28,14 @@ from fedcc.losses import CrossEntropy, Distill, LogitDistance
 
 @dataclass(frozen=True)
 class FedMD(Method[Predictions, Predictions]):
-    """Digest the average of all clients' logits on public data, then revisit private data."""
+    """Digest the average of all clients' predictions on public data, then revisit private data."""
 
     family: ClassVar[Family] = "distillation"
     source: ClassVar[str] = "Li & Wang, NeurIPS workshop 2019"
     uploads_models: ClassVar[bool] = True
 
-    loss: Literal["l1", "mse", "kl"] = option("l1", "distance to the average while digesting", "official code")
-    average: Literal["logits", "probs"] = option("logits", "what is shared and averaged", "official code")
+    loss: Literal["l1", "mse", "kl"] = option("kl", "distance to the average while digesting", "Eq. (2)")
+    average: Literal["logits", "probs"] = option("probs", "what is shared and averaged", "Eq. (1)")
     digest_epochs: int | None = option(None, "epochs of alignment; the run's by default", "parity", low=0)
     revisit_epochs: int | None = option(None, "epochs on private data; the run's by default", "parity", low=0)
 
@@ -56,6 +58,12 @@ class FedMD(Method[Predictions, Predictions]):
     async def predict(self, t: Trained, samples: Samples) -> Tensor:
         outputs = await gather(*(Predict(model, samples) for model in t.clients.values()))
         return torch.stack([self.shared(o.logits) for o in outputs]).mean(0)
+
+    def readings(self, public: Samples) -> Mapping[str, Reading]:
+        others = dict(super().readings(public))
+        if self.average == "probs":
+            others["mean-logits"] = replace(self, average="logits").predict
+        return others
 
     def probabilities(self, scores: Tensor) -> Tensor:
         return shares(scores) if self.average == "probs" else super().probabilities(scores)

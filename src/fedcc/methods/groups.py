@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fedcc.core.messages import Weights
+from fedcc.core.method import Trained
 from fedcc.core.model import Arch, Model
 from fedcc.core.naming import unknown
 from fedcc.core.requests import Predict, gather
@@ -55,6 +56,11 @@ async def first_models(s: Server, groups: Mapping[int, str]) -> None:
 def uploaded(s: Server, ups: Mapping[int, Weights], groups: Mapping[int, str]) -> list[Model]:
     """The clients' models, rebuilt from what they sent."""
     return [s.models[groups[k]].with_(up.state) for k, up in ups.items()]
+
+
+async def clients_mean(t: Trained, samples: Samples) -> Tensor | None:
+    """The mean of the clients' probabilities [N, C], a reading; None where their models did not come to the server."""
+    return (await logits(t.clients.values(), samples)).softmax(-1).mean(0) if t.clients else None
 
 
 async def logits(models: Iterable[Model], samples: Samples) -> Tensor:

@@ -3,8 +3,8 @@
 Yuan et al., "Revisiting knowledge distillation via label smoothing regularization", CVPR 2020: distillation acts as
 label smoothing, so a hand-made teacher can stand in for a trained one.
 Shares probabilities on the public samples [n_u, C]; receives their mean; predicts by the mean probability.
-Deviations: the cited work is not federated and the FedCC paper gives no protocol; ours is FedMD's with KL on mean
-probabilities, which a = 0 gives bit for bit. ``tfkd_reg`` follows the official code, not the formula: the virtual
+Deviations: the cited work is not federated and the FedCC paper gives no protocol; ours is FedMD's, which
+a = 0 gives bit for bit. ``tfkd_reg`` follows the official code, not the formula: the virtual
 teacher's probabilities pass a softmax of temperature 20 once more, the student's has none.
 """
 
@@ -26,7 +26,7 @@ from fedcc.core.step import Loss, Step
 from fedcc.losses import CrossEntropy, Distill
 from fedcc.methods.fedmd import FedMD
 
-PLAIN = FedMD(loss="kl", average="probs")  # the protocol around the regulariser
+PLAIN = FedMD()  # the protocol around the regulariser
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Self
+
 import torch
 from torch import Tensor, nn
 
@@ -9,13 +11,43 @@ from fedcc.core.model import Arch, Factory, Outputs, factory_name
 from fedcc.core.rng import Key
 
 
-class Network(nn.Module):
+class Trainable(nn.Module):
+    """A module some parts of which are frozen: its author left them in evaluation mode, or without a gradient.
+
+    ``evaluated`` names the parts that stay in evaluation mode, ``trainable`` the parameters that may be trained.
+    """
+
+    evaluated: frozenset[str] = frozenset()
+    trainable: tuple[str, ...] = ()
+
+    def train(self, mode: bool = True) -> Self:
+        super().train(mode)
+        for name, part in self.named_modules():
+            if name in self.evaluated:
+                part.training = False
+        return self
+
+    def train_part(self, only: str | None) -> list[str]:
+        """Training mode for the named part (all by default), evaluation mode for the rest; the parameters to train."""
+        self.train()
+        for name, part in self.named_modules():
+            if only is not None and name != only and not name.startswith(f"{only}."):
+                part.training = False
+        names = [name for name in self.trainable if only is None or name.startswith(f"{only}.")]
+        if not names:
+            raise ValueError(f"there is nothing to train in {only!r}: all its parameters are frozen")
+        return names
+
+
+class Network(Trainable):
     """One or more trunks side by side, their features concatenated, and one linear head."""
 
     def __init__(self, trunks: list[nn.Module], head: nn.Linear):
         super().__init__()
         self.trunks = nn.ModuleList(trunks)
         self.head = head
+        self.evaluated = frozenset(name for name, part in self.named_modules() if not part.training)
+        self.trainable = tuple(name for name, parameter in self.named_parameters() if parameter.requires_grad)
 
     def forward(self, x: Tensor) -> Outputs:
         features = [trunk(x) for trunk in self.trunks]
@@ -35,7 +67,10 @@ def build(arch: Arch, key: Key) -> Network:
 
 
 def _split(factory: Factory, arch: Arch) -> tuple[nn.Module, nn.Linear]:
-    """A factory's network without its last linear layer, and that layer; proved equal to the whole."""
+    """A factory's network without its last linear layer, and that layer; proved equal to the whole.
+
+    What the factory froze stays frozen: flags of parameters and modes of modules are left as they are.
+    """
     name, module = factory_name(factory), factory(arch.outputs)
     if not isinstance(module, nn.Module):
         raise TypeError(f"{name}({arch.outputs}) must return an nn.Module, got {type(module).__name__}")
@@ -44,12 +79,17 @@ def _split(factory: Factory, arch: Arch) -> tuple[nn.Module, nn.Linear]:
     paths = {sub: path for path, sub in module.named_modules() if isinstance(sub, nn.Linear)}
     called: list[nn.Linear] = []
     hooks = [sub.register_forward_hook(lambda sub, *_: called.append(sub)) for sub in paths]
-    mode = module.training
+    modes = {part: part.training for part in module.modules()}
     module.eval()
     try:
         with torch.no_grad():
             whole = module(probe)
     except Exception as error:
+        if arch.tokens:
+            raise ValueError(
+                f"{name} does not take integers of shape {arch.shape} ({error}); integers are tokens: for a table of"
+                " numbers pass floats, as x.astype('float32')"
+            ) from error
         error.add_note(f"while trying {name} on a batch of two inputs of shape {arch.shape}")
         raise
     finally:
@@ -72,5 +112,9 @@ def _split(factory: Factory, arch: Arch) -> tuple[nn.Module, nn.Linear]:
         raise ValueError(f"{name}({arch.outputs}) must return logits of shape (batch, {arch.outputs}), got {found}")
     if parts is None or features.ndim != 2 or not torch.equal(parts, whole):
         raise ValueError(f"{name}: its last nn.Linear must take features [batch, width] and give the logits themselves")
-    module.train(mode)
+    if not all(parameter.requires_grad for parameter in head.parameters()):
+        frozen = "all its parameters are" if not any(p.requires_grad for p in module.parameters()) else "it is"
+        raise ValueError(f"{name}: its last nn.Linear must be trainable, but {frozen} frozen (requires_grad is False)")
+    for part, mode in modes.items():
+        part.training = mode
     return trunk, head

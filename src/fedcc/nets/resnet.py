@@ -72,6 +72,9 @@ class _ResNet(nn.Module):
         return out
 
 
+DEEPEST = 1202  # of the paper's networks
+
+
 @dataclass(frozen=True)
 class ResNet:
     """A factory: ``ResNet(20)(outputs)`` is a new ResNet20 for square images from 8x8 up.
@@ -84,8 +87,8 @@ class ResNet:
     channels: int = 3
 
     def __post_init__(self) -> None:
-        if self.depth < 8 or (self.depth - 2) % 6:
-            raise ValueError(f"a CIFAR ResNet's depth is 6n + 2 (8, 14, 20, ...), got {self.depth}")
+        if not 8 <= self.depth <= DEEPEST or (self.depth - 2) % 6:
+            raise ValueError(f"a CIFAR ResNet's depth is 6n + 2 (8, 14, 20, ..., {DEEPEST}), got {self.depth}")
 
     def __call__(self, outputs: int) -> nn.Module:
         return _ResNet(self.depth, self.channels, outputs)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedcc.core.files import written_whole
+from fedcc.core.files import make_folder, written_whole
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -336,7 +336,7 @@ def save(figure: Figure, path: Path) -> Path:
         raise ValueError(f"a figure's name must end in {', '.join('.' + f for f in FORMATS)}, got {path.name!r}")
     from matplotlib import rc_context
 
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     with rc_context({"svg.hashsalt": "fedcc"}), written_whole(path) as file:
         figure.savefig(file, format=ending, dpi=150, metadata=_undated(ending))
     return path

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from fedcc.data.registry import DATASETS
-from fedcc.experiments.experiment import Experiment, setting_text
-from fedcc.methods import METHODS, outdated
+from fedcc.experiments.experiment import Experiment, present_spelling, setting_text
+from fedcc.methods import METHODS, completed, outdated
 from fedcc.report import paper
 
 T = TypeVar("T")
@@ -86,7 +86,8 @@ class Run:
         kind = METHODS.get(self.method)
         usual = {f.name: f.default for f in fields(kind)} if kind else {}  # type: ignore[arg-type]
         told = {
-            n: float(v) if isinstance(usual.get(n), float) and type(v) is int else v for n, v in self.settings.items()
+            n: float(v) if isinstance(usual.get(n), float) and type(v) is int else v
+            for n, v in completed(self.method, self.settings).items()
         }
         return tuple((n, setting_text(v)) for n, v in told.items() if n not in usual or usual[n] != v)
 
@@ -107,7 +108,8 @@ def usual_values(data: str, family: str, method: str) -> dict[str, Any]:
     if data in DATASETS:
         d = DATASETS[data].defaults
         one = family == "parameters" or method == "centralized"
-        values |= {"clients": d.clients, "rounds": d.rounds, "epochs": d.epochs, "augment": d.augment}
+        values |= {"clients": d.clients, "rounds": d.rounds, "epochs": d.epochs}
+        values["augment"] = "standard" if d.augment else "none"
         values["models"] = d.shared_model if one else d.models
     return values
 
@@ -189,7 +191,7 @@ def _read(file: Path, name: str, problems: list[tuple[str, str]]) -> Run:
         raise Odd("is no record of a run: it has no format and method")
     if record["format"] != 1:
         raise Odd(f"has format {_short(record['format'])}; this version reads format 1")
-    experiment = _mapping(record.get("experiment"), "experiment")
+    experiment = present_spelling(_mapping(record.get("experiment"), "experiment"))
     method = _text(experiment.get("method"), "experiment.method").lower()
     settings = {k: _plain(v, k) for k, v in _mapping(record.get("settings"), "settings").items()}
     if old := outdated(method, settings):

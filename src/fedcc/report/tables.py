@@ -22,9 +22,10 @@ from fedcc.report.records import Run, natural, usual_values
 
 View = Literal["final", "best"]
 VIEWS: tuple[View, ...] = ("final", "best")
-STATED = ("clients", "models", "rounds", "epochs", "public", "fraction", "lr", "batch", "participation")
+STATED = ("clients", "models", "rounds", "epochs", "public", "fraction", "lr", "batch", "participation", "validation")
 """What the paper states of its protocol. Where one of these differs, its numbers are not put beside ours."""
 
+AUGMENTATIONS = {"none": "no crop and flip", "standard": "with crop and flip", "strong": "strong augmentation"}
 WORDS: dict[str, Callable[[str], str]] = {  # a value of the protocol in words; others as name=value
     "rounds": lambda v: f"T={v}",
     "epochs": lambda v: f"E={v}",
@@ -32,7 +33,8 @@ WORDS: dict[str, Callable[[str], str]] = {  # a value of the protocol in words; 
     "fraction": lambda v: f"{float(v):.3g} of the training set",
     "participation": lambda v: f"{float(v):.3g} of the clients a round",
     "public": lambda v: f"public share {v}",
-    "augment": lambda v: "with crop and flip" if v == "true" else "no crop and flip",
+    "augment": lambda v: AUGMENTATIONS.get(v, f"augmented by {v}"),
+    "validation": lambda v: f"on {100 * float(v):g} % of the private samples, held out",
     "models": lambda v: v.replace(",", ", "),
 }
 
@@ -315,7 +317,7 @@ def _protocol(runs: Sequence[Run]) -> str:
     said += [f"batch {common['batch']}"] if "batch" in common else []
     said += [f"{100 * common['public']:g} % public"] if isinstance(common.get("public"), float | int) else []
     if "augment" in common:
-        said.append("crop and flip" if common["augment"] else "no augmentation")
+        said.append({"none": "no augmentation", "standard": "crop and flip"}.get(common["augment"], common["augment"]))
     for name in ("fraction", "participation", "stratified", "reset", "wire", "assignment", "resize"):
         if name in common and common[name] != usual[name]:
             said.append(f"{name} {common[name]}")

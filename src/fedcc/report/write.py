@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from fedcc.core.files import written_whole
+from fedcc.core.files import make_folder, written_whole
 from fedcc.report import latex, markdown, spreadsheet
 from fedcc.report.records import Found
 from fedcc.report.tables import Table, client_table, readings
@@ -64,7 +64,7 @@ def readme_block(tables: Sequence[Table], file: Path) -> Path:
 
 
 def _write(path: Path, text: str) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     with written_whole(path) as file:
         file.write(text.encode())
     return path

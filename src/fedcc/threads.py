@@ -1,0 +1,51 @@
+"""The number of torch threads of a run: fixed, and no more than the machine can serve."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from fedcc.core.method import check_value
+
+MOST = 4  # threads for each core; with more, they mostly wait for each other
+
+
+class ThreadsWarning(UserWarning):
+    """A run has more threads than the machine has cores."""
+
+
+def cores() -> int:
+    """The cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def check_threads(number: int) -> None:
+    """Refuse more threads than this machine can serve; for the start of a run, not for records of other machines."""
+    check_value("threads", number, int, 1)
+    if number > MOST * cores():
+        raise ValueError(
+            f"threads must be at most {MOST * cores()}, {MOST} for each core of this machine, got {number}"
+        )
+
+
+@contextmanager
+def fixed_threads(number: int) -> Iterator[None]:
+    """A fixed number of torch threads: a seed gives other bits with other numbers."""
+    check_value("threads", number, int, 1)
+    before = torch.get_num_threads()
+    torch.set_num_threads(number)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def warn_of_threads(number: int) -> None:
+    """Warn where threads outnumber the cores."""
+    if number > cores():
+        text = f"{number} threads on {cores()} cores: they wait for each other, and a run takes longer than with fewer"
+        warnings.warn(text, ThreadsWarning, stacklevel=3)
