@@ -46,7 +46,7 @@ class Archive(Target):
         self.examples = [self.pack(random.Random(n), plain=True) for n in range(4)]
 
     def begin(self, folder: Path) -> None:
-        fetch.LARGEST = ROOM
+        fetch.MAX_UNPACKED = ROOM
 
     def pack(self, rng: random.Random, plain: bool = False) -> bytes:
         raise NotImplementedError

@@ -388,10 +388,10 @@ def test_an_odd_tar_is_refused_in_one_line(server, tmp_path, content, said):
 
 @pytest.mark.parametrize("file", ["cifar-10-python.tar.gz", "cifar-10-python.zip"])
 def test_a_bomb_is_refused_before_it_is_unpacked(server, tmp_path, monkeypatch, file):
-    monkeypatch.setattr("fedcc.data.fetch.LARGEST", 2**20, raising=False)
+    monkeypatch.setattr("fedcc.data.fetch.MAX_UNPACKED", 2**20, raising=False)
     members = {f"cifar-10-batches-py/{n}": bytes(400_000) for n in range(3)}
     content = tar_of(members) if file.endswith(".gz") else zip_of(members)
-    with pytest.raises(DataError, match="it holds more than 1,048,576 bytes"):
+    with pytest.raises(DataError, match="over 1,048,576 bytes"):
         fetch(served(server, content, file), tmp_path)
     assert not (tmp_path / "cifar-10-batches-py").exists()
 
