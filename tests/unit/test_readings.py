@@ -22,10 +22,10 @@ from fedcc.engine import Plain, drive
 from fedcc.evaluate import evaluate
 from fedcc.evaluate.accuracy import Remembering, percent
 from fedcc.evaluate.ensembles import ensembles
-from fedcc.experiments.execute import readings
+from fedcc.experiments.record import readings
+from fedcc.experiments.run import check_start
 from fedcc.methods import METHODS, FedAvg, FedCC, FedDF, FedET, FedHKT, FedMD, Local
 from fedcc.methods.abstention import aggregate
-from fedcc.run import rehearse
 from recording import Recording, same
 from tiny import Mlp, Tiny
 
@@ -160,9 +160,9 @@ def test_mirror_refuses_what_is_no_image_before_anything_is_trained() -> None:
     with pytest.raises(ValueError, match=r"mirror is for images .* of two or more columns, got inputs of shape \[6\]"):
         fedcc.run(FedCC(mirror=True), rows, 1, device="cpu", on_snapshot=pytest.fail)
     with pytest.raises(ValueError, match="mirror is for images"):
-        rehearse(FedCC(mirror=True), rows)
-    rehearse(FedCC(), rows)
-    rehearse(FedCC(mirror=True), federation())
+        check_start(FedCC(mirror=True), rows)
+    check_start(FedCC(), rows)
+    check_start(FedCC(mirror=True), federation())
 
 
 # -- what they cost, and that nothing else changes

@@ -128,6 +128,11 @@ def evaluate(
     return found
 
 
+def readings_of(method: AnyMethod, public: Samples, last: bool) -> dict[str, Reading]:
+    """A method's readings in a round; those that cost predictions of their own only in the last one."""
+    return {**method.readings(public), **(method.last_readings(public) if last else {})}
+
+
 def percent(right: Tensor) -> float:
     """The share of true entries, in percent."""
     return round(100 * float(right.double().mean()), 4)
