@@ -20,8 +20,9 @@ from fedcc.core.rng import Key
 from fedcc.core.samples import Samples, View
 from fedcc.engine import Plain, drive
 from fedcc.evaluate import evaluate
-from fedcc.evaluate.accuracy import Remembering, percent
+from fedcc.evaluate.accuracy import percent
 from fedcc.evaluate.ensembles import ensembles
+from fedcc.evaluate.predictions import PredictionCache
 from fedcc.experiments.record import readings
 from fedcc.experiments.run import check_start
 from fedcc.methods import METHODS, FedAvg, FedCC, FedDF, FedET, FedHKT, FedMD, Local
@@ -181,11 +182,11 @@ def test_exponents_cost_no_prediction_and_mirrors_one_each_client(
     assert predictions(["mirror"]) == predictions(["mirror", "mirror,trust=4"]) == predictions(NAMES) == 2 * CLIENTS
 
 
-def test_what_is_remembered_is_not_mistaken_for_another_model(engine: Plain) -> None:
+def test_what_is_cached_is_not_mistaken_for_another_model(engine: Plain) -> None:
     """Answers are known by the models' addresses, which Python gives away again once a model is gone."""
     (model,) = engine.serve([Init(Arch((Mlp(),), 3, (6,)), Key(0))])
-    remembering, gone = Remembering(engine), weakref.ref(model)
-    remembering.serve([Predict(model, Samples({"x": torch.zeros(2, 6)}))])
+    cache, gone = PredictionCache(engine), weakref.ref(model)
+    cache.serve([Predict(model, Samples({"x": torch.zeros(2, 6)}))])
     del model
     assert gone() is not None
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
@@ -16,14 +16,15 @@ from torch import Tensor
 from fedcc.core.files import written_whole
 from fedcc.core.messages import Predictions
 from fedcc.core.method import Trained
-from fedcc.core.model import Model, Outputs
-from fedcc.core.requests import Executor, Init, Predict, Request
+from fedcc.core.model import Model
+from fedcc.core.requests import Executor, Init
 from fedcc.core.rng import Key
 from fedcc.core.samples import Samples
 from fedcc.engine import choose_device, drive, engine
 from fedcc.engine.threads import fixed_threads
 from fedcc.evaluate import Evaluation, evaluate, readings_of
 from fedcc.evaluate.accuracy import targets_accuracy
+from fedcc.evaluate.predictions import RemotePredictions
 from fedcc.experiments.checkpoint import Checkpoint, Checkpoints
 from fedcc.experiments.record import Record
 from fedcc.experiments.result import Result
@@ -103,7 +104,7 @@ class Server(Observer):
             self.trained, _ = self.ensemble(self.cohort, messages.t, None)
             return Evaluation()
         samples = Samples({"x": self.test["x"], "y": self.test["y"]}, self.folder.task.view).to(self.engine.device)
-        self.trained, executor = self.ensemble(self.cohort, messages.t, samples.x)
+        self.trained, executor = self.ensemble(self.cohort, messages.t, samples)
         asked = executor is not self.engine  # sites are not asked again for the sake of other readings
         readings = {} if asked else readings_of(self.method, self.public, last)
         return evaluate(
@@ -152,8 +153,8 @@ class Server(Observer):
 
     # -- predicting
 
-    def ensemble(self, cohort: Across, t: int, x: Tensor | None) -> tuple[Trained, Executor]:
-        """What there is to predict with after round t, and the engine to do it for the images ``x``, if there are any.
+    def ensemble(self, cohort: Across, t: int, samples: Samples | None) -> tuple[Trained, Executor]:
+        """What there is to predict with after round t, and the engine to do it for these samples, if there are any.
 
         Where the method predicts with the clients' models, they are asked for these; those that keep theirs are asked
         to predict. Whoever does not answer is left out.
@@ -166,11 +167,11 @@ class Server(Observer):
                 own = {} if weights is None else self.engine.serve([Init(arch, Key(0))])[0].with_(weights.state).state
                 clients[k] = Model(arch, own)
         executor: Executor = self.engine
-        if (keeping := [k for k, model in clients.items() if not model.state]) and x is not None:
+        if (keeping := [k for k, model in clients.items() if not model.state]) and samples is not None:
             self.journal.say(
                 f"{', '.join(cohort.names[k] for k in keeping)} keep their models and are asked to predict"
             )
-            answers = cohort.predictions(t, x, keeping)
+            answers = cohort.predictions(t, samples.x, keeping)
             clients = {k: model for k, model in clients.items() if model.state or k in answers}
 
             def ask(other: Tensor) -> Mapping[int, Predictions]:
@@ -179,7 +180,8 @@ class Server(Observer):
                     raise ValueError(f"{', '.join(silent)} predicted once, but not what {self.method.name} asked next")
                 return found
 
-            executor = Answered(self.engine, {id(clients[k]): k for k in answers}, (x, answers), ask)
+            executor = remote = RemotePredictions(self.engine, {k: clients[k] for k in answers}, ask)
+            remote.learn(samples, answers)
         return Trained(self.folder.task.classes, clients, dict(self.server.models)), executor
 
     def query(self, source: Path, target: Path) -> None:
@@ -192,7 +194,7 @@ class Server(Observer):
         self.server.models = dict(start.snapshot.models)
         samples = Samples({"x": torch.from_numpy(x)}, self.folder.task.view).to(self.engine.device)
         with fixed_threads(self.experiment.threads):
-            trained, executor = self.ensemble(self.connect(start), start.snapshot.t, samples.x)
+            trained, executor = self.ensemble(self.connect(start), start.snapshot.t, samples)
             scores = drive([self.method.predict(trained, samples)], executor)[0].cpu().numpy()
         with written_whole(target) as file:
             np.savez(file, scores=scores, labels=scores.argmax(-1))
@@ -215,32 +217,3 @@ class Server(Observer):
         self.journal.update(state="finished")
         final = result.curve[-1][1] if result.curve else None
         self.journal.say("finished" if final is None else f"finished: accuracy {final:.2f} %")
-
-
-class Answered:
-    """An engine for models that stay at their sites: it has their predictions for some inputs, and asks for others.
-
-    ``clients`` says by a model's ``id`` whose it is.
-    """
-
-    def __init__(
-        self,
-        executor: Executor,
-        clients: Mapping[int, int],
-        known: tuple[Tensor, Mapping[int, Predictions]],
-        ask: Callable[[Tensor], Mapping[int, Predictions]],
-    ):
-        self.executor, self.clients, self.known, self.ask = executor, clients, [known], ask
-
-    def serve(self, requests: Sequence[Request[Any]]) -> list[Any]:
-        return [self.answer(request) for request in requests]
-
-    def answer(self, request: Request[Any]) -> Any:
-        if isinstance(request, Predict) and id(request.model) in self.clients:
-            x = request.samples.x
-            if not any(x is seen for seen, _ in self.known):
-                self.known.append((x, self.ask(x)))
-            answers = next(found for seen, found in self.known if seen is x)
-            logits = answers[self.clients[id(request.model)]].values
-            return Outputs(logits, logits[:, :0])
-        return self.executor.serve([request])[0]
