@@ -16,10 +16,10 @@ from rich.live import Live
 from rich.table import Table
 
 from fedcc.core.files import make_folder
+from fedcc.engine.threads import cores
 from fedcc.experiments import Experiment, RunFolder, execute, prepare
 from fedcc.experiments.workers import leave_with_parent, no_interrupts
 from fedcc.progress import clock
-from fedcc.threads import cores
 
 COMPARED = ("fedcc", "fedmd", "fedavg", "local", "centralized")  # the longest first
 
@@ -171,7 +171,7 @@ def table(summaries: dict[str, dict[str, Any]]) -> Table:
 
 def draw(summaries: dict[str, dict[str, Any]], out: Path) -> list[Path]:
     """The learning curves and the partition."""
-    from fedcc.data.skew import Partition
+    from fedcc.data.partition import Partition
     from fedcc.report.figures import curves_figure, partition_figure, save
     from fedcc.report.style import look
 

@@ -6,11 +6,10 @@ import json
 import os
 import random
 import shutil
-import sys
 import time
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from dataclasses import replace
 from functools import cache, lru_cache
 from hashlib import blake2b
@@ -22,23 +21,24 @@ import torch
 from torch import Tensor
 
 import fedcc
-from fedcc import cli, tracking
+from fedcc import cli
 from fedcc.core import method
 from fedcc.core.method import Trained
 from fedcc.core.model import Arch, Model
 from fedcc.core.rng import Key
 from fedcc.core.samples import View
-from fedcc.experiments import analyse, execute, experiment
+from fedcc.experiments import analyse, execute, experiment, result, tracking
 from fedcc.experiments.checkpoint import DIGEST, Checkpoints, packed
 from fedcc.experiments.experiment import Experiment
+from fedcc.experiments.result import Result
+from fedcc.experiments.rounds import FinishedRound, Observer, Pause, Paused
 from fedcc.federation import Federation
 from fedcc.methods import make
 from fedcc.nets import build
 from fedcc.report.records import find
-from fedcc.run import Result
 from fuzz.harness import Case, Target, Wrong
 from fuzz.mutate import RAW_JSON, changed_digit, mutated_bytes, mutated_tree, to_json
-from tiny import DIMENSIONS, Mlp
+from tiny import DIMENSIONS, Mlp, finished
 
 HALF, WHOLE = "half", "whole"
 
@@ -60,21 +60,24 @@ def quicken() -> None:
     for module in (method, experiment):
         module.get_type_hints = cache(module.get_type_hints)  # type: ignore[attr-defined]
     Federation.named = staticmethod(cache(Federation.named))  # type: ignore[method-assign]
-    running: Any = sys.modules[Result.__module__]  # fedcc.run is a function
-    running.build = lru_cache(64)(running.build)
+    result.build = lru_cache(64)(result.build)  # type: ignore[attr-defined]
 
 
 def put_in_order(folder: Path) -> None:
     """Checkpoints with their metadata sorted: the library that writes them draws the order anew each time."""
     for path in folder.glob("checkpoint-*"):
-        content = path.read_bytes()
-        length = int.from_bytes(content[:8], "little")
-        header = json.loads(content[8 : 8 + length])
-        header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+        content = in_order(path.read_bytes())
         path.unlink()
-        content = joined(header, content[8 + length :])
         digest = blake2b(content, digest_size=DIGEST).hexdigest()
         path.with_name(f"checkpoint-{path.name.split('-')[1]}-{digest}.safetensors").write_bytes(content)
+
+
+def in_order(content: bytes) -> bytes:
+    """A safetensors file with its metadata sorted."""
+    length = int.from_bytes(content[:8], "little")
+    header = json.loads(content[8 : 8 + length])
+    header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+    return joined(header, content[8 + length :])
 
 
 def joined(header: Any, rest: bytes) -> bytes:
@@ -170,6 +173,11 @@ class Telling:
         pass
 
 
+class PauseAfterTwo(Observer):
+    def round(self, done: FinishedRound) -> Pause | None:
+        return Pause("enough") if done.t == 2 else None
+
+
 class RunFolders(Target):
     """``resume``, ``report``, ``analyse`` and ``fedcc.load`` on damaged folders: refused, said, or the same numbers."""
 
@@ -179,14 +187,10 @@ class RunFolders(Target):
     def prepare(self, folder: Path) -> None:
         common: dict[str, Any] = {"data": "digits", "skew": "classes:5", "clients": 2, "models": "resnet8", "rounds": 3}
         self.experiment = Experiment.resolved("fedcc", **common, epochs=0, fraction=0.1, device="cpu")
-        asked = iter((False, True))
         with frozen_clock():
             execute(self.experiment, folder / WHOLE)
-            try:
-                execute(self.experiment, folder / HALF, halt=lambda: next(asked))
-            except Exception as error:
-                if type(error).__name__ != "Halted":
-                    raise
+            with suppress(Paused):
+                execute(self.experiment, folder / HALF, observers=[PauseAfterTwo()])
         (folder / HALF / "tracking.json").write_text(json.dumps({"telling": {"run": "x", "step": 1}}))
         put_in_order(folder / HALF)
         self.files = {state: content_of(folder / state) for state in (HALF, WHOLE)}
@@ -198,7 +202,9 @@ class RunFolders(Target):
         self.start = self.seen
         if self.start is None:
             raise RuntimeError("the example itself is not resumed")
-        self.good_bits = self.bits(self.start[1])
+        checkpoints = Checkpoints(folder / HALF, self.experiment, self.experiment.federation())
+        kept = [checkpoints.read(path, []) for path in checkpoints.paths()]
+        self.good_bits = {one.snapshot.t: self.bits(one) for one in kept}
 
     @contextmanager
     def stubs(self, place: Path) -> Iterator[None]:
@@ -207,8 +213,9 @@ class RunFolders(Target):
 
         def train(described: Any, place: Path, *_: Any, start: Any = None, **__: Any) -> None:
             self.seen = (described, start)
-            with tracking.tracked(("telling",), described, place, lambda _: None) as told:
-                told({"round": 3, "accuracy": 50.0})
+            trackers = tracking.Trackers(("telling",), described, place, lambda _: None)
+            trackers.round(finished(round=3, accuracy=50.0))
+            trackers.end(None)
 
         tracking.TRACKERS["telling"] = (Telling, ())  # type: ignore[assignment]
         cli.train, analyse.inspected = train, lambda result, *_: self.note(result)
@@ -292,16 +299,13 @@ class RunFolders(Target):
             return not said  # begun anew, which is said
         if resumed != good_experiment:
             raise Wrong("another experiment is resumed")
-        if start.snapshot.t == good.snapshot.t:
-            same = start.records == good.records and self.bits(start) == self.good_bits
-        else:
-            same = bool(said) and start.records == good.records[: start.snapshot.t]
-        if not same:
+        t = start.snapshot.t
+        if start.records != good.records[:t] or self.bits(start) != self.good_bits[t]:
             raise Wrong("a run is resumed with other numbers, silently")
         return True
 
     def bits(self, start: Any) -> bytes:
-        return packed(start.snapshot, self.experiment.made(), {})
+        return in_order(packed(start.snapshot, self.experiment.made(), {}))
 
     def read_whole(self, place: Path) -> bool:
         taken = 0
@@ -373,16 +377,12 @@ class CheckpointFiles(RunFolders):
         path.write_bytes(content)
         try:
             with frozen_clock():
-                found = Checkpoints(folder / HALF, self.experiment, self.federation).read(path)
+                found = Checkpoints(folder / HALF, self.experiment, self.federation).read(path, [])
         finally:
             if not known:
                 path.unlink()
-        good = self.start[1]
-        if (
-            found.snapshot.t not in (1, 2, 3)
-            or not found.records[: good.snapshot.t] == good.records[: found.snapshot.t]
-        ):
-            raise Wrong("a checkpoint with other records")
+        if [r["round"] for r in found.records] != list(range(1, found.snapshot.t + 1)):
+            raise Wrong("a checkpoint with other rounds")
         return True
 
 

@@ -90,16 +90,16 @@ def test_the_readmes_block_and_the_page(tmp_path: Path, capsys: pytest.CaptureFi
     shutil.copytree(ROOT / "results", tmp_path / "results")
     readme = tmp_path / "README.md"
     readme.write_text("nothing to see\n")
-    call(capsys, "report", "results", "--readme", readme).refused("README.md must have one line", markdown.BEGIN)
+    call(capsys, "report", "results", "--readme", readme).failed("README.md must have one line", markdown.BEGIN, code=2)
     assert readme.read_text() == "nothing to see\n"
     readme.write_text(f"above\n{markdown.BEGIN}\n{markdown.END}\nbelow\n")
     assert call(capsys, "report", "results", "--readme", "README.md", "--markdown", "docs/results.md").code == 0
     text = readme.read_text()
     assert text.startswith(f"above\n{markdown.BEGIN}\n")
     assert text.endswith(f"{markdown.END}\nbelow\n")
-    record = "results/cifar10_classes-1_fedcc_seed0.json"
+    record = "results/cifar10_classes-1_fedavg_seed0.json"
     final = json.loads(Path(record).read_text())["accuracy"]["final"]
-    assert f"[{final:.1f}]({record}) (67.3)" in text
+    assert f"[{final:.1f}]({record}) (11.0)" in text
     assert (tmp_path / "docs" / "results.md").read_text() == (ROOT / "docs" / "results.md").read_text()
     assert sorted(p.name for p in tmp_path.iterdir()) == ["README.md", "docs", "results"]  # and no report/
 
@@ -269,7 +269,7 @@ def test_columns_are_sorted(watched: Watched) -> None:
         float(v.split("±")[0].split()[0]) for _, v in watched.column("table1", "classes:2", "cifar10") if v[0] != "–"
     ]
     assert values == sorted(values, reverse=True)
-    assert len(values) == 6
+    assert len(values) == 7
     assert watched.column("table1", "classes:2", "cifar10")[-1][1].startswith("–")  # what is missing comes last
     head.locator("button").click()
     assert head.get_attribute("aria-sort") == "ascending"

@@ -295,7 +295,7 @@ def test_a_run_that_another_process_has_just_finished_stays(
     copy: Path, whole: Path, capsys: Capsys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The other one ends between this one's look at the folder and its lock, while trackers are made ready."""
-    import fedcc.tracking
+    import fedcc.experiments.tracking
 
     def meanwhile(*_: Any) -> tuple[str, ...]:
         for path in checkpoints(copy):
@@ -305,7 +305,7 @@ def test_a_run_that_another_process_has_just_finished_stays(
                 (copy / path.name).write_bytes(path.read_bytes())
         return ()
 
-    monkeypatch.setattr(fedcc.tracking, "checked", meanwhile)
+    monkeypatch.setattr(fedcc.experiments.tracking, "checked", meanwhile)
     done = call(capsys, "resume", copy)
     assert (done.code, done.err) == (0, "")
     assert "holds a finished run; there is nothing to do" in done.out
@@ -365,6 +365,24 @@ def altered(path: Path, change: Any) -> None:
     digest = blake2b(made, digest_size=DIGEST).hexdigest()
     path.unlink()
     path.with_name(f"{path.name.rpartition('-')[0]}-{digest}.safetensors").write_bytes(made)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda about: about.clear(),
+        lambda about: about.update(format=1, experiment=[]),
+        lambda about: about.update(records="eJw="),
+        lambda about: about.update(records=""),
+        lambda about: about.update(seconds="1"),
+    ],
+    ids=["empty", "experiment", "cut", "no-records", "seconds"],
+)
+def test_a_checkpoint_that_nobody_can_read_is_refused_by_its_name(change: Any, copy: Path, capsys: Capsys) -> None:
+    altered(checkpoints(copy)[-1], change)
+    before = {p.name: p.read_bytes() for p in copy.iterdir()}
+    call(capsys, "resume", copy).refused(checkpoints(copy)[-1].name)
+    assert {p.name: p.read_bytes() for p in copy.iterdir()} == before
 
 
 def test_a_checkpoint_from_before_an_option_goes_on_with_its_default(copy: Path, whole: Path, capsys: Capsys) -> None:

@@ -19,18 +19,20 @@ from fedcc.core.digests import DamagedFile
 from fedcc.core.method import check_value
 from fedcc.core.naming import shortened, unknown
 from fedcc.ending import Stopped, explained, warnings_to
-from fedcc.experiments.execute import Halted, execute, prepare, unfinished
 from fedcc.experiments.experiment import Experiment
+from fedcc.experiments.rounds import FinishedRound, Observer, Pause, Paused
+from fedcc.experiments.run import execute, prepare, unfinished
 from fedcc.experiments.store import InUse, RunFolder, RunFolderError
 from fedcc.experiments.toml import load
+from fedcc.experiments.tracking import Trackers
 from fedcc.experiments.workers import Died, Pool, drained
 from fedcc.methods import METHODS, completed, outdated
-from fedcc.tracking import tracked
 
 MACHINE = ("device", "precision", "engine", "threads", "deterministic")
 """What a run takes from the machine unless it is given; a run made elsewhere is no other run for it."""
 
 OPTIONS = tuple(f.name for f in fields(Experiment) if f.name not in ("method", "settings", "seed"))
+LONGEST = 100  # bytes of a scenario's or a variant's name
 State = Literal["finished", "unfinished", "missing", "blocked"]
 
 
@@ -148,7 +150,11 @@ def _run(seed: int, scenario: Mapping[str, Any], entry: Mapping[str, Any], chang
         raise ValueError(f"{method}{f' ({where})' if where else ''}: {error}") from None
     for name in (scenario.get("name"), entry.get("name")):
         if name is not None and not (isinstance(name, str) and re.fullmatch(r"\w[\w.-]*", name)):
-            raise ValueError(f"a name is of letters, digits, '.', '_' and '-', as it becomes a folder's; got {name!r}")
+            raise ValueError(
+                f"a name is of letters, digits, '.', '_' and '-', as it becomes a folder's; got {shortened(name)}"
+            )
+        if name is not None and len(os.fsencode(name)) > LONGEST:
+            raise ValueError(f"a name must be at most {LONGEST} bytes long, got {shortened(name)}")
     data, named = ("-".join(filter(None, pair)) for pair in ((data, scenario.get("name")), (method, entry.get("name"))))
     return Run(Path(data) / named / number, method, settings, given)
 
@@ -238,17 +244,17 @@ class Outcome:
     warnings: tuple[str, ...] = ()
 
 
-@dataclass
-class Late:
-    """Whether a round as long as the last would end behind the deadline."""
+class Deadline(Observer):
+    """Pauses a run where a round as long as the last would end after the deadline, if there is one."""
 
-    deadline: float | None
-    last: float = field(default_factory=time.time)
+    def __init__(self, deadline: float | None):
+        self.deadline, self.last = deadline, time.time()
 
-    def __call__(self) -> bool:
+    def round(self, done: FinishedRound) -> Pause | None:
         now = time.time()
         spent, self.last = now - self.last, now
-        return self.deadline is not None and now + spent > self.deadline
+        late = self.deadline is not None and now + spent > self.deadline
+        return Pause("the next round would end after the deadline") if late else None
 
 
 def perform(run: Run, how: How) -> Outcome:
@@ -275,22 +281,20 @@ def perform(run: Run, how: How) -> Outcome:
                 experiment = run.experiment()
                 federation = prepare(experiment, place, data_dir=how.data_dir)
             resumed = start.snapshot.t if start else 0
-            with tracked(how.track, experiment, place, warnings.append) as told:
-                result = execute(
-                    experiment,
-                    place,
-                    federation,
-                    save_models=how.save_models,
-                    start=start,
-                    checkpoint_every=how.checkpoint_every,
-                    keep_checkpoints=how.keep_checkpoints,
-                    halt=Late(how.deadline),
-                    on_round=told,
-                )
+            result = execute(
+                experiment,
+                place,
+                federation,
+                start=start,
+                observers=(Trackers(how.track, experiment, place, warnings.append), Deadline(how.deadline)),
+                save_models=how.save_models,
+                checkpoint_every=how.checkpoint_every,
+                keep_checkpoints=how.keep_checkpoints,
+            )
             return ended("finished", accuracy=result.accuracy)
     except InUse as error:
         return ended("elsewhere", str(error))
-    except (Halted, Stopped, KeyboardInterrupt) as error:  # the last one is how Ray cancels
+    except (Paused, Stopped, KeyboardInterrupt) as error:  # the last one is how Ray cancels
         return ended("stopped", str(error))
     except Exception as error:
         if os.environ.get("FEDCC_DEBUG"):
