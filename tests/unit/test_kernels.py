@@ -23,12 +23,14 @@ from fedcc.core.requests import Fit, Frozen, Init, Predict, Recipe
 from fedcc.core.rng import Key
 from fedcc.core.samples import Samples, View
 from fedcc.core.step import Loss, Step
-from fedcc.engine import cuda, kernels
-from fedcc.engine.fast import FastTrunk
-from fedcc.engine.fused import Fused, Job
-from fedcc.engine.kernels import IMAGE, NORM, PLAIN, RESIDUAL, Back, Beside, Input, Layer, Made, Setting, Tape, Tiles
+from fedcc.engine import cuda
+from fedcc.engine import trunk_kernels as kernels
+from fedcc.engine.fused import Fused
+from fedcc.engine.jobs import Job
 from fedcc.engine.plain import Plain
 from fedcc.engine.stack import Stacked, stacked_state
+from fedcc.engine.trunk import Beside, FastTrunk, Tape, backward, forward, predicted
+from fedcc.engine.trunk_kernels import IMAGE, NORM, PLAIN, RESIDUAL, Back, Input, Layer, Made, Setting, Tiles
 from fedcc.gradients import Ascent, Clip
 from fedcc.losses import CrossEntropy, Proximal, SoftCrossEntropy
 from fedcc.nets import ResNet, build
@@ -470,9 +472,9 @@ def on_paper(lanes: int, batch: int, side: int, trains: bool) -> None:
         ]
         images = torch.empty(lanes, batch, side, side, 3, dtype=torch.bfloat16)
         if not trains:
-            kernels.predicted(images, layers, [1, 2, 2])
+            predicted(images, layers, [1, 2, 2])
             return
-        kernels.backward(*kernels.forward(images, layers, [1, 2, 2], True), Beside(torch.device("meta")))
+        backward(*forward(images, layers, [1, 2, 2], True), Beside(torch.device("meta")))
 
 
 @pytest.mark.parametrize("side", [4, 5, 8, 9, 28, 32, 50, 64, 96, 100, 224, 448])
@@ -598,16 +600,17 @@ def test_gradients_lie_in_few_parts_and_can_be_added_to(device: torch.device) ->
     for own, kernels_ in ((fits, True), (pulled, True), (fits, False)):
         engine = Fused(device, "bf16", kernels=kernels_, graphs=False)
         jobs = [Job(k, fit, 2) for k, fit in enumerate(own)]
-        lanes = engine._kit(jobs).lanes(LANES, engine)
+        step = engine._group(jobs).step(LANES)
+        lanes = step.lanes
         for seat, job in enumerate(jobs):
             lanes.load(seat, job)
-        found.append(lanes.gradients(*lanes.losses(engine, lanes.params, lanes.batch(engine))))
+        found.append(step.gradients(*step.losses(lanes.params, step.batches())))
     ours, more, library = (torch.cat(parts) for parts in found)
     head = LANES * 5 * 64 + LANES * 5
     assert [len(part) for part in found[0]] == [len(part) for part in found[1]] == [len(lanes.params) - head, head]
     torch.testing.assert_close(more, ours + lanes.params - 0.01)
-    for name, block in lanes._blocks(library).items():
-        error = (lanes._blocks(ours)[name] - block).norm() / block.norm()
+    for name, block in lanes.blocks(library).items():
+        error = (lanes.blocks(ours)[name] - block).norm() / block.norm()
         assert error < 0.3, name  # other layers, in bf16; another gradient would be 1 away
 
 
@@ -621,11 +624,12 @@ def test_a_term_or_rule_over_all_weights_is_about_one_operation_per_tensor(
     for own in (fits, [replace(fit, **asked) for fit in fits]):
         engine = Fused(device, "bf16", kernels=True, graphs=False)
         jobs = [Job(k, fit, 2) for k, fit in enumerate(own)]
-        lanes = engine._kit(jobs).lanes(LANES, engine)
+        step = engine._group(jobs).step(LANES)
+        lanes = step.lanes
         for seat, job in enumerate(jobs):
             lanes.load(seat, job)
         with Counting() as counting:
-            lanes.step(engine)
+            step.once()
         counts.append(counting.count)
     assert 0 < counts[1] - counts[0] < len(lanes.trained) + 20
 

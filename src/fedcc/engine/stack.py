@@ -19,8 +19,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedcc.core.model import Arch, Outputs
 from fedcc.core.rng import Key
-from fedcc.engine.fast import MOST_CHANNELS, FastTrunk
-from fedcc.engine.stepping import head
+from fedcc.engine.step_kernels import head
+from fedcc.engine.trunk import MOST_CHANNELS, FastTrunk
 from fedcc.nets.network import Trainable, build
 from fedcc.nets.resnet import Shortcut, _ResNet
 

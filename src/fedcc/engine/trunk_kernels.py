@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -50,7 +50,6 @@ SETTINGS = {
 }
 HALF = 113 * 1024  # bytes of shared memory, with which two blocks share a multiprocessor
 FEW = 2  # tiles of a program: with so few the room is worth more than to fetch ahead
-SIDES = 3  # streams for gradients of weights: one after the other they take longer than the chain of few lanes
 BESIDE = 64  # programs a lane of weights' gradients at most, so that the chain of layers finds room beside them
 Defines = dict[str, int]
 Values = list[Tensor | float]
@@ -150,7 +149,7 @@ def _new(like: Tensor, *shape: int) -> Tensor:
     return torch.empty(shape, dtype=torch.bfloat16, device=like.device)
 
 
-def _floats(like: Tensor, *shape: int) -> Tensor:
+def floats(like: Tensor, *shape: int) -> Tensor:
     return torch.empty(shape, dtype=torch.float32, device=like.device)
 
 
@@ -220,8 +219,8 @@ def conv(
     shared = 4 * NUMBERS + 2 * (room + 9 * cin * (block + 8))
     fetched = 2 * given.source * tiles.read(high, wide, sh) * cin  # one tensor for NORM, two for RESIDUAL
     ahead = how.fetches(per, shared + fetched)
-    made = Made(_new(layer.weight, lanes, batch, ho, wo, cout), _floats(layer.weight, lanes, programs, 2, cout), layer,
-                _floats(layer.weight, 4, lanes, cout))  # fmt: skip
+    made = Made(_new(layer.weight, lanes, batch, ho, wo, cout), floats(layer.weight, lanes, programs, 2, cout), layer,
+                floats(layer.weight, 4, lanes, cout))  # fmt: skip
     kept = _new(layer.weight, lanes, batch, high, wide, cin) if keeps else None
     defines = {
         "SOURCE": given.source, "KEEP": keeps, "FIXED": fixed, "REAL": real, "CI": cin, "CO": cout, "H": high,
@@ -239,7 +238,7 @@ def conv(
 def tail(given: Input, track: bool, fixed: bool = False) -> tuple[Tensor, Tensor]:
     """The last activations, and the features: their means over pixels, [lanes, batch, C]."""
     lanes, batch, high, wide, channels = given.tensor.shape
-    kept, features = torch.empty_like(given.tensor), _floats(given.tensor, lanes, batch, channels)
+    kept, features = torch.empty_like(given.tensor), floats(given.tensor, lanes, batch, channels)
     defines = {"C": channels, "H": high, "W": wide, "FIXED": fixed, **given.defines()}
     values: Values = [*given.values(kept), features, batch, lanes, *given.numbers(int(track))]
     launch("tail", (batch, lanes, 1), 4 * (SUMS + NUMBERS), defines, values, early=True)
@@ -251,7 +250,7 @@ def pool(df: Tensor, kept: Tensor, made: Made) -> Back:
     lanes, batch, high, wide, channels = made.y.shape
     images = max(1, SETTINGS["back", channels].pixels // (high * wide))
     programs = -(-batch // images)
-    back = Back(torch.empty_like(made.y), _floats(df, lanes, programs, 2, channels))
+    back = Back(torch.empty_like(made.y), floats(df, lanes, programs, 2, channels))
     values: Values = [df, kept, made.y, made.stats, back.g, back.sums, batch, lanes, images]
     launch("pool", (programs, lanes, 1), 4 * (SUMS + NUMBERS), {"C": channels, "H": high, "W": wide}, values)
     return back
@@ -276,7 +275,7 @@ def conv_back(
     shared = 4 * NUMBERS + 2 * (room + 9 * block * (cout + 8))
     fetched = 4 * tiles.read(made.y.shape[2], wo, sh) * cout
     ahead = how.fetches(per, shared + fetched)
-    out = Back(torch.empty_like(before.y), _floats(before.y, lanes, programs, 2, cin))
+    out = Back(torch.empty_like(before.y), floats(before.y, lanes, programs, 2, cin))
     x, shortcut = outer or (before.y, before.y)
     defines = {
         "OUTER": outer is not None, "CI": cin, "CO": cout, "H": high, "W": wide, "STRIDE": stride, "ROWS": tiles.rows,
@@ -314,8 +313,8 @@ def weights(
     activations = 0 if real < cin else tiles.read(high, wide, sh) * inner
     fetched = 2 * (activations + 2 * tiles.read(ho, wo, tiles.rows) * outer)
     ahead = how.fetches(per, 4 * NUMBERS + room + fetched)
-    part, sizes = _floats(given, programs, lanes, 9, cin, cout), [lanes * cout * n for n in (9 * real, 1, 1)]
-    found = torch.split(_floats(given, sum(sizes)) if out is None else out, sizes)
+    part, sizes = floats(given, programs, lanes, 9, cin, cout), [lanes * cout * n for n in (9 * real, 1, 1)]
+    found = torch.split(floats(given, sum(sizes)) if out is None else out, sizes)
     defines = {
         "SOURCE": NORM if known is not None else PLAIN if real == cin else IMAGE, "REAL": real, "CI": cin, "CO": cout,
         "H": high, "W": wide, "STRIDE": stride, "ROWS": tiles.rows, "IMAGES": tiles.images, "DEPTH": how.depth,
@@ -338,113 +337,3 @@ def gathered(flat: Tensor, order: Tensor) -> Tensor:
     out = _new(flat, len(order))
     launch("gather", (-(-len(order) // (2 * THREADS)), 1, 1), 0, {}, [flat, order, out, len(order)])
     return out
-
-
-# ------------------------------------------------------------------------------------------------------------- a trunk
-
-
-class Beside:
-    """Streams of their own for the gradients of weights, in turn: nothing but Adam waits for these."""
-
-    def __init__(self, device: torch.device):
-        self.sides, self.begun = [cuda.Side(device) for _ in range(SIDES)], 0
-        self.held: list[Any] = []  # in use over there: freed here, their memory would be taken at once
-
-    def weights(self, *given: Any) -> list[Tensor]:
-        side = self.sides[self.begun % SIDES]
-        self.begun += 1
-        self.held += given
-        with side.stretch():
-            made = weights(*given)
-        self.held += made
-        return made
-
-    def join(self) -> None:
-        """What comes next waits for all that was begun beside."""
-        for side in self.sides:
-            side.join()
-        self.begun = 0
-        self.held.clear()
-
-
-class Tape(NamedTuple):
-    """What the way back needs."""
-
-    images: Tensor
-    stem: Made
-    blocks: list[tuple[Made, Tensor, Made, Made, int]]  # the layer before, the block's input, its layers, its stride
-    last: Tensor
-
-
-def forward(images: Tensor, layers: list[Layer], strides: list[int], track: bool) -> tuple[Tensor, Tape]:
-    """Features [lanes, batch, C] of images [lanes, batch, H, W, channels], by a stem and residual blocks."""
-    stem, _ = conv(Input(images), layers[0], 1, track, False)
-    made, x = stem, None
-    blocks: list[Any] = []
-    for stride, first, second in zip(strides, layers[1::2], layers[2::2], strict=True):
-        inner, kept = conv(Input(made=made, x=x), first, stride, track, True)
-        outer, _ = conv(Input(made=inner), second, 1, track, False)
-        blocks.append((made, kept, inner, outer, stride))
-        made, x = outer, kept
-    features, last = tail(Input(made=made, x=x), track)
-    return features, Tape(images, stem, blocks, last)
-
-
-def predicted(images: Tensor, layers: list[Layer], strides: list[int]) -> Tensor:
-    """Features by running statistics; nothing is kept for a way back."""
-    made, _ = conv(Input(images), layers[0], 1, False, False, fixed=True)
-    x: Tensor | None = None
-    for stride, first, second in zip(strides, layers[1::2], layers[2::2], strict=True):
-        inner, x = conv(Input(made=made, x=x), first, stride, False, True, fixed=True)
-        made, _ = conv(Input(made=inner), second, 1, False, False, fixed=True)
-    return tail(Input(made=made, x=x), False, fixed=True)[0]
-
-
-def backward(df: Tensor, tape: Tape, beside: Beside) -> list[Tensor]:
-    """The gradients of all layers' weights, scales and shifts, one behind another in memory."""
-    lanes, real = tape.images.shape[0], tape.images.shape[-1]
-    made = [tape.stem, *(layer for block in tape.blocks for layer in block[2:4])]
-    inputs = [real, *(layer.norm.weight.shape[2] for layer in made[1:])]
-    sizes = [lanes * layer.y.shape[-1] * (9 * n + 2) for layer, n in zip(made, inputs, strict=True)]
-    outs = list(torch.split(_floats(df, sum(sizes)), sizes))
-    grads: list[Tensor] = []
-    back = pool(df.contiguous(), tape.last, tape.blocks[-1][3])
-    try:
-        while tape.blocks:
-            before, x, inner, outer, stride = tape.blocks.pop()
-            second = beside.weights(inner.y, inner, back, outer, 1, inner.y.shape[-1], outs.pop())
-            between = conv_back(back, outer, 1, inner, None)
-            first = beside.weights(x, None, between, inner, stride, x.shape[-1], outs.pop())
-            grads = [*first, *second, *grads]
-            back = conv_back(between, inner, stride, before, (x, back.g))
-        return [*weights(tape.images, None, back, tape.stem, 1, real, outs.pop(), alone=True), *grads]
-    finally:  # a capture that fails, for want of memory, has to end too
-        beside.join()
-
-
-def compiled(images: Tensor, layers: list[Layer], strides: list[int], trains: bool) -> None:
-    """Compile what a step or a prediction will launch, on all cores."""
-    if images.device.type == "cuda":
-        with listed() as found:
-            if trains:
-                features, tape = forward(images, layers, strides, False)
-                backward(features, tape, Beside(images.device))
-            else:
-                predicted(images, layers, strides)
-        cuda.compile_all(found, images.device)
-
-
-class Trunk(torch.autograd.Function):
-    """Features with gradients for ``trained``: the weights, scales and shifts of ``layers`` as autograd knows them."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, images: Tensor, layers: list[Layer], strides: list[int], track: bool, beside: Beside, *_: Tensor
-    ) -> Tensor:  # fmt: skip
-        features, ctx.tape = forward(images, layers, strides, track)
-        ctx.beside = beside
-        return features
-
-    @staticmethod
-    def backward(ctx: Any, df: Tensor) -> tuple[Any, ...]:
-        return *([None] * 5), *backward(df, ctx.tape, ctx.beside)
