@@ -394,9 +394,9 @@ def test_a_role_makes_requests_with_its_key_and_recipe() -> None:
 
 def test_a_recipe_with_some_values_changed() -> None:
     client = Tiny(FedAvg()).clients[0]
-    assert client.recipe_(epochs=None, lr=None) == client.recipe
-    assert client.recipe_(epochs=0).epochs == 0
-    assert client.recipe_(lr=0.5) == Recipe(lr=0.5, batch=8, epochs=2)
+    assert client.recipe_with(epochs=None, lr=None) == client.recipe
+    assert client.recipe_with(epochs=0).epochs == 0
+    assert client.recipe_with(lr=0.5) == Recipe(lr=0.5, batch=8, epochs=2)
 
 
 def test_a_round_begins_with_an_empty_log_and_a_full_memory() -> None:
@@ -429,7 +429,7 @@ def test_a_server_sees_neither_models_nor_data_of_clients() -> None:
     held = {name for name in dir(server) if not name.startswith("_")}
     assert held == {
         *("archs", "begin", "classes", "fitting", "init", "key", "log", "memory"),
-        *("models", "networks", "public", "recipe", "recipe_", "round", "rounds", "to_all"),
+        *("models", "networks", "public", "recipe", "recipe_with", "round", "rounds", "to_all"),
     }
     assert server.to_all("x") == {0: "x", 1: "x", 2: "x"}
     assert server.init(ARCH, "second").key == Key(0, 0, SERVER, "second")

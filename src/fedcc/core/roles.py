@@ -40,7 +40,7 @@ class Role:
         self.key = self.key.of(round=round)
         self.log = {}
 
-    def recipe_(self, **changes: Any) -> Recipe:
+    def recipe_with(self, **changes: Any) -> Recipe:
         """The run's recipe with some values changed; None leaves a value as it is."""
         return replace(self.recipe, **{name: value for name, value in changes.items() if value is not None})
 

@@ -80,7 +80,7 @@ class FedConcat(Method[Message, Message]):
             c.model = (await Init(c.arch.times(down.trunks), c.key.of(phase="concat"))).with_(down.encoders)
             c.memory["features"] = (await c.predict(c.private)).features if self.cache_features else None
         c.model = c.model.with_(down.head)
-        recipe = c.recipe_(steps=self.classifier_steps, lr=self.classifier_lr, momentum=MOMENTUM, reset="phase")
+        recipe = c.recipe_with(steps=self.classifier_steps, lr=self.classifier_lr, momentum=MOMENTUM, reset="phase")
         if (features := c.memory["features"]) is None:
             await c.fit("head", CrossEntropy("private"), recipe=recipe, private=c.private, only="head")
         else:

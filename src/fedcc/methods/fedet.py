@@ -74,7 +74,7 @@ class FedET(FedAvg):
             start,
             CrossEntropy("public") + self.lam * Diversity("public", self.temperature),
             public=s.public.with_(y=y, target=dissent(z, y, self.temperature)),
-            recipe=s.recipe_(epochs=self.epochs, steps=self.steps, lr=self.lr),
+            recipe=s.recipe_with(epochs=self.epochs, steps=self.steps, lr=self.lr),
         )
         s.models["global"], s.log["consensus_loss"] = fitted.model, fitted.loss
         merge(s, ups, groups)

@@ -91,7 +91,7 @@ class FedHKT(Method[Counted, Clustered]):
         chosen = selected(q, (await Predict(s.models["global"], s.public)).logits, kappa)
         s.log["selected"] = float(chosen.double().mean())
         if chosen.any():
-            knowledge, recipe = s.public.with_(target=q).at(chosen), s.recipe_(epochs=self.epochs)
+            knowledge, recipe = s.public.with_(target=q).at(chosen), s.recipe_with(epochs=self.epochs)
             fitted = await s.fitting("up", s.models["global"], Distill("public"), public=knowledge, recipe=recipe)
             s.models["global"] = fitted.model
             taught = knowledge.with_(target=(await Predict(fitted.model, knowledge)).logits.softmax(-1))
