@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any
 
@@ -51,6 +51,19 @@ class Data:
     y: Tensor = field(metadata=LABELS)
 
 
+def leaves(message: Any, path: str = "", holds: str = "") -> Iterator[tuple[str, Any, str]]:
+    """The tensors and numbers of a message in the order of its fields, each with its path and its field's mark."""
+    if isinstance(message, Mapping):
+        parts = [(name, value, holds) for name, value in message.items()]
+    elif is_dataclass(message):
+        parts = [(f.name, getattr(message, f.name), f.metadata.get("holds", "")) for f in fields(message)]
+    else:
+        yield path, message, holds
+        return
+    for name, value, mark in parts:
+        yield from leaves(value, f"{path}.{name}", mark)
+
+
 def nbytes(message: Any, wire: str = "fp32") -> int:
     """The bytes of a message's arrays on the wire; numbers ride along for nothing, and no message costs nothing.
 
@@ -61,16 +74,14 @@ def nbytes(message: Any, wire: str = "fp32") -> int:
     >>> nbytes(message), nbytes(message, "fp16"), nbytes(message, "int8"), nbytes(None)
     (200000, 100000, 50000, 0)
     """
-    if message is None or isinstance(message, int | float | str | bool):
-        return 0
-    if isinstance(message, Tensor):
-        parts = parts_of(coding_of(message, wire), tuple(message.shape), dtype_name(message.dtype))
-        return sum(length * np.dtype(dtype.replace("float64", "float32")).itemsize for dtype, length in parts)
-    if isinstance(message, Mapping):
-        return sum(nbytes(value, wire) for value in message.values())
-    if is_dataclass(message):
-        return sum(nbytes(getattr(message, f.name), wire) for f in fields(message))
-    raise TypeError(f"a message holds arrays, numbers and mappings of arrays, got {type(message).__name__}")
+    total = 0
+    for _, leaf, _ in leaves(message):
+        if isinstance(leaf, Tensor):
+            parts = parts_of(coding_of(leaf, wire), tuple(leaf.shape), dtype_name(leaf.dtype))
+            total += sum(length * np.dtype(dtype.replace("float64", "float32")).itemsize for dtype, length in parts)
+        elif leaf is not None and not isinstance(leaf, int | float | str):
+            raise TypeError(f"a message holds arrays, numbers and mappings of arrays, got {type(leaf).__name__}")
+    return total
 
 
 def carried(message: Any, wire: str, key: Key | None = None) -> Any:

@@ -121,12 +121,20 @@ class Fit(Request[Fitted]):
     joint: bool = True
     optimizer: Mapping[str, Tensor] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "constants", _dicts(self.constants))
+
     @property
     def steps(self) -> int:
         if self.recipe.steps is not None:
             return self.recipe.steps
         paces = [self.recipe.pace] if self.recipe.pace else list(self.streams)
         return self.recipe.epochs * max(-(-len(self.streams[name]) // self.recipe.batch_of(name)) for name in paces)
+
+
+def _dicts(tree: Any) -> Any:
+    """A tree whose mappings are dicts, the only ones that torch walks into."""
+    return {name: _dicts(value) for name, value in tree.items()} if isinstance(tree, Mapping) else tree
 
 
 @dataclass(frozen=True, eq=False)

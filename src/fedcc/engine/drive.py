@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Hashable, Mapping, Sequence
+from collections.abc import Coroutine, Hashable, Sequence
 from typing import Any, TypeVar
 
 import torch
+from torch.utils._pytree import keystr, tree_leaves_with_path
 
 from fedcc.core.requests import Executor, Fit, Gather, Init, Predict, Recalibrate, Request
 
@@ -74,34 +75,16 @@ def kind(request: Request[Any]) -> Hashable:
     if isinstance(request, Predict | Recalibrate):
         return (type(request), request.samples.view, request.samples.shape)
     if isinstance(request, Fit):
-        return (
-            Fit,
-            request.loss,
-            request.gradient,
-            request.only,
-            request.joint,
-            request.recipe.momentum,
-            tuple(
-                (
-                    name,
-                    request.recipe.batch_of(name),
-                    s.view,
-                    tuple((n, c.dtype, c.shape[1:]) for n, c in s.columns.items()),
-                )
-                for name, s in request.streams.items()
-            ),
-            _shapes(request.constants),
-            tuple((name, f.model.arch, f.stream) for name, f in request.frozen.items()),
-        )
+        columns = {
+            s: tuple((n, c.dtype, c.shape[1:]) for n, c in v.columns.items()) for s, v in request.streams.items()
+        }
+        streams = ((s, request.recipe.batch_of(s), v.view, columns[s]) for s, v in request.streams.items())
+        constants = ((keystr(path), *_format(leaf)) for path, leaf in tree_leaves_with_path(request.constants))
+        teachers = ((name, f.model.arch, f.stream) for name, f in request.frozen.items())
+        own = request.loss, request.gradient, request.only, request.joint, request.recipe.momentum
+        return (Fit, *own, tuple(streams), tuple(constants), tuple(teachers))
     raise TypeError(f"no engine serves {type(request).__name__}")
 
 
-def _shapes(tree: Any) -> Hashable:
-    if isinstance(tree, torch.Tensor):
-        return (tree.shape, tree.dtype)
-    if isinstance(tree, Mapping):
-        return tuple((name, _shapes(value)) for name, value in tree.items())
-    if isinstance(tree, tuple | list):
-        return tuple(map(_shapes, tree))
-    hashable: Hashable = tree
-    return hashable
+def _format(leaf: Any) -> tuple[Hashable, ...]:
+    return (leaf.shape, leaf.dtype) if isinstance(leaf, torch.Tensor) else (leaf,)

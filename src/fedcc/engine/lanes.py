@@ -72,7 +72,7 @@ class Lanes:
             for name, teacher in self.teachers.items()
         }
         self.constants: dict[str, Any] = tree_map_only(
-            Tensor, lambda t: zeros(width, *t.shape, dtype=t.dtype), dict(fit.constants)
+            Tensor, lambda t: zeros(width, *t.shape, dtype=t.dtype), fit.constants
         )
         # Each number of all lanes is a row, so that a client's numbers are written, and moved, in two calls.
         self.reals = zeros(len(REALS), width, dtype=torch.float64)
@@ -98,7 +98,7 @@ class Lanes:
             slots += [value[lane] for value in tensors.values()]
             values += [fit.frozen[name].model.state[n] for n in tensors]
         slots += [slot[lane] for slot in _tensors(self.constants)]
-        values += _tensors(dict(fit.constants))
+        values += _tensors(fit.constants)
         if optimizer:
             slots += own.moments
             values += [optimizer[f"{kind}/{name}"] for kind in ("mean", "square") for name in self.trained]
@@ -204,6 +204,6 @@ def streams_read(fit: Fit) -> list[str]:
         columns = {n: torch.zeros((size, *c.shape[1:]), dtype=c.dtype) for n, c in fit.streams[name].columns.items()}
         return Batch(blank, columns)
 
-    state, constants = tree_map_only(Tensor, lambda t: t.detach().cpu(), (dict(fit.model.state), dict(fit.constants)))
+    state, constants = tree_map_only(Tensor, lambda t: t.detach().cpu(), (dict(fit.model.state), fit.constants))
     fit.loss(Step(Lazily(fit.streams, dummy), state, constants, dict.fromkeys(fit.frozen, blank)))
     return names

@@ -130,7 +130,7 @@ class Plain:
         params = _trained(module, fit.only)
         if steps == 0:
             return Fitted(fit.model, 0, 0.0, fit.optimizer, tuple(params))
-        fit = replace(fit, constants=tree_map_only(Tensor, lambda t: t.to(self.device), dict(fit.constants)))
+        fit = replace(fit, constants=tree_map_only(Tensor, lambda t: t.to(self.device), fit.constants))
         teachers = {name: self._load(f.model, f"teacher {name}").eval() for name, f in fit.frozen.items()}
         momentum = fit.recipe.momentum
         optimizer = Adam(params, fit.optimizer) if momentum is None else Momentum(params, momentum)
