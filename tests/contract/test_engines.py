@@ -19,7 +19,7 @@ from fedcc.engine.fused import Fused
 from fedcc.engine.jobs import Job
 from fedcc.engine.lane_step import LaneStep
 from fedcc.engine.seating import lane_count
-from fedcc.engine.stack import stackable
+from fedcc.engine.stack import unstackable_reason
 from fedcc.gradients import Ascent, Clip
 from fedcc.losses import CrossEntropy, SoftCrossEntropy
 from fedcc.methods import METHODS, make
@@ -210,11 +210,12 @@ class Pooling(nn.Module):
 
 
 def test_networks_are_proved_before_they_are_stacked() -> None:
-    assert not stackable(Arch((Pooling,), 5, (1, 8, 8)))
-    assert not stackable(Arch((ResNet(8, 1), ResNet(14, 1)), 5, (1, 8, 8)))
-    assert "one by one" in stackable(Arch((Mixing,), 5, (1, 8, 8)))
-    assert "one by one" in stackable(Arch((Forgetful,), 5, (6,)))
-    assert "LayerNorm" in stackable(Arch((lambda n: nn.Sequential(nn.LayerNorm(6), nn.Linear(6, n)),), 5, (6,)))
+    assert not unstackable_reason(Arch((Pooling,), 5, (1, 8, 8)))
+    assert not unstackable_reason(Arch((ResNet(8, 1), ResNet(14, 1)), 5, (1, 8, 8)))
+    assert "one by one" in unstackable_reason(Arch((Mixing,), 5, (1, 8, 8)))
+    assert "one by one" in unstackable_reason(Arch((Forgetful,), 5, (6,)))
+    with_layer_norm = Arch((lambda n: nn.Sequential(nn.LayerNorm(6), nn.Linear(6, n)),), 5, (6,))
+    assert "LayerNorm" in unstackable_reason(with_layer_norm)
 
 
 def test_a_network_that_cannot_be_stacked_trains_all_the_same() -> None:

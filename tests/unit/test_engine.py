@@ -22,12 +22,13 @@ from fedcc.engine import Plain
 from fedcc.engine.adam import Adam
 from fedcc.engine.fused import Fused
 from fedcc.engine.plain import learning_rate
-from fedcc.engine.plan import Plan, augmentation, batches
+from fedcc.engine.plan import Plan
 from fedcc.gradients import Ascent, Clip
 from fedcc.losses import CrossEntropy, SoftCrossEntropy
 from fedcc.methods import FedAvg
 from fedcc.nets import ResNet, build
 from recording import changed, record, same
+from steps import augmentation, batches
 from tiny import Mlp, Tiny, blobs
 
 KEY = Key(0, 1, 2, "fit", "private")

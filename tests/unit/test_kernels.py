@@ -405,11 +405,11 @@ def test_a_stacked_resnet_on_kernels(shape: tuple[int, int, int], depth: int, ba
     upstream = torch.randn(LANES, batch, 64, generator=generator)
 
     own = {n: t.to(device, copy=True).requires_grad_(n in trained) for n, t in tensors.items()}
-    stack.hold(own)
-    stack.stay(True)
+    stack.use(own)
+    stack.freeze_statistics(True)
     still = stack(x.to(device)).features
     assert all(torch.equal(own[n].cpu(), tensors[n]) for n in running)
-    stack.stay(False)
+    stack.freeze_statistics(False)
     features = stack(x.to(device)).features
     assert torch.equal(still, features)
     tape = features.grad_fn.tape
@@ -443,7 +443,7 @@ def test_a_stacked_resnet_that_predicts(
     stack = Stacked(arch, True).eval()
     tensors = stacked_state([n.state_dict() for n in networks], stack.template)
     own = {n: t.to(device, copy=True) for n, t in tensors.items()}
-    stack.hold(own)
+    stack.use(own)
     found = stack(x.to(device))
     with torch.no_grad():
         expected = [network(image.float()) for network, image in zip(networks, x, strict=True)]
@@ -457,7 +457,7 @@ def test_batchnorm_needs_more_than_one_value(device: torch.device) -> None:
     """As the library's says, instead of a variance of nothing."""
     arch = Arch((ResNet(8, 1),), 5, (1, 4, 4))
     stack = Stacked(arch, True).train()
-    stack.hold({n: t.to(device) for n, t in stacked_state([build(arch, Key(0)).state_dict()], stack.template).items()})
+    stack.use({n: t.to(device) for n, t in stacked_state([build(arch, Key(0)).state_dict()], stack.template).items()})
     with pytest.raises(ValueError, match="more than one value per channel"):
         stack(torch.zeros(1, 1, 1, 4, 4, dtype=torch.bfloat16, device=device))
 
@@ -557,7 +557,7 @@ def listed_trunk() -> FastTrunk:
     arch = Arch((ResNet(8),), 5, (3, 8, 8))
     stack = Stacked(arch, True).train()
     state = stacked_state([build(arch, Key(0)).state_dict()], stack.template)
-    stack.hold({name: value.requires_grad_(name in stack.parameter_names) for name, value in state.items()})
+    stack.use({name: value.requires_grad_(name in stack.parameter_names) for name, value in state.items()})
     trunk = stack.fast[0]
     assert isinstance(trunk, FastTrunk)
     return trunk
@@ -599,7 +599,7 @@ def test_gradients_lie_in_few_parts_and_can_be_added_to(device: torch.device) ->
     found = []
     for own, kernels_ in ((fits, True), (pulled, True), (fits, False)):
         engine = Fused(device, "bf16", kernels=kernels_, graphs=False)
-        jobs = [Job(k, fit, 2) for k, fit in enumerate(own)]
+        jobs = [Job(fit) for fit in own]
         step = engine._group(jobs).step(LANES)
         lanes = step.lanes
         for seat, job in enumerate(jobs):
@@ -623,7 +623,7 @@ def test_a_term_or_rule_over_all_weights_is_about_one_operation_per_tensor(
     fits = [replace(f, loss=CrossEntropy("private"), constants={"w": f.model.state}) for f in ragged(device, 2, 2)]
     for own in (fits, [replace(fit, **asked) for fit in fits]):
         engine = Fused(device, "bf16", kernels=True, graphs=False)
-        jobs = [Job(k, fit, 2) for k, fit in enumerate(own)]
+        jobs = [Job(fit) for fit in own]
         step = engine._group(jobs).step(LANES)
         lanes = step.lanes
         for seat, job in enumerate(jobs):

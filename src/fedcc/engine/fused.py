@@ -7,8 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import replace
-from itertools import count
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -18,20 +17,22 @@ from fedcc.core.requests import Fit, Fitted, Predict, Request
 from fedcc.core.samples import Samples
 from fedcc.engine import cuda
 from fedcc.engine.drive import signature
-from fedcc.engine.finite import check_predictions, fit_fault, magnitudes
+from fedcc.engine.finite import check_predictions, magnitudes, nonfinite_reason
 from fedcc.engine.jobs import Job
 from fedcc.engine.lanes import Compute
 from fedcc.engine.plain import Monitor, Plain, Precision
 from fedcc.engine.seating import MOST_LANES, Group
-from fedcc.engine.stack import Stacked, stackable, stacked_state
+from fedcc.engine.stack import Stacked, stacked_state, unstackable_reason
 
-DONE = object()
 PREDICT_ROWS = 8192  # inputs of all clients together in one forward pass
 PREDICT_PIXELS = 2**26  # of one client in one forward pass: kernels count its numbers with 32 bits
 
 
 class Fused:
-    """Serves groups of equal requests together; what can't be stacked goes to the plain engine."""
+    """Serves groups of equal requests together; what cannot be stacked goes to the plain engine.
+
+    By default the number of ``lanes`` follows from memory, and ``graphs`` and ``kernels`` are used where they run.
+    """
 
     name = "fused"
 
@@ -46,8 +47,7 @@ class Fused:
     ):
         self.plain = Plain(device, precision, monitor)
         self.device, self.precision, self.dtype = self.plain.device, precision, self.plain.dtype
-        self.monitor, self.seconds = monitor, self.plain.seconds
-        self.most = lanes
+        self.monitor, self.seconds, self.most_lanes = monitor, self.plain.seconds, lanes
         graphs = self.device.type == "cuda" if graphs is None else graphs
         self.kernels = precision == "bf16" and cuda.available(self.device) if kernels is None else kernels
         if self.kernels and precision != "bf16":
@@ -70,31 +70,29 @@ class Fused:
             groups.setdefault(signature(request), []).append(i)
         answers: dict[int, Any] = {}
         training: list[list[int]] = []
-        for places in groups.values():
-            group, first = [requests[i] for i in places], requests[places[0]]
-            if isinstance(first, Fit) and _stacks(first.model, *(f.model for f in first.frozen.values())):
-                training.append(places)
-            elif isinstance(first, Predict) and _stacks(first.model):
-                answers |= zip(places, self._timed("predict", self.predict, group), strict=True)
+        for indices in groups.values():
+            group, first = [requests[i] for i in indices], requests[indices[0]]
+            if isinstance(first, Fit) and _stackable(first.model, *(f.model for f in first.frozen.values())):
+                training.append(indices)
+            elif isinstance(first, Predict) and _stackable(first.model):
+                answers |= zip(indices, self._timed("predict", self.predict, group), strict=True)
             else:
-                answers |= zip(places, self.plain.serve(group), strict=True)
+                answers |= zip(indices, self.plain.serve(group), strict=True)
         if training:
-            fits: list[list[Any]] = [[requests[i] for i in places] for places in training]
-            for places, fitted in zip(training, self._timed(fits[0][0].key.phase, self.fit, fits), strict=True):
-                answers |= zip(places, fitted, strict=True)
+            fits: list[list[Any]] = [[requests[i] for i in indices] for indices in training]
+            for indices, fitted in zip(training, self._timed(fits[0][0].key.phase, self.fit, fits), strict=True):
+                answers |= zip(indices, fitted, strict=True)
         return [answers[i] for i in range(len(requests))]
 
-    def _timed(self, phase: str, work: Callable[[list[Any]], list[Any]], given: list[Any]) -> list[Any]:
-        begun = time.perf_counter()
-        answers = work(given)
-        self.seconds[phase] = self.seconds.get(phase, 0.0) + time.perf_counter() - begun
+    def _timed(self, phase: str, work: Callable[[list[Any]], list[Any]], requests: list[Any]) -> list[Any]:
+        start = time.perf_counter()
+        answers = work(requests)
+        self.seconds[phase] = self.seconds.get(phase, 0.0) + time.perf_counter() - start
         return answers
-
-    # -- predictions
 
     @torch.no_grad()
     def predict(self, requests: list[Predict]) -> list[Outputs]:
-        """The models of a group side by side, a few inputs at a time."""
+        """The outputs of a group's models, computed together, a few inputs at a time."""
         arch = requests[0].model.arch
         if arch not in self.stacks:
             self.stacks[arch] = Stacked(arch, self.kernels).eval()
@@ -105,13 +103,13 @@ class Fused:
             if len({len(r.samples) for r in part}) > 1:
                 answers += self.plain.serve(part)
                 continue
-            stack.hold(stacked_state([r.model.state for r in part], stack.template))
+            stack.use(stacked_state([r.model.state for r in part], stack.template))
             pixels = math.prod(part[0].samples.x.shape[2:])
-            rows, found = max(1, min(PREDICT_ROWS // len(part), PREDICT_PIXELS // pixels)), []
+            rows, outputs = max(1, min(PREDICT_ROWS // len(part), PREDICT_PIXELS // pixels)), []
             for start in range(0, len(part[0].samples), rows):
                 x = torch.stack([self._clean(r.samples, start, rows) for r in part])
-                found.append(self.compute.outputs(stack, x))
-            logits, features = (torch.cat(parts, 1) for parts in zip(*found, strict=True))
+                outputs.append(self.compute.outputs(stack, x))
+            logits, features = (torch.cat(parts, 1) for parts in zip(*outputs, strict=True))
             stack.slots.clear()
             check_predictions(part, logits)
             answers += [Outputs(logits[k], features[k]) for k in range(len(part))]
@@ -120,77 +118,77 @@ class Fused:
     def _clean(self, samples: Samples, start: int, rows: int) -> Tensor:
         return samples.view.clean(samples.x[start : start + rows].to(self.device), self.dtype)
 
-    # -- training
-
     def fit(self, groups: list[list[Fit]]) -> list[list[Fitted]]:
         """Train groups, one per network, side by side; the fits' keys, lengths, learning rates and sizes may differ."""
-        numbers = count()
-        jobs = [[Job(next(numbers), fit, fit.steps) for fit in group] for group in groups]
+        jobs = [[Job(fit) for fit in group] for group in groups]
         every = [job for group in jobs for job in group]
-        longest = [sorted(group, key=lambda j: -j.steps) for group in jobs]
-        answers: dict[int, Fitted] = {j.index: self.plain.fit(j.fit) for j in every if not j.steps}
-        while todo := list(filter(None, ([j for j in group if j.index not in answers] for group in longest))):
+        for job in every:
+            if not job.steps:
+                job.fitted = self.plain.fit(job.fit)
+        longest_first = [sorted(group, key=lambda job: -job.steps) for group in jobs]
+        while todo := [left for group in longest_first if (left := [job for job in group if job.fitted is None])]:
             try:
-                self._side_by_side({group[0].fit.model.arch: self._train(group, answers) for group in todo})
+                self._side_by_side({group[0].fit.model.arch: self._train(group) for group in todo})
             except torch.cuda.OutOfMemoryError:
-                self.most = (self.most or min(MOST_LANES, max(map(len, todo)))) // 2
+                self.most_lanes = (self.most_lanes or min(MOST_LANES, max(map(len, todo)))) // 2
                 self.groups.clear()
                 torch.cuda.empty_cache()
-                if not self.most:
+                if not self.most_lanes:
                     raise
-                for job in every:  # those that were under way begin again
+                for job in every:
                     job.restart()
-        self._finish([job for job in every if job.losses is not None], answers)
-        return [[answers[j.index] for j in group] for group in jobs]
+        self._finish([job for job in every if job.losses is not None])
+        return [[cast(Fitted, job.fitted) for job in group] for group in jobs]
 
-    def _finish(self, jobs: list[Job], answers: dict[int, Fitted]) -> None:
-        """Give each fit its mean loss; refuse one that is not finite. Here the device is waited for."""
-        sums = torch.stack([j.losses for j in jobs if j.losses is not None]).tolist() if jobs else []
-        largest = magnitudes([answers[j.index].model.state for j in jobs])
-        for job, (total, finite_steps), own in zip(jobs, sums, largest, strict=True):
-            made = answers[job.index]
-            if fault := fit_fault(job.fit, made.model.state, total, int(finite_steps), own):
-                error = FloatingPointError(fault)
+    def _finish(self, jobs: list[Job]) -> None:
+        """Give each fit its mean loss; refuse one that is not finite. This waits for the device."""
+        fits = [cast(Fitted, job.fitted) for job in jobs]
+        sums = torch.stack([job.losses for job in jobs if job.losses is not None]).tolist() if jobs else []
+        largest = magnitudes([fitted.model.state for fitted in fits])
+        for job, fitted, (total, finite_steps), own in zip(jobs, fits, sums, largest, strict=True):
+            if reason := nonfinite_reason(job.fit, fitted.model.state, total, int(finite_steps), own):
+                error = FloatingPointError(reason)
                 error.add_note(str(job.fit.key))
                 raise error
-            answers[job.index] = replace(made, loss=total / job.steps)
+            job.fitted = replace(fitted, loss=total / job.steps)
 
     def _side_by_side(self, groups: dict[Arch, Iterator[None]]) -> None:
-        """Advance the groups, on a GPU each on a stream of its own, so that one fills the gaps of another.
+        """Advance the groups; on a GPU each has its own stream, so that one fills the gaps of another.
 
-        Each is given a little work in advance, and more when it has done some of it.
+        Each group queues a little work in advance, and more when some of that is done.
         """
         if self.device.type != "cuda" or len(groups) == 1:
             for group in groups.values():
                 deque(group, maxlen=0)
             return
-        here = torch.cuda.current_stream(self.device)
+        current = torch.cuda.current_stream(self.device)
         for arch in groups:
             if arch not in self.streams:
                 self.streams[arch] = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
-            self.streams[arch].wait_stream(here)
-        ahead: dict[Arch, deque[Any]] = {arch: deque() for arch in groups}
+            self.streams[arch].wait_stream(current)
+        queued: dict[Arch, deque[Any]] = {arch: deque() for arch in groups}
+        end = object()
         try:
-            while ahead:
-                for arch, marks in list(ahead.items()):
-                    while marks and marks[0].query():
-                        marks.popleft()
-                    if len(marks) > 1:
+            while queued:
+                for arch, events in list(queued.items()):
+                    while events and events[0].query():
+                        events.popleft()
+                    if len(events) > 1:
                         continue
                     with torch.cuda.stream(self.streams[arch]):
-                        if next(groups[arch], DONE) is DONE:
-                            del ahead[arch]
+                        if next(groups[arch], end) is end:
+                            del queued[arch]
                         else:
-                            marks.append(self.streams[arch].record_event())
-                if ahead and all(len(marks) > 1 for marks in ahead.values()):
+                            events.append(self.streams[arch].record_event())
+                if queued and all(len(events) > 1 for events in queued.values()):
                     time.sleep(2e-4)
         finally:
             for arch in groups:
-                here.wait_stream(self.streams[arch])
+                current.wait_stream(self.streams[arch])
 
-    def _train(self, jobs: list[Job], answers: dict[int, Fitted]) -> Iterator[None]:
-        """Train a group; a pause after every few steps."""
-        yield from self._group(jobs).train(jobs, answers, self.most, self.monitor)
+    def _train(self, jobs: list[Job]) -> Iterator[None]:
+        """Train a group; pauses after every few steps."""
+        yield from self._group(jobs).train(jobs, self.most_lanes, self.monitor)
 
     def _group(self, jobs: list[Job]) -> Group:
         key = signature(jobs[0].fit)
@@ -201,5 +199,5 @@ class Fused:
         return group
 
 
-def _stacks(*models: Model) -> bool:
-    return not any(stackable(model.arch) for model in models)
+def _stackable(*models: Model) -> bool:
+    return not any(unstackable_reason(model.arch) for model in models)

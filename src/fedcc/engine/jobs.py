@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedcc.core.requests import Fit
+from fedcc.core.requests import Fit, Fitted
 from fedcc.engine.plan import Plan
 
 
@@ -18,14 +18,17 @@ class Job:
 
     WINDOW: ClassVar[int] = 512  # steps whose batches are on the device at a time
 
-    index: int
     fit: Fit
-    steps: int
-    done: int = 0
+    done: int = 0  # steps
     window: int = 0  # steps whose batches are on the device and not used yet
-    losses: Tensor | None = None  # the sum over its steps, and the number of steps for which that was finite
+    losses: Tensor | None = None  # their sum over the steps, and the number of steps for which that was finite
+    fitted: Fitted | None = None
+    offsets: dict[tuple[str, str], int] = field(default_factory=dict)  # its first row in each pool
     plans: dict[str, Plan] = field(default_factory=dict)
     prepared: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.steps = self.fit.steps
 
     def prepare(self) -> dict[str, tuple[Tensor, Tensor]]:
         """Indices and augmentation of the next steps by stream; drawn on the first call after a refill."""
@@ -39,7 +42,7 @@ class Job:
         return self.prepared
 
     def restart(self) -> None:
-        """Begin again with the first step."""
+        """Begin again with the first step, if it has not ended."""
         self.done = self.window = 0
         self.plans, self.prepared = {}, {}
 
@@ -49,7 +52,6 @@ class SamplePools:
 
     def __init__(self, jobs: list[Job], device: torch.device):
         self.fit, self.device = jobs[0].fit, device
-        self.offsets: dict[tuple[str, str, int], int] = {}  # (stream, column, job) -> its first row
         self.pools: dict[tuple[str, str], Tensor] = {}
         for name, columns in self._columns(jobs).items():
             rows = sum(len(c) for c in columns.values())
@@ -70,11 +72,10 @@ class SamplePools:
         return all(rows[name] <= len(pool) for name, pool in self.pools.items())
 
     def fill(self, jobs: list[Job]) -> None:
-        self.offsets = {}
         for (stream, column), columns in self._columns(jobs).items():
             begins, at = {}, 0
             for key, tensor in columns.items():
                 self.pools[stream, column][at : at + len(tensor)].copy_(tensor, non_blocking=True)
                 begins[key], at = at, at + len(tensor)
             for job in jobs:
-                self.offsets[stream, column, job.index] = begins[id(job.fit.streams[stream][column])]
+                job.offsets[stream, column] = begins[id(job.fit.streams[stream][column])]

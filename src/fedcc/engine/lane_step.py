@@ -163,7 +163,7 @@ class LaneStep:
             # convolutions and linear layers in low precision, cast all at once; BatchNorm's own stay
             low = lanes.blocks(leaf.to(compute.low))
             weights = {n: low[n] if low[n].ndim > 2 else params[n] for n in params}
-        stack.hold({**lanes.fixed, **weights})
+        stack.use({**lanes.fixed, **weights})
         if stack.training:
             for trunk in stack.fast:
                 cast(FastTrunk, trunk).pack()
@@ -180,7 +180,7 @@ class LaneStep:
         seen = {}
         with torch.no_grad():
             for name, teacher in lanes.teachers.items():
-                teacher.hold(lanes.taught[name])
+                teacher.use(lanes.taught[name])
                 seen[name] = compute.outputs(teacher, inputs[self.fit.frozen[name].stream])
 
         def loss(outputs: Any, columns: Any, params: Any, constants: Any, seen: Any) -> Tensor:
@@ -208,9 +208,9 @@ class LaneStep:
         if self.climbs:
             offsets = torch.vmap(rule.ascent)(lanes.blocks(grads))
             moved = lanes.params + torch.cat([offsets[n].reshape(-1) for n in lanes.trained])  # type: ignore[index]
-            self.stack.stay(True)
+            self.stack.freeze_statistics(True)
             grads = _whole(self.gradients(*self.losses(moved, batches)))
-            self.stack.stay(False)
+            self.stack.freeze_statistics(False)
         changed = torch.vmap(rule.transform)(lanes.blocks(grads))
         return torch.cat([changed[n].reshape(-1) for n in lanes.trained])
 

@@ -13,7 +13,7 @@ from fedcc.core.model import Arch, Model, Outputs
 from fedcc.core.requests import Fit, Fitted
 from fedcc.core.step import Batch, Step
 from fedcc.engine.jobs import Job, SamplePools
-from fedcc.engine.plain import Lazily
+from fedcc.engine.plain import LazyStreams
 from fedcc.engine.stack import Stacked
 
 REALS, COUNTS = ("age", "lr", "length", "cosine", "loss", "finite"), ("at", "place")  # the numbers of a lane
@@ -109,8 +109,8 @@ class Lanes:
         reals = [age, fit.recipe.lr, job.steps, fit.recipe.schedule == "cosine", 0.0, 0.0]
         self.reals[:, lane].copy_(torch.tensor(reals, dtype=torch.float64), non_blocking=True)
         self.counts[:, lane] = 0
-        for (stream, column), offset in self.offsets.items():
-            offset[lane] = self.pools.offsets[stream, column, job.index]
+        for column, offset in self.offsets.items():
+            offset[lane] = job.offsets[column]
         self.refill(lane, job)
 
     def refill(self, lane: int, job: Job) -> None:
@@ -205,5 +205,5 @@ def streams_read(fit: Fit) -> list[str]:
         return Batch(blank, columns)
 
     state, constants = tree_map_only(Tensor, lambda t: t.detach().cpu(), (dict(fit.model.state), fit.constants))
-    fit.loss(Step(Lazily(fit.streams, dummy), state, constants, dict.fromkeys(fit.frozen, blank)))
+    fit.loss(Step(LazyStreams(fit.streams, dummy), state, constants, dict.fromkeys(fit.frozen, blank)))
     return names

@@ -13,7 +13,6 @@ from itertools import islice
 
 import torch
 
-from fedcc.core.requests import Fitted
 from fedcc.engine.jobs import Job, SamplePools
 from fedcc.engine.lane_step import LaneStep
 from fedcc.engine.lanes import Compute, Lanes
@@ -37,17 +36,14 @@ class Group:
             self.steps[width] = LaneStep(Lanes(self.pools, width, self.compute), self.compute)
         return self.steps[width]
 
-    def train(
-        self, jobs: list[Job], answers: dict[int, Fitted], most: int | None, monitor: Monitor | None
-    ) -> Iterator[None]:
+    def train(self, jobs: list[Job], most: int | None, monitor: Monitor | None) -> Iterator[None]:
         """Train jobs, the longest first, in at most so many lanes; pauses after every few steps."""
         waiting, width = deque(jobs), lane_count(min(len(jobs), self._limit(most or MOST_LANES, len(jobs))))
         step = self.step(width)
         seats: list[Job | None] = [None] * width  # the client in each lane
-        for lane in range(width):
-            if waiting:
-                step.lanes.load(lane, waiting[0])
-                seats[lane] = waiting.popleft()
+        for lane in range(min(width, len(jobs))):
+            step.lanes.load(lane, waiting[0])
+            seats[lane] = waiting.popleft()
         while active := [job for job in seats if job is not None]:
             for job in active:  # all of them first: while batches are copied, the device may run out of work
                 if job.window == 0:
@@ -71,7 +67,7 @@ class Group:
                 seated.done += steps
                 seated.window -= steps
                 if seated.done == seated.steps:
-                    answers[seated.index] = step.lanes.unload(lane, seated)
+                    seated.fitted = step.lanes.unload(lane, seated)
                     seats[lane] = None
                     if waiting:
                         step.lanes.load(lane, waiting[0])

@@ -37,7 +37,7 @@ class FastTrunk(nn.Module):
         self.known: set[tuple[Any, ...]] = set()  # what kernels are compiled for
         self.beside: Any = None
         self.ahead: dict[str, Tensor] | None = None
-        self.still = False
+        self.freeze = False
 
     def forward(self, x: Tensor) -> Tensor:
         images = x.permute(0, 1, 3, 4, 2).contiguous()
@@ -56,7 +56,7 @@ class FastTrunk(nn.Module):
         if not self.training:
             return predicted(images, layers, self.strides)
         run: Any = Trunk.apply
-        features: Tensor = run(images, layers, self.strides, not self.still, self.beside, *trained)
+        features: Tensor = run(images, layers, self.strides, not self.freeze, self.beside, *trained)
         return features
 
     def pack(self) -> None:

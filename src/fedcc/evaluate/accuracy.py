@@ -14,7 +14,7 @@ from fedcc.core.method import AnyMethod, Reading, Trained
 from fedcc.core.requests import Executor, Predict, Request
 from fedcc.core.samples import Samples
 from fedcc.engine.drive import drive
-from fedcc.engine.finite import NotFinite
+from fedcc.engine.finite import NotFiniteError
 from fedcc.evaluate.ensembles import ensembles
 
 
@@ -72,7 +72,7 @@ class Remembering:
     def answers(self, requests: Sequence[Request[Any]]) -> list[Any]:
         try:
             return self.executor.serve(requests)
-        except NotFinite as error:
+        except NotFiniteError as error:
             owners = {id(model): f"client {k}" for k, model in self.trained.clients.items()}
             owners |= {id(model): f"the server's model {name!r}" for name, model in self.trained.server.items()}
             error.add_note(f"{owners.get(id(error.model), 'a model')}, 'evaluate'")
