@@ -73,7 +73,7 @@ def test_the_kernels_of_a_trunk_compile(architecture: str) -> None:
     stack = Stacked(arch, True).train()
     state = stacked_state([build(arch, Key(0)).state_dict()], stack.template)
     stack.use({name: value.requires_grad_(name in stack.parameter_names) for name, value in state.items()})
-    with kernels.listed() as found:
+    with kernels.collect_launches() as found:
         stack.fast[0](torch.zeros(1, 2, 3, 8, 8, dtype=torch.bfloat16)).sum().backward()
     each = {name: (file, defines) for file, name, defines in found}
     assert set(each) == {"gather", "conv", "tail", "pool", "back", "grad", "collect"}
