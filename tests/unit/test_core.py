@@ -379,13 +379,13 @@ def test_a_role_makes_requests_with_its_key_and_recipe() -> None:
     tiny = Tiny(FedAvg())
     client, server = tiny.clients[1], tiny.server
     client.begin(4)
-    fit = client.fitting("refine", client.model, CrossEntropy("private"), private=client.private)
+    fit = client.fit_request("refine", client.model, CrossEntropy("private"), private=client.private)
     assert isinstance(fit, Fit)
     assert fit.key == Key(0, 4, 1, "refine")
     assert fit.recipe is client.recipe
     assert fit.joint
     assert (fit.constants, fit.frozen, fit.gradient, fit.only) == ({}, {}, None, None)
-    other = server.fitting(
+    other = server.fit_request(
         "fit", client.model, CrossEntropy("x"), x=client.private, recipe=Recipe(epochs=1), only="head"
     )
     assert other.key.client == SERVER
@@ -428,7 +428,7 @@ def test_a_server_sees_neither_models_nor_data_of_clients() -> None:
     server = Tiny(FedAvg()).server
     held = {name for name in dir(server) if not name.startswith("_")}
     assert held == {
-        *("archs", "begin", "classes", "fitting", "init", "key", "log", "memory"),
+        *("archs", "begin", "classes", "fit_request", "init", "key", "log", "memory"),
         *("models", "networks", "public", "recipe", "recipe_with", "round", "rounds", "to_all"),
     }
     assert server.to_all("x") == {0: "x", 1: "x", 2: "x"}

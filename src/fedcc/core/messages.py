@@ -1,4 +1,4 @@
-"""What crosses the wire: frozen dataclasses of arrays and numbers. The codec and the byte counts walk their fields."""
+"""What crosses the wire: frozen dataclasses of arrays and numbers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LABELS = {"holds": "labels"}
 
 @dataclass(frozen=True, eq=False)
 class Weights:
-    """A model's weights and running statistics (integer counters stay at home), and the samples behind them."""
+    """A model's weights and running statistics, without integer counters, and the number of samples behind them."""
 
     state: State
     samples: int = 0
@@ -65,9 +65,9 @@ def leaves(message: Any, path: str = "", holds: str = "") -> Iterator[tuple[str,
 
 
 def nbytes(message: Any, wire: str = "fp32") -> int:
-    """The bytes of a message's arrays on the wire; numbers ride along for nothing, and no message costs nothing.
+    """The bytes of a message's arrays on the wire; numbers are not counted, and None has no bytes.
 
-    Doubles, which only ``precision="fp64"`` makes (for tests), are carried whole by ``fp32`` and count as floats.
+    ``fp32`` carries doubles, which only ``precision="fp64"`` makes (for tests), unchanged and counts them as floats.
 
     >>> import torch
     >>> message = Predictions(torch.full((5000, 10), 0.1))
@@ -85,7 +85,7 @@ def nbytes(message: Any, wire: str = "fp32") -> int:
 
 
 def carried(message: Any, wire: str, key: Key | None = None) -> Any:
-    """The message as it arrives after crossing the wire: rounded to the wire's format, in its own type again.
+    """The message as it arrives: rounded to the wire's format, in its own type.
 
     ``key`` names the draws of ``int8-stochastic``.
     """

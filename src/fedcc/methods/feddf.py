@@ -80,7 +80,7 @@ class FedDF(FedAvg):
         recipe = s.recipe_with(epochs=self.epochs, steps=self.steps, schedule="cosine")
         held, rest = holdout(s, public) if self.early_stop == "kl" else (public, public)
         clip = Clip(self.clip) if self.clip else None
-        whole = s.fitting("distill", student, Distill("public"), public=rest, recipe=recipe, gradient=clip)
+        whole = s.fit_request("distill", student, Distill("public"), public=rest, recipe=recipe, gradient=clip)
         if self.early_stop == "none":
             fitted = await whole
             return fitted.model, fitted.loss

@@ -69,7 +69,7 @@ class FedET(FedAvg):
         z = await logits(uploaded(s, ups, groups), s.public)
         y = consensus(z)
         start = s.models["global"].with_(mean_head(s.models["global"], [up.state for up in ups.values()]))
-        fitted = await s.fitting(
+        fitted = await s.fit_request(
             "consensus",
             start,
             CrossEntropy("public") + self.lam * Diversity("public", self.temperature),
