@@ -1,4 +1,4 @@
-"""The driver: it advances coroutines, groups like requests, and has an engine serve a group at a time."""
+"""The driver: advances coroutines, groups their requests, and has an engine serve one group at a time."""
 
 from __future__ import annotations
 
@@ -14,10 +14,9 @@ T = TypeVar("T")
 
 
 def drive(coroutines: Sequence[Coroutine[Any, Any, T]], executor: Executor) -> list[T]:
-    """Run coroutines to their ends, serving what they ask for; their results, in order.
+    """Run coroutines to their ends, serving their requests; returns their results in order.
 
-    The largest group is served first and the rest wait, so a client that skipped a phase is joined by the others at
-    the next one instead of staying out of step for good.
+    The largest group is served first and the rest wait, so that the others catch up with a client that skipped a phase.
     """
     results: dict[int, T] = {}
     pending: dict[int, tuple[Request[Any], list[Request[Any]], dict[int, Any]]] = {}
@@ -51,9 +50,8 @@ def drive(coroutines: Sequence[Coroutine[Any, Any, T]], executor: Executor) -> l
             for i in dict.fromkeys(i for i, _ in group):
                 request, parts, answers = pending[i]
                 if len(answers) == len(parts):
-                    advance(
-                        i, tuple(answers[j] for j in range(len(parts))) if isinstance(request, Gather) else answers[0]
-                    )
+                    both = tuple(answers[j] for j in range(len(parts)))
+                    advance(i, both if isinstance(request, Gather) else both[0])
     finally:
         for coroutine in coroutines:
             coroutine.close()
@@ -61,14 +59,14 @@ def drive(coroutines: Sequence[Coroutine[Any, Any, T]], executor: Executor) -> l
 
 
 def signature(request: Request[Any]) -> Hashable:
-    """Equal for requests that may be served as one: the same kind on the same network."""
+    """Equal for requests that can be served as one: the same kind on the same network."""
     return (kind(request), request.model.arch if isinstance(request, Predict | Recalibrate | Fit) else None)
 
 
 def kind(request: Request[Any]) -> Hashable:
-    """Equal for requests that may be served side by side: one step of a method, whatever the network.
+    """Equal for requests that can be served side by side: one step of a method, on any network.
 
-    Never by epochs, learning rate or sizes, which would split ragged clients.
+    Epochs, learning rates and sizes are not part of it: they would split the clients.
     """
     if isinstance(request, Init):
         return (Init, request.arch)
