@@ -16,10 +16,10 @@ from rich.live import Live
 from rich.table import Table
 
 from fedcc.core.files import make_folder
+from fedcc.engine.threads import cores
 from fedcc.experiments import Experiment, RunFolder, execute, prepare
 from fedcc.experiments.workers import leave_with_parent, no_interrupts
 from fedcc.progress import clock
-from fedcc.threads import cores
 
 COMPARED = ("fedcc", "fedmd", "fedavg", "local", "centralized")  # the longest first
 

@@ -7,7 +7,7 @@ coroutine. So the same method runs fused with other clients on a GPU, by itself 
 from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Generic, Literal, Protocol, TypeVar, TypeVarTuple, cast, overload
 
 from torch import Tensor
@@ -37,7 +37,7 @@ class Recipe:
     An epoch is ``ceil(n / batch)`` full batches of the longest stream, or of the stream that ``pace`` names; ``steps``,
     if given, takes the place of epochs. ``reset="round"`` keeps Adam's state over the phases of a round. ``momentum``,
     if given, selects SGD instead of Adam; it is reset for each fit. ``batches`` holds (stream, batch) for streams with
-    a batch size of their own.
+    a batch size of their own. ``decay`` is the factor of the learning rate per round; :meth:`at` applies it.
     """
 
     lr: float = 1e-3
@@ -49,6 +49,7 @@ class Recipe:
     reset: Literal["phase", "round"] = "phase"
     batches: tuple[tuple[str, int], ...] = ()
     momentum: float | None = None
+    decay: float = 1.0
 
     def __post_init__(self) -> None:
         sizes = [size for _, size in self.batches]
@@ -57,6 +58,7 @@ class Recipe:
             ("batch", min([self.batch, *sizes]), min([self.batch, *sizes]) >= 1),
             ("epochs", self.epochs, self.epochs >= 0),
             ("steps", self.steps, self.steps is None or self.steps >= 0),
+            ("decay", self.decay, self.decay >= 0),
         ):
             if not rule:
                 raise ValueError(f"{name} must be at least {1 if name == 'batch' else 0}, got {value}")
@@ -64,6 +66,10 @@ class Recipe:
             raise ValueError(f"momentum must be at least 0 and below 1, got {self.momentum}")
         if self.momentum is not None and self.reset == "round":
             raise ValueError("SGD with momentum is reset for each fit: reset must be 'phase', got 'round'")
+
+    def at(self, round: int) -> Recipe:
+        """The recipe of a round: its learning rate is lr * decay ** (round - 1)."""
+        return replace(self, lr=self.lr * self.decay ** max(round - 1, 0), decay=1.0)
 
     def batch_of(self, stream: str) -> int:
         """The samples of this stream in a step."""

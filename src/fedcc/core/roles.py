@@ -41,8 +41,9 @@ class Role:
         self.log = {}
 
     def recipe_with(self, **changes: Any) -> Recipe:
-        """The run's recipe with some values changed; None leaves a value as it is."""
-        return replace(self.recipe, **{name: value for name, value in changes.items() if value is not None})
+        """The recipe of this round with some values changed; None leaves a value unchanged."""
+        changes = {name: value for name, value in changes.items() if value is not None}
+        return replace(self.recipe.at(self.round), **changes)
 
     def fit_request(
         self,
@@ -59,7 +60,7 @@ class Role:
         **streams: Samples,
     ) -> Fit:
         """A request to train ``model``; ``phase`` is part of the keys of its batches and appears in errors."""
-        key, recipe = self.key.of(phase=phase), recipe or self.recipe
+        key, recipe = self.key.of(phase=phase), recipe or self.recipe.at(self.round)
         return Fit(model, loss, streams, key, recipe, constants or {}, frozen or {}, gradient, only, joint)
 
 

@@ -15,7 +15,7 @@ from multiprocessing.context import SpawnProcess
 from typing import Any, Generic, Protocol, TypeVar
 
 from fedcc.ending import Stopped, stop
-from fedcc.threads import cores
+from fedcc.engine.threads import cores
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
