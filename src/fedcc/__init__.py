@@ -7,15 +7,13 @@
 torch.Size([5])
 """
 
-import fedcc.interrupts  # noqa: F401  first, before the imports that take seconds
+import fedcc.signals  # noqa: F401  first, before imports that take seconds
 from fedcc.core.method import Method, option
 from fedcc.federation import Federation
 from fedcc.methods import METHODS, SSL, Centralized, FedAvg, FedCC, FedMD, Local, make
-from fedcc.run import Result, run
+from fedcc.run import Result, load, run
 
 __version__ = "0.1.0"
-
-load = Result.load
 
 __all__ = [
     "METHODS",

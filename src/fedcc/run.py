@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 
 from fedcc.core.messages import Weights, nbytes
-from fedcc.core.method import AnyMethod, Method, Trained, check_value
+from fedcc.core.method import AnyMethod, Method, Trained
 from fedcc.core.model import Arch, Model
 from fedcc.core.naming import unknown
+from fedcc.core.options import check_value
 from fedcc.core.requests import Recipe
 from fedcc.core.rng import Key
 from fedcc.core.roles import Client, Server
@@ -285,3 +286,6 @@ def _models(trained: Trained) -> dict[str, Model]:
     return {f"client/{k}": m for k, m in trained.clients.items()} | {
         f"server/{n}": m for n, m in trained.server.items()
     }
+
+
+load = Result.load

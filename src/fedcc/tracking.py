@@ -12,15 +12,14 @@ import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
 
 from fedcc.core.digests import read_json, write_json
-from fedcc.core.method import LARGEST
 from fedcc.core.naming import unknown
-from fedcc.ending import explained
+from fedcc.core.options import LARGEST
+from fedcc.errors import error_line
 from fedcc.experiments.experiment import Experiment
 from fedcc.run import Record
 
@@ -64,7 +63,7 @@ class MLflow:
         if "run" not in state:
             run = self.client.create_run(name, run_name=title(place), tags={"folder": str(place)})
             state["run"] = run.info.run_id
-            for key, value in flat(asdict(experiment)).items():
+            for key, value in flat(experiment.values()).items():
                 self.client.log_param(state["run"], key, value)
         else:
             self.client.update_run(state["run"], status="RUNNING")
@@ -103,7 +102,7 @@ class WandB:
             id=state["run"],
             name=title(place),
             dir=str(place),
-            config=flat(asdict(experiment)),
+            config=flat(experiment.values()),
             resume="allow",
             reinit="create_new",
             settings=quiet,
@@ -188,7 +187,7 @@ def read_state(path: Path, say: Say) -> dict[str, State]:
         if not all(map(_is_state, found.values())):
             raise ValueError(f"{path} is damaged: each tracker must have a run and a step")
     except (OSError, ValueError) as error:
-        say(f"{explained(error)}; trackers begin a new run")
+        say(f"{error_line(error)}; trackers begin a new run")
         return {}
     return found
 

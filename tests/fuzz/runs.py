@@ -22,7 +22,8 @@ import torch
 from torch import Tensor
 
 import fedcc
-from fedcc import cli, tracking
+from fedcc import tracking
+from fedcc.cli import run as command
 from fedcc.core import method
 from fedcc.core.method import Trained
 from fedcc.core.model import Arch, Model
@@ -178,7 +179,7 @@ class RunFolders(Target):
 
     def prepare(self, folder: Path) -> None:
         common: dict[str, Any] = {"data": "digits", "skew": "classes:5", "clients": 2, "models": "resnet8", "rounds": 3}
-        self.experiment = Experiment.resolved("fedcc", **common, epochs=0, fraction=0.1, device="cpu")
+        self.experiment = Experiment.resolve("fedcc", **common, epochs=0, fraction=0.1, device="cpu")
         asked = iter((False, True))
         with frozen_clock():
             execute(self.experiment, folder / WHOLE)
@@ -203,7 +204,7 @@ class RunFolders(Target):
     @contextmanager
     def stubs(self, place: Path) -> Iterator[None]:
         """Nothing is trained and nothing computed: only what is read counts."""
-        before = cli.train, analyse.inspected
+        before = command.train, analyse.inspected
 
         def train(described: Any, place: Path, *_: Any, start: Any = None, **__: Any) -> None:
             self.seen = (described, start)
@@ -211,11 +212,11 @@ class RunFolders(Target):
                 told({"round": 3, "accuracy": 50.0})
 
         tracking.TRACKERS["telling"] = (Telling, ())  # type: ignore[assignment]
-        cli.train, analyse.inspected = train, lambda result, *_: self.note(result)
+        command.train, analyse.inspected = train, lambda result, *_: self.note(result)
         try:
             yield
         finally:
-            cli.train, analyse.inspected = before
+            command.train, analyse.inspected = before
             del tracking.TRACKERS["telling"]
 
     def note(self, result: Result) -> dict[str, Any]:
@@ -279,7 +280,7 @@ class RunFolders(Target):
     def resumed(self, place: Path, said: Noticed) -> None:
         self.seen = None
         with said():
-            cli.resume(place, None, True, True, None, False, None, False)
+            command.resume(folder=place, as_json=False)
 
     def read_half(self, place: Path) -> bool:
         said = Noticed()
@@ -301,7 +302,7 @@ class RunFolders(Target):
         return True
 
     def bits(self, start: Any) -> bytes:
-        return packed(start.snapshot, self.experiment.made(), {})
+        return packed(start.snapshot, self.experiment.build_method(), {})
 
     def read_whole(self, place: Path) -> bool:
         taken = 0

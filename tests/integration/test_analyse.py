@@ -12,8 +12,10 @@ import torch
 from PIL import Image
 
 import fedcc
-from fedcc.experiments import Experiment, RunFolder, execute
 from fedcc.experiments.analyse import analyse
+from fedcc.experiments.execute import execute
+from fedcc.experiments.experiment import Experiment
+from fedcc.experiments.store import RunFolder
 from fedcc.report import figures
 from program import QUICK, call
 
@@ -25,7 +27,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """FedCC and FedAvg as the demo runs them, with a round less."""
     places = {name: tmp_path_factory.mktemp("runs") / name for name in ("fedavg", "fedcc")}
     for name, place in places.items():
-        execute(Experiment.resolved(name, data="digits", skew="classes:1", rounds=2, device="cpu"), place)
+        execute(Experiment.resolve(name, data="digits", skew="classes:1", rounds=2, device="cpu"), place)
     return places
 
 

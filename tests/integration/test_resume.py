@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from fedcc.experiments import RunFolder
 from fedcc.experiments.checkpoint import DIGEST
+from fedcc.experiments.store import RunFolder
 from program import QUICK, Done, Running, call, wait_until
 
 Capsys = pytest.CaptureFixture[str]
@@ -403,8 +403,8 @@ def test_rarer_checkpoints_or_none(tmp_path: Path, capsys: Capsys) -> None:
 
 
 def test_unless_told_how_often_it_takes_a_twentieth_of_the_time_at_most(copy: Path) -> None:
-    from fedcc.experiments import Experiment
     from fedcc.experiments.checkpoint import Checkpoints
+    from fedcc.experiments.experiment import Experiment
 
     experiment = Experiment.read(copy / "experiment.toml")
     written = Checkpoints(copy, experiment, experiment.federation())

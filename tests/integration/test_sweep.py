@@ -12,8 +12,7 @@ from typing import Any
 
 import pytest
 
-from fedcc.experiments import RunFolder
-from fedcc.experiments.store import InUse
+from fedcc.experiments.store import InUse, RunFolder
 from fedcc.experiments.workers import Died, Processes
 from program import QUICK, Running, alive, call, descendants, started, wait_until
 

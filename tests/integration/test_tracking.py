@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 import fedcc.tracking
-from fedcc.experiments import Experiment, RunFolder
+from fedcc.experiments.experiment import Experiment
+from fedcc.experiments.store import RunFolder
 from fedcc.tracking import flat, numbers, tracked
 from program import QUICK, call
 
@@ -209,7 +210,7 @@ def test_a_run_that_is_stopped_is_closed_as_such(tmp_path: Path, monkeypatch: py
             closed.append(finished)
 
     monkeypatch.setitem(fedcc.tracking.TRACKERS, "wandb", (Told, ()))
-    experiment = Experiment.resolved("local", device="cpu")
+    experiment = Experiment.resolve("local", device="cpu")
 
     def interrupted() -> None:
         with tracked(("wandb",), experiment, tmp_path, print) as told:
@@ -231,7 +232,7 @@ def test_a_damaged_memory_is_said_and_begun_anew(tmp_path: Path, monkeypatch: py
         def close(self, finished: bool) -> None: ...
 
     monkeypatch.setitem(fedcc.tracking.TRACKERS, "wandb", (Quiet, ()))
-    experiment, said = Experiment.resolved("local", device="cpu"), list[str]()
+    experiment, said = Experiment.resolve("local", device="cpu"), list[str]()
     path = tmp_path / "tracking.json"
     for content in ('{"wandb": {"step": 7', '{"wandb": {"step": 9}, "sha256": "0"}', "[]"):
         path.write_text(content)

@@ -14,7 +14,7 @@ import re
 import time
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from hashlib import blake2b
 from math import prod
 from pathlib import Path
@@ -28,7 +28,8 @@ from fedcc.core.files import uninterrupted, written_whole
 from fedcc.core.method import AnyMethod
 from fedcc.core.model import Arch, Model
 from fedcc.core.tree import Classes, Pack, Unpack, message_classes
-from fedcc.experiments.experiment import Experiment, present_spelling
+from fedcc.experiments.experiment import Experiment
+from fedcc.experiments.options import DEFAULTS, current_values
 from fedcc.experiments.store import CHECKPOINT, RunFolder, RunFolderError, lines
 from fedcc.federate import Snapshot
 from fedcc.federation import Federation, Models
@@ -60,12 +61,16 @@ class Checkpoints:
     """The checkpoints of one run, in its folder."""
 
     def __init__(self, folder: Path, experiment: Experiment, federation: Federation):
-        self.folder, self.method, self.device = folder, experiment.made(), chosen_device(experiment.device)
+        self.folder, self.method, self.device = (
+            folder,
+            experiment.build_method(),
+            chosen_device(experiment.machine.device),
+        )
         partition = federation.partition
         self.identity = json.loads(
             json.dumps(
                 {
-                    "experiment": asdict(experiment),
+                    "experiment": experiment.values(),
                     "data_sha256": federation.fingerprint,
                     "partition_sha256": partition.sha256 if partition else None,
                 }
@@ -112,7 +117,7 @@ class Checkpoints:
         about, tree = header(content)
         if about.get("format") != FORMAT:
             raise RunFolderError(f"{path} has format {about.get('format')}, this fedcc reads format {FORMAT}")
-        told = about["experiment"] = {"validation": 0.0, **present_spelling(about["experiment"])}
+        told = about["experiment"] = {**DEFAULTS, **current_values(about["experiment"])}
         if not outdated(told["method"], told["settings"]):
             told["settings"] = json.loads(json.dumps(completed(told["method"], told["settings"])))
         for part, mine in self.identity.items():

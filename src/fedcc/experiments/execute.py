@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from fedcc.core.method import check_value
+from fedcc.core.options import check_value
 from fedcc.engine.plain import Monitor
 from fedcc.experiments.checkpoint import Checkpoint, Checkpoints
 from fedcc.experiments.experiment import Experiment
@@ -28,10 +28,10 @@ class Halted(Exception):
 
 def prepare(experiment: Experiment, out: Path, *, data_dir: Path | None = None, overwrite: bool = False) -> Federation:
     """The data, read and split; whatever is wrong with the call is found here, before anything is written."""
-    check_threads(experiment.threads)
+    check_threads(experiment.machine.threads)
     RunFolder(out).check(experiment, overwrite)
     federation = experiment.federation(data_dir)
-    rehearse(experiment.made(), federation)
+    rehearse(experiment.build_method(), federation)
     return federation
 
 
@@ -42,7 +42,7 @@ def unfinished(out: Path, data_dir: Path | None = None) -> tuple[Experiment, Fed
     """
     notes = RunFolder(out).check_start()
     experiment = Experiment.read(out / "experiment.toml")
-    check_threads(experiment.threads)
+    check_threads(experiment.machine.threads)
     federation = experiment.federation(data_dir)
     start, problems = Checkpoints(out, experiment, federation).latest()
     return experiment, federation, start, notes + problems
@@ -79,7 +79,7 @@ def execute(
         folder.restore(experiment, federation.partition, start.records)
         checkpoints.remove(after=start.snapshot.t)
         checkpoints.size = start.size
-    total = experiment.made().rounds(experiment.rounds)
+    total = experiment.build_method().rounds(experiment.training.rounds)
     begun = time.perf_counter() - (start.seconds if start else 0.0)
 
     records = list(start.records) if start else []
@@ -102,24 +102,24 @@ def execute(
         if halted:
             raise Halted(f"stopped after round {snapshot.t} of {total}")
 
-    with shared(experiment.device) as others:
+    with shared(experiment.machine.device) as others:
         result = run(
-            experiment.made(),
+            experiment.build_method(),
             federation,
-            experiment.rounds,
-            epochs=experiment.epochs,
-            lr=experiment.lr,
-            batch=experiment.batch,
-            participation=experiment.participation,
-            seed=experiment.seed,
-            device=experiment.device,
-            precision=experiment.precision,  # type: ignore[arg-type]
-            engine=experiment.engine,
-            deterministic=experiment.deterministic,
-            threads=experiment.threads,
-            wire=experiment.wire,
-            reset=experiment.reset,
-            client_accuracy=experiment.client_accuracy,
+            experiment.training.rounds,
+            epochs=experiment.training.epochs,
+            lr=experiment.training.lr,
+            batch=experiment.training.batch,
+            participation=experiment.training.participation,
+            seed=experiment.training.seed,
+            device=experiment.machine.device,
+            precision=experiment.machine.precision,
+            engine=experiment.machine.engine,
+            deterministic=experiment.machine.deterministic,
+            threads=experiment.machine.threads,
+            wire=experiment.training.wire,
+            reset=experiment.training.reset,
+            client_accuracy=experiment.measurement.client_accuracy,
             on_round=told,
             monitor=monitor,
             start=start.snapshot if start else None,
@@ -147,20 +147,20 @@ def execute(
 def summary(experiment: Experiment, result: Result, seconds: float) -> dict[str, Any]:
     """The record that tables are made from, complete in itself."""
     best_round, best = result.best if result.curve else (None, None)  # a federation may have no test set
-    machine = environment(experiment.device, experiment.threads)
+    machine = environment(experiment.machine.device, experiment.machine.threads)
     return {
         "format": SUMMARY_FORMAT,
         "method": result.method.name,
         "family": result.method.family,
         "note": result.method.note,
         "settings": dict(experiment.settings),
-        "data": experiment.data,
-        "skew": experiment.skew,
-        "seed": experiment.seed,
-        "clients": experiment.clients,
-        "models": experiment.models,
+        "data": experiment.split.data,
+        "skew": experiment.split.skew,
+        "seed": experiment.training.seed,
+        "clients": experiment.split.clients,
+        "models": experiment.split.models,
         "rounds": len(result.rounds),
-        "epochs": experiment.epochs,
+        "epochs": experiment.training.epochs,
         "accuracy": {
             "final": result.accuracy if result.curve else None,
             "best": best,
@@ -183,14 +183,14 @@ def summary(experiment: Experiment, result: Result, seconds: float) -> dict[str,
         },
         "seconds": round(seconds, 3),
         **sharing(result.rounds),
-        "engine": experiment.engine,
+        "engine": experiment.machine.engine,
         "device": machine["gpu"] or machine["processor"],
-        "precision": experiment.precision,
-        "threads": experiment.threads,
+        "precision": experiment.machine.precision,
+        "threads": experiment.machine.threads,
         "versions": {name: machine[name] for name in ("fedcc", "python", "torch", "numpy")},
         "commit": machine["commit"],
         "command": experiment.command(),
-        "experiment": asdict(experiment),
+        "experiment": experiment.values(),
     }
 
 

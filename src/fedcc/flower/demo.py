@@ -17,7 +17,6 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from fedcc.core.requests import Recipe
 from fedcc.engine import engine
 from fedcc.evaluate import evaluate
 from fedcc.experiments.experiment import Experiment
@@ -88,14 +87,14 @@ def demo(out: Path, methods: tuple[str, ...], given: dict[str, Any], console: Co
 def simulate(experiment: Experiment) -> Ran:
     """An experiment as ``fedcc run`` would run it, with the fingerprint of every uplink."""
     e, begun = experiment, time.perf_counter()
-    federation, method = e.federation(), e.made()
-    executor = engine(e.engine, chosen_device(e.device), e.precision)  # type: ignore[arg-type]
-    recipe = Recipe(lr=e.lr, batch=e.batch, epochs=e.epochs, reset=e.reset)
+    federation, method = e.federation(), e.build_method()
+    executor = engine(e.machine.engine, chosen_device(e.machine.device), e.machine.precision)
+    recipe = e.training.recipe()
     uplinks: dict[tuple[int, str], str] = {}
-    with fixed_threads(e.threads):
-        server, clients = parties(method, federation, recipe, e.seed, executor.device)
-        cohort = Simulated(method, clients, executor, wire=e.wire)
-        for done in federate(method, server, cohort, e.rounds, executor):
+    with fixed_threads(e.machine.threads):
+        server, clients = parties(method, federation, recipe, e.training.seed, executor.device)
+        cohort = Simulated(method, clients, executor, wire=e.training.wire)
+        for done in federate(method, server, cohort, e.training.rounds, executor):
             uplinks |= {(done.t, CLIENTS[k]): fingerprint(up) for k, up in done.ups.items()}
         accuracy = evaluate(method, cohort.trained(server), federation.test, executor).accuracy
     assert accuracy is not None

@@ -18,7 +18,7 @@ from fedcc.core.files import written_whole
 from fedcc.core.messages import Predictions
 from fedcc.core.method import Trained
 from fedcc.core.model import Model, Outputs
-from fedcc.core.requests import Executor, Init, Predict, Recipe, Request
+from fedcc.core.requests import Executor, Init, Predict, Request
 from fedcc.core.rng import Key
 from fedcc.core.samples import Samples
 from fedcc.engine import drive, engine
@@ -61,20 +61,20 @@ class Server:
     def __init__(self, folder: FederationFolder, run: str, post: Post, journal: Journal):
         self.folder, self.run, self.post, self.journal = folder, run, post, journal
         e = self.experiment = folder.experiment
-        self.method, device = e.made(), chosen_device(e.device)
-        self.engine = engine(e.engine, device, e.precision)  # type: ignore[arg-type]
+        self.method, device = e.build_method(), chosen_device(e.machine.device)
+        self.engine = engine(e.machine.engine, device, e.machine.precision)
         self.public = folder.task.public_samples(folder.path / "public.npz").to(device)
         self.test = folder.test()
         self.federation = Federation((), self.public, Samples({"x": self.public.x[:0]}), folder.task.classes, (),
                                      fingerprint=folder.task.public_sha256)  # fmt: skip
         self.files, self.checkpoints = RunFolder(folder.run), Checkpoints(folder.run, e, self.federation)
-        recipe = Recipe(lr=e.lr, batch=e.batch, epochs=e.epochs, reset=e.reset)
+        recipe = e.training.recipe()
         archs = folder.archs(self.method)
-        self.role = server_of(self.method, self.public, folder.task.classes, recipe, e.seed, archs)
+        self.role = server_of(self.method, self.public, folder.task.classes, recipe, e.training.seed, archs)
 
     def train(self) -> None:
         """All rounds that are not done yet, and the summary."""
-        with fixed_threads(self.experiment.threads):
+        with fixed_threads(self.experiment.machine.threads):
             self._train()
 
     def _train(self) -> None:
@@ -82,7 +82,7 @@ class Server:
         begun = time.perf_counter() - (start.seconds if start else 0.0)
         records: list[Record] = list(start.records) if start else []
         cohort = self.cohort(start)
-        total = self.experiment.rounds
+        total = self.experiment.training.rounds
         last = self.method.rounds(total)
         trained: Trained | None = None
         for done in federate(self.method, self.role, cohort, total, self.engine, start.snapshot if start else None):
@@ -116,7 +116,7 @@ class Server:
         if start is None:
             self.files.begin(self.experiment, None)
             self.journal.say(
-                f"{self.method.label}: {len(self.folder.clients)} clients, {self.experiment.rounds} rounds"
+                f"{self.method.label}: {len(self.folder.clients)} clients, {self.experiment.training.rounds} rounds"
             )
             return None
         self.files.restore(self.experiment, None, start.records)
@@ -127,7 +127,7 @@ class Server:
 
     def cohort(self, start: Checkpoint | None) -> Across:
         clients = start.snapshot.clients if start else None
-        rehearsal = Rehearsal(self.method, self.role, self.experiment.wire, self.run, clients)
+        rehearsal = Rehearsal(self.method, self.role, self.experiment.training.wire, self.run, clients)
 
         def changed() -> None:
             self.journal.update(clients={n: asdict(s) for n, s in cohort.standing.items()})
@@ -179,7 +179,7 @@ class Server:
         trained, executor = self.ensemble(cohort, t, samples.x)
         hidden = self.test.get("public_y")
         asked = executor is not self.engine  # sites are not asked again for the sake of other readings
-        last = t == self.method.rounds(self.experiment.rounds)
+        last = t == self.method.rounds(self.experiment.training.rounds)
         readings = {} if asked else dict(self.method.readings(self.public))
         if last and not asked:
             readings |= self.method.last_readings(self.public)
@@ -197,7 +197,7 @@ class Server:
             raise ValueError(f"{self.folder.run} holds no trained federation yet; `fedcc federation run` trains one")
         self.role.models = dict(start.snapshot.models)
         samples = Samples({"x": torch.from_numpy(x)}, self.folder.task.view).to(self.engine.device)
-        with fixed_threads(self.experiment.threads):
+        with fixed_threads(self.experiment.machine.threads):
             trained, executor = self.ensemble(self.cohort(start), start.snapshot.t, samples.x)
             scores = drive([self.method.predict(trained, samples)], executor)[0].cpu().numpy()
         with written_whole(target) as file:
