@@ -155,7 +155,7 @@ def test_the_other_commands_refuse_as_well(tmp_path: Path, capsys: Capsys) -> No
         ("method = 'fedcc'\nstratified = 1", "stratified must be true or false, got 1"),
         ("method = 'fedcc'\nround = 3", "did you mean 'rounds'?"),
         ("method = 'fedcc'\nsettings = 3", "settings must be a table"),
-        ("method = 'fedcc'\nengine = 'warp'", "unknown engine 'warp'"),
+        ("method = 'fedcc'\nengine = 'warp'", "engine must be one of plain, fused, got 'warp'"),
         ("method = 'fedcc'\n[settings]\nlam = 'much'", "lam must be a number, got 'much'"),
         ("method = 'fedcc'\n[settings]\nlambda = 1", "did you mean 'lam'?"),
     ],

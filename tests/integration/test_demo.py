@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedcc import demo
-from fedcc.data.skew import Partition
+from fedcc.cli import demo
+from fedcc.data.partition import Partition
 from fedcc.experiments.execute import execute
 from fedcc.experiments.experiment import Experiment
 from fedcc.experiments.store import RunFolder

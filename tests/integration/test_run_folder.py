@@ -20,7 +20,7 @@ import torch
 
 import fedcc
 import fedcc.data
-from fedcc.data.skew import Partition
+from fedcc.data.partition import Partition
 from fedcc.experiments.experiment import Experiment
 from fedcc.experiments.store import RunFolder
 from program import QUICK, Running, call, wait_until
@@ -33,7 +33,7 @@ CLIENTS = [str(k) for k in range(10)]
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small finished run of FedCC."""
-    from fedcc.experiments import execute
+    from fedcc.experiments.execute import execute
 
     place = tmp_path_factory.mktemp("runs") / "r"
     settings = {"lam": 0.3, "epochs_fit": 2}
@@ -294,7 +294,7 @@ def test_a_signal_in_mid_run_leaves_a_valid_folder(number: str, code: int, word:
     wait_until(folder.metrics)
     os.kill(run.pid, getattr(signal, number))
     done = run.end(20)
-    done.failed(word, "see r; go on with `fedcc resume r`", code=code)
+    done.failed(word, "see r; resume with `fedcc resume r`", code=code)
     assert done.err.count("\n") == 1
     records = folder.metrics()
     assert [r["round"] for r in records] == list(range(1, len(records) + 1))

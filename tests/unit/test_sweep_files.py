@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import tomllib
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +51,7 @@ def test_seeds_then_scenarios_then_methods_then_variants() -> None:
     folders = ("cifar10_classes-2", "cifar10_iid", "digits_classes-1")
     assert places(text) == [f"{f}/{n}/seed{s}" for s in (4, 2) for f in folders for n in names]
     last = plan(text)[-1].experiment()
-    assert (last.settings["lam"], last.seed, last.data) == (0.5, 2, "digits")
+    assert (last.settings["lam"], last.training.seed, last.split.data) == (0.5, 2, "digits")
 
 
 def test_the_closer_word_wins() -> None:
@@ -65,8 +64,10 @@ def test_the_closer_word_wins() -> None:
         variant = [{ method = "fedavg", name = "long", epochs = 85 }]
     """
     short, long = (run.experiment() for run in plan(text))
-    assert (short.rounds, short.epochs, short.fraction, short.batch) == (2, 4, 0.5, 16)
-    assert long == replace(short, epochs=85)
+    assert {n: short.values()[n] for n in ("rounds", "epochs", "fraction", "batch")} == {
+        "rounds": 2, "epochs": 4, "fraction": 0.5, "batch": 16
+    }  # fmt: skip
+    assert long == short.with_options(epochs=85)
     changed = [run.experiment() for run in plan(text, epochs=1, fraction=0.1)]
     assert [(e.training.rounds, e.training.epochs, e.split.fraction) for e in changed] == [(2, 1, 0.1)] * 2
 
@@ -101,6 +102,8 @@ WRONG = [
         "fedcc (a): unknown setting of FedCC 'lamb'; did you mean 'lam'?",
     ),
     ("[[variant]]\nmethod = 'fedcc'\nname = '../a'", "a name is of letters, digits, '.', '_' and '-'"),
+    (f"[[variant]]\nmethod = 'fedcc'\nname = '{'é' * 60}'", "a name must be at most 100 bytes long, got 'é"),
+    (f"methods = ['fedcc']\n[[scenario]]\nname = '{'a' * 300}'", "a name must be at most 100 bytes long, got 'a"),
     ("methods = ['fedcc', 'FedCC']", "two runs would share the folder digits_classes-1/fedcc/seed0"),
     ("methods = ['fedcc']\nscenario = [{ fraction = 0.5 }, {}]", "two runs would share the folder"),
     ("methods = [", "is not valid TOML"),
@@ -160,7 +163,7 @@ def test_the_smoke_test_has_every_method() -> None:
 
 
 def test_one_round_is_one_round() -> None:
-    assert {run.experiment().rounds for run in read(FILES / "oneshot.toml")} == {1}
+    assert {run.experiment().training.rounds for run in read(FILES / "oneshot.toml")} == {1}
 
 
 def test_every_ablation_differs_from_fedcc_in_something() -> None:
@@ -230,7 +233,7 @@ SHORT = """
 def begun(root: Path, run: Run, **changes: Any) -> Path:
     """Its folder, as if it had begun."""
     place = root / run.folder
-    RunFolder(place).begin(replace(run.experiment(), **changes), None)
+    RunFolder(place).begin(run.experiment().with_options(**changes), None)
     return place
 
 
@@ -246,7 +249,7 @@ def test_states(tmp_path: Path) -> None:
 def finished(place: Path) -> None:
     folder = RunFolder(place)
     folder.restore(Experiment.read(place / "experiment.toml"), None, [])
-    folder.finish({"format": 1, "seed": 0}, [], [])
+    folder.finish({"format": 1, "seed": 0, "accuracy": {"final": 50.0}, "experiment": {}}, [], [])
 
 
 def test_a_damaged_summary_blocks(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import os
 import re
 import sys
 import traceback
+from contextlib import suppress
 from typing import Annotated
 
 import click
@@ -58,7 +59,8 @@ def main() -> None:
     typer.core.HAS_RICH = False  # or help has "\\[default: ..." in it: typer escapes for rich markup that is turned off
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")  # names of files may be anything
+            with suppress(OSError):  # not seekable
+                stream.reconfigure(errors="backslashreplace")  # names of files may be anything
     signals = Signals()
     try:
         signals.catch()

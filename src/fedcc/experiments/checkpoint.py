@@ -9,11 +9,12 @@ name holds the checksum of its content.
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 import re
 import time
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from hashlib import blake2b
 from math import prod
@@ -27,6 +28,7 @@ from fedcc.core.digests import DamagedFile
 from fedcc.core.files import uninterrupted, written_whole
 from fedcc.core.method import AnyMethod
 from fedcc.core.model import Arch, Model
+from fedcc.core.options import check_value
 from fedcc.core.tree import Classes, Pack, Unpack, message_classes
 from fedcc.experiments.experiment import Experiment
 from fedcc.experiments.options import DEFAULTS, current_values
@@ -114,17 +116,21 @@ class Checkpoints:
         content = path.read_bytes()
         if f"-{blake2b(content, digest_size=DIGEST).hexdigest()}." not in path.name:
             raise Damaged("its content is not what its checksum says")
-        about, tree = header(content)
-        if about.get("format") != FORMAT:
-            raise RunFolderError(f"{path} has format {about.get('format')}, this fedcc reads format {FORMAT}")
-        told = about["experiment"] = {**DEFAULTS, **current_values(about["experiment"])}
-        if not outdated(told["method"], told["settings"]):
-            told["settings"] = json.loads(json.dumps(completed(told["method"], told["settings"])))
-        for part, mine in self.identity.items():
-            if (found := about[part]) != mine:
-                raise RunFolderError(f"{path} is a checkpoint of another experiment ({_difference(part, found, mine)})")
-        snapshot: Snapshot = unpacked(content, tree, self.method, device=self.device)
-        records = self.records(path, about, snapshot.t, problems)
+        with understood(path):
+            about, tree = header(content)
+            if about.get("format") != FORMAT:
+                raise RunFolderError(f"{path} has format {about.get('format')}, this fedcc reads format {FORMAT}")
+            told = about["experiment"] = {**DEFAULTS, **current_values(about["experiment"])}
+            if not outdated(told["method"], told["settings"]):
+                told["settings"] = json.loads(json.dumps(completed(told["method"], told["settings"])))
+            for part, mine in self.identity.items():
+                if (found := about[part]) != mine:
+                    difference = _difference(part, found, mine)
+                    raise RunFolderError(f"{path} is a checkpoint of another experiment ({difference})")
+            check_value("seconds", about["seconds"], float, 0)
+            snapshot: Snapshot = unpacked(content, tree, self.method, device=self.device)
+            check_value("t", snapshot.t, int, 1)
+            records = self.records(path, about, snapshot.t, problems)
         return Checkpoint(snapshot, records, about["seconds"], len(content))
 
     def records(self, path: Path, about: Mapping[str, Any], rounds: int, problems: list[str]) -> list[Record]:
@@ -132,6 +138,8 @@ class Checkpoints:
         metrics = self.folder / "metrics.jsonl"
         if "records" in about:
             records = expanded(about["records"])
+            if [r["round"] for r in records] != list(range(1, rounds + 1)):
+                raise ValueError(f"it lacks some of its {rounds} rounds")
             expected = lines(records)
             if not metrics.exists() or metrics.read_bytes()[: len(expected)] != expected:
                 problems.append(f"{metrics} is not what the run wrote, and is written anew from {path.name}")
@@ -154,6 +162,22 @@ class Checkpoints:
         for path in self.paths():
             if int(path.name.split("-")[1]) > after:
                 path.unlink()
+
+
+@contextlib.contextmanager
+def understood(path: Path) -> Iterator[None]:
+    """Refuse a file by its name if its checksum is right and its content is not what this version can read."""
+    from safetensors import SafetensorError
+
+    try:
+        yield
+    except (Damaged, RunFolderError):
+        raise
+    except (
+        ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError, SafetensorError, zlib.error
+    ) as error:  # fmt: skip
+        reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        raise RunFolderError(f"{path} is not a file that this fedcc can read ({reason})") from None
 
 
 def _difference(part: str, found: Any, mine: Any) -> str:
@@ -248,5 +272,8 @@ class _Unpack(Unpack):
         name, begin, shape = about
         place = name, begin, tuple(shape)
         if place not in self.cut:
-            self.cut[place] = self.tensors[name][begin : begin + prod(shape)].view(shape).clone()
+            part = self.tensors[name]
+            if begin < 0 or min(shape, default=0) < 0 or begin + prod(shape) > len(part):
+                raise ValueError(f"{name} has {len(part):,} values, none of shape {shape} from {begin}")
+            self.cut[place] = part[begin : begin + prod(shape)].view(shape).clone()
         return self.cut[place]

@@ -115,7 +115,6 @@ class Experiment:
 
     def with_options(self, **options: Any) -> Experiment:
         """The experiment with some options changed."""
-        check_names("setting of a run", options, OPTIONS)
         return Experiment.stored(self.values() | options)
 
     def toml(self) -> str:

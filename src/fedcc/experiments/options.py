@@ -153,7 +153,7 @@ def current_values(values: Mapping[str, Any]) -> dict[str, Any]:
 def current_words(words: list[str]) -> list[str]:
     """A command line of an older record as it is spelled now: ``--augment`` and ``--no-augment`` took no value."""
     current = []
-    for word, following in zip(words, [*words[1:], "--"], strict=True):
+    for word, following in zip(words, [*words, "--"][1:], strict=True):
         current += ["--augment", "none"] if word == "--no-augment" else [word]
         if word == "--augment" and following.startswith("--"):
             current.append("standard")

@@ -23,7 +23,7 @@ from fedcc.core.requests import Predict
 from fedcc.core.rng import Key
 from fedcc.core.samples import Samples
 from fedcc.engine import drive, engine, usual_engine, usual_precision
-from fedcc.experiments.checkpoint import DIGEST, header, packed, unpacked
+from fedcc.experiments.checkpoint import DIGEST, header, packed, understood, unpacked
 from fedcc.federate import first_model
 from fedcc.flower.data import site_samples
 from fedcc.flower.fingerprint import fingerprint
@@ -67,10 +67,11 @@ class Rounds:
         if f"-{blake2b(content, digest_size=DIGEST).hexdigest()}." not in path.name:
             print(f"fedcc: {path} is not used: its content is not what its checksum says")
             return None
-        about, tree = header(content)
-        if about != {"format": FORMAT}:
-            raise ValueError(f"{path} has format {about.get('format')}, this fedcc reads format {FORMAT}")
-        kept: Kept = unpacked(content, tree, self.method, device=self.device, kind=Kept)
+        with understood(path):
+            about, tree = header(content)
+            if about != {"format": FORMAT}:
+                raise ValueError(f"format {about.get('format')}, this fedcc reads format {FORMAT}")
+            kept: Kept = unpacked(content, tree, self.method, device=self.device, kind=Kept)
         return kept
 
     def before(self, t: int) -> Kept | None:

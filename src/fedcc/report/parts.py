@@ -45,7 +45,7 @@ def read_experiment(value: Any) -> dict[str, Any]:
     """All values of the run but the settings, those that this version knows in their own types."""
     values = current_values(mapping(value, "experiment"))
     stored = {k: plain(v, f"experiment.{k}") for k, v in values.items() if k != "settings"}
-    hints = {"method": str} | {name: o.hint for name, o in OPTIONS.items()}
+    hints = {"method": str} | {name: str if o.choices else o.hint for name, o in OPTIONS.items()}  # of any version
     for name in stored.keys() & hints.keys():
         try:
             check_value(f"experiment.{name}", stored[name], hints[name])
