@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from fedcc.experiments.analyse import Options, analyse
-from fedcc.experiments.execute import execute
 from fedcc.experiments.experiment import Experiment
+from fedcc.experiments.run import execute
 from fedcc.experiments.store import RunFolder
 from fedcc.methods import METHODS, FedMD, make
 from tiny import Tiny

@@ -14,8 +14,8 @@ from PIL import Image
 import fedcc
 from fedcc.core.digests import write_json
 from fedcc.experiments.analyse import analyse
-from fedcc.experiments.execute import execute
 from fedcc.experiments.experiment import Experiment
+from fedcc.experiments.run import execute
 from fedcc.experiments.store import RunFolder
 from fedcc.report import analysis_figures, figures
 from program import QUICK, call

@@ -380,12 +380,12 @@ def test_weights_that_the_last_step_ruins_are_no_result(capsys: Capsys, method: 
 
 
 def test_a_bug_is_called_one_and_can_be_traced(capsys: Capsys, monkeypatch: pytest.MonkeyPatch) -> None:
-    from fedcc.experiments import execute
+    from fedcc.experiments import run
 
     def broken(*_: object, **__: object) -> None:
         raise KeyError("x")
 
-    monkeypatch.setattr(execute, "prepare", broken)
+    monkeypatch.setattr(run, "prepare", broken)
     done = call(capsys, "run", "local", *QUICK)
     assert done.code == 1
     assert re.fullmatch(r"fedcc: KeyError: 'x' \(this should not happen; FEDCC_DEBUG=1 shows where\)\n", done.err)

@@ -18,8 +18,8 @@ import pytest
 
 from fedcc.cli import demo
 from fedcc.data.partition import Partition
-from fedcc.experiments.execute import execute
 from fedcc.experiments.experiment import Experiment
+from fedcc.experiments.run import execute
 from fedcc.experiments.store import RunFolder
 from fedcc.report import figures
 from fedcc.report.style import look

@@ -33,7 +33,7 @@ CLIENTS = [str(k) for k in range(10)]
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small finished run of FedCC."""
-    from fedcc.experiments.execute import execute
+    from fedcc.experiments.run import execute
 
     place = tmp_path_factory.mktemp("runs") / "r"
     settings = {"lam": 0.3, "epochs_fit": 2}
@@ -208,7 +208,7 @@ def test_a_command_says_every_value(method: str) -> None:
     from typer.testing import CliRunner
 
     from fedcc import cli
-    from fedcc.experiments import execute as module
+    from fedcc.experiments import run as module
 
     given: dict[str, Any] = {
         "skew": "dirichlet:0.5,minimum=1", "clients": 7, "models": "resnet8", "rounds": 2, "epochs": 3, "public": 0.2,

@@ -21,14 +21,14 @@ def bench(
     as_json: Json = False,
 ) -> None:
     """Measure the engines here: one table, ratios within one run."""
+    from fedcc.engine import choose_device
+    from fedcc.engine.threads import check_threads, fixed_threads
     from fedcc.experiments.bench import bench as measure
-    from fedcc.experiments.store import environment
-    from fedcc.run import chosen_device
-    from fedcc.threads import check_threads, fixed_threads
+    from fedcc.experiments.environment import environment
 
     threads, batch, augment = options.get("threads", 1), options.get("batch", 64), options.get("augment", "standard")
     check_threads(threads)
-    device = chosen_device(options.get("device", "auto"))
+    device = choose_device(options.get("device", "auto"))
     gpu = device.type == "cuda"
     try:
         numbers = [int(n) for n in (clients or ("1,10,100" if gpu else "1,4")).split(",")]

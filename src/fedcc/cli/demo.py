@@ -33,11 +33,11 @@ def demo(
 ) -> None:
     """Ten clients with one digit each: FedCC against FedAvg, FedMD and the two bounds, one method per core."""
     from fedcc.core.files import make_folder
-    from fedcc.experiments.execute import prepare
+    from fedcc.engine.threads import cores
     from fedcc.experiments.experiment import Experiment
+    from fedcc.experiments.run import prepare
     from fedcc.experiments.store import RunFolder
     from fedcc.experiments.workers import no_interrupts
-    from fedcc.threads import cores
 
     terminal = console(stderr=as_json)
     common = {"data": "digits", "skew": "classes:1", "device": "cpu"} | options
@@ -99,7 +99,7 @@ def is_demo(place: Path, experiment: Experiment) -> bool:
 
 
 def _one(experiment: Experiment, out: Path) -> None:
-    from fedcc.experiments.execute import execute
+    from fedcc.experiments.run import execute
     from fedcc.experiments.workers import leave_with_parent
 
     threading.Thread(target=leave_with_parent, daemon=True).start()

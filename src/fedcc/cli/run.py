@@ -31,13 +31,13 @@ def run(
     as_json: Json = False,
 ) -> None:
     """Train one method on one federation and record it in a run folder."""
-    from fedcc.experiments.execute import prepare
+    from fedcc.engine.threads import check_threads
     from fedcc.experiments.experiment import Experiment, parse_settings
+    from fedcc.experiments.run import prepare
     from fedcc.experiments.store import RunFolder, Unfinished
     from fedcc.experiments.toml import load
+    from fedcc.experiments.tracking import checked
     from fedcc.methods import METHODS
-    from fedcc.threads import check_threads
-    from fedcc.tracking import checked
 
     output, stored = output_of(options), {}
     if config is not None:
@@ -79,9 +79,9 @@ def resume(
 
 
 def _resume(path: Path, output: Output, as_json: bool) -> None:
-    from fedcc.experiments.execute import unfinished
+    from fedcc.experiments.run import unfinished
     from fedcc.experiments.store import RunFolder
-    from fedcc.tracking import checked
+    from fedcc.experiments.tracking import checked
 
     terminal, folder = console(stderr=as_json), RunFolder(path)
 
@@ -125,9 +125,9 @@ def train(
 ) -> None:
     """Run an experiment into its folder, with progress, and say how it ended."""
     from fedcc.cli.progress import Progress, shown
-    from fedcc.experiments.execute import execute
+    from fedcc.experiments.run import execute
     from fedcc.experiments.store import RunFolder
-    from fedcc.tracking import tracked
+    from fedcc.experiments.tracking import Trackers
 
     terminal = console(stderr=as_json)
     total = experiment.build_method().rounds(experiment.training.rounds)
@@ -135,20 +135,13 @@ def train(
     with (
         shown(progress, terminal),
         noted(f"see {path}", f"resume with `{RunFolder(path).resume}`"),
-        tracked(trackers, experiment, path, warn) as told,
     ):
-
-        def ended(record: dict[str, Any]) -> None:
-            progress.ended(record)
-            told(record)
-
         result = execute(
             experiment,
             path,
             federation,
             start=start,
-            on_round=ended,
-            monitor=progress,
+            observers=(progress, Trackers(trackers, experiment, path, warn)),
             save_models=output.save_models,
             checkpoint_every=output.interval,
             keep_checkpoints=output.keep_checkpoints,

@@ -53,12 +53,12 @@ def sweep(
 ) -> None:
     """Run methods x scenarios x seeds: skip finished runs, resume unfinished ones, continue past failures."""
     from fedcc.core.naming import unknown
+    from fedcc.engine.threads import check_threads
     from fedcc.experiments.store import RunFolder
     from fedcc.experiments.sweep import Sweep, SweepOptions, duration, perform, read
     from fedcc.experiments.sweep import shard as part
+    from fedcc.experiments.tracking import checked
     from fedcc.experiments.workers import Processes, Ray
-    from fedcc.threads import check_threads
-    from fedcc.tracking import checked
 
     if on not in ("local", "ray"):
         raise unknown("place to run on", on, ("local", "ray"))

@@ -12,7 +12,7 @@ from fedcc.core.method import AnyMethod
 from fedcc.core.naming import shortened, unknown
 from fedcc.core.options import check_names, check_value, options_of, setting_text
 from fedcc.core.samples import View
-from fedcc.engine import usual_engine, usual_precision
+from fedcc.engine import choose_device, usual_engine, usual_precision
 from fedcc.experiments.options import (
     GROUPS,
     OPTIONS,
@@ -21,6 +21,7 @@ from fedcc.experiments.options import (
     Split,
     Training,
     current_values,
+    group_of,
 )
 from fedcc.experiments.toml import dumps, load
 from fedcc.federation import Federation, several
@@ -52,7 +53,6 @@ class Experiment:
         """An experiment; options that are not given, or None, come from the data set, the method and the machine."""
         from fedcc.data import find
         from fedcc.data.skew import parse
-        from fedcc.run import chosen_device
 
         check_names("setting of a run", options, OPTIONS)
         values = current_values({name: value for name, value in options.items() if value is not None})
@@ -73,9 +73,7 @@ class Experiment:
         values["skew"] = str(parse(values["skew"]))
         for name in map(str, several(values["models"])):
             network(name, description.shape)
-        device = chosen_device(values.get("device", "auto"))
-        machine = {"engine": usual_engine(device), "precision": usual_precision(device)}
-        return Experiment.of(method.lower(), asdict(instance), machine | values | {"device": str(device)})  # type: ignore[call-overload]
+        return Experiment.of(method.lower(), asdict(instance), resolve_machine(values))  # type: ignore[call-overload]
 
     @staticmethod
     def of(method: str, settings: Mapping[str, Any], values: Mapping[str, Any]) -> Experiment:
@@ -84,10 +82,7 @@ class Experiment:
         check_names("setting of a run", values, OPTIONS)
         if missing := [n for n, o in OPTIONS.items() if o.default is MISSING and n not in values]:
             raise ValueError(f"{missing[0]} is missing")
-        parts = {
-            group.__name__.lower(): group(**{n: values[n] for n in options_of(group) if n in values})
-            for group in GROUPS
-        }
+        parts = {group.__name__.lower(): group_of(group, values) for group in GROUPS}
         return Experiment(method, settings=settings, **parts)  # type: ignore[arg-type]
 
     @staticmethod
@@ -149,6 +144,13 @@ class Experiment:
             if value != defaults[name]:
                 words += ["--set", f"{name}={setting_text(value)}"]
         return shlex.join(words)
+
+
+def resolve_machine(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options with the device found, and the engine and precision that suit it unless they are given."""
+    device = choose_device(options.get("device", "auto"))
+    usual = {"engine": usual_engine(device), "precision": usual_precision(device)}
+    return usual | dict(options) | {"device": str(device)}
 
 
 def _check_types(values: Mapping[str, Any]) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from fedcc.core.options import (
     REQUIRED,
@@ -34,6 +34,9 @@ class Group:
 
     def __post_init__(self) -> None:
         check_options(self)
+
+
+G = TypeVar("G", bound=Group)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +79,8 @@ class Training(Group):
         """How long and how fast a fit trains."""
         from fedcc.core.requests import Recipe
 
-        return Recipe(lr=self.lr, batch=self.batch, epochs=self.epochs, reset=self.reset, schedule=self.schedule)
+        return Recipe(lr=self.lr, batch=self.batch, epochs=self.epochs, reset=self.reset, schedule=self.schedule,
+                      decay=self.decay)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,6 +144,11 @@ MACHINE = tuple(options_of(Machine))
 
 PROTOCOL = tuple(options_of(Split)) + tuple(options_of(Training))
 """What decides the numbers of a run, up to rounding, beside its method."""
+
+
+def group_of(group: type[G], values: Mapping[str, Any]) -> G:
+    """A group of those values that it declares; options that are not given have their defaults."""
+    return group(**{name: values[name] for name in options_of(group) if name in values})
 
 
 def current_values(values: Mapping[str, Any]) -> dict[str, Any]:

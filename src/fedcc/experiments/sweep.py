@@ -19,15 +19,16 @@ from fedcc.core.digests import DamagedFile
 from fedcc.core.naming import shortened, unknown
 from fedcc.core.options import check_value
 from fedcc.errors import error_line, warnings_to
-from fedcc.experiments.execute import Halted, execute, prepare, unfinished
 from fedcc.experiments.experiment import Experiment
 from fedcc.experiments.options import MACHINE, OPTIONS, Output
+from fedcc.experiments.rounds import FinishedRound, Observer, Pause, Paused
+from fedcc.experiments.run import execute, prepare, unfinished
 from fedcc.experiments.store import InUse, RunFolder, RunFolderError
 from fedcc.experiments.toml import load
+from fedcc.experiments.tracking import Trackers
 from fedcc.experiments.workers import Died, Pool, drained
 from fedcc.methods import METHODS, completed, outdated
 from fedcc.signals import Interrupted
-from fedcc.tracking import tracked
 
 NAMES = tuple(name for name in OPTIONS if name != "seed")
 LONGEST = 100  # bytes of a scenario's or a variant's name
@@ -238,22 +239,22 @@ class Outcome:
     warnings: tuple[str, ...] = ()
 
 
-@dataclass
-class Late:
-    """Whether a round as long as the last would end behind the deadline."""
+class Deadline(Observer):
+    """Pauses a run where a round as long as the last would end after the deadline, if there is one."""
 
-    deadline: float | None
-    last: float = field(default_factory=time.time)
+    def __init__(self, deadline: float | None):
+        self.deadline, self.last = deadline, time.time()
 
-    def __call__(self) -> bool:
+    def round(self, done: FinishedRound) -> Pause | None:
         now = time.time()
         spent, self.last = now - self.last, now
-        return self.deadline is not None and now + spent > self.deadline
+        late = self.deadline is not None and now + spent > self.deadline
+        return Pause("the next round would end after the deadline") if late else None
 
 
 def perform(run: Run, options: SweepOptions) -> Outcome:
     """Run it in its folder, or go on with it; whatever goes wrong is the outcome."""
-    place, begun = options.root / run.folder, time.perf_counter()
+    place, output, begun = options.root / run.folder, options.output, time.perf_counter()
     warnings: list[str] = []
     resumed = 0
 
@@ -269,28 +270,26 @@ def perform(run: Run, options: SweepOptions) -> Outcome:
                 return ended("failed", reason)
             start = None
             if state == "unfinished":
-                experiment, federation, start, problems = unfinished(place, options.output.data_dir)
+                experiment, federation, start, problems = unfinished(place, output.data_dir)
                 warnings += problems
             else:
                 experiment = run.experiment()
-                federation = prepare(experiment, place, data_dir=options.output.data_dir)
+                federation = prepare(experiment, place, data_dir=output.data_dir)
             resumed = start.snapshot.t if start else 0
-            with tracked(options.output.track, experiment, place, warnings.append) as told:
-                result = execute(
-                    experiment,
-                    place,
-                    federation,
-                    save_models=options.output.save_models,
-                    start=start,
-                    checkpoint_every=options.output.interval,
-                    keep_checkpoints=options.output.keep_checkpoints,
-                    halt=Late(options.deadline),
-                    on_round=told,
-                )
+            result = execute(
+                experiment,
+                place,
+                federation,
+                start=start,
+                observers=(Trackers(output.track, experiment, place, warnings.append), Deadline(options.deadline)),
+                save_models=output.save_models,
+                checkpoint_every=output.interval,
+                keep_checkpoints=output.keep_checkpoints,
+            )
             return ended("finished", accuracy=result.accuracy)
     except InUse as error:
         return ended("elsewhere", str(error))
-    except (Halted, Interrupted, KeyboardInterrupt) as error:  # the last one is how Ray cancels
+    except (Paused, Interrupted, KeyboardInterrupt) as error:  # the last one is how Ray cancels
         return ended("stopped", str(error))
     except Exception as error:
         if os.environ.get("FEDCC_DEBUG"):

@@ -14,8 +14,8 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from typing import Any, Generic, Protocol, TypeVar
 
+from fedcc.engine.threads import cores
 from fedcc.signals import Interrupted, interrupt
-from fedcc.threads import cores
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")

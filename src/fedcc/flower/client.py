@@ -22,14 +22,13 @@ from fedcc.core.model import Model
 from fedcc.core.requests import Predict
 from fedcc.core.rng import Key
 from fedcc.core.samples import Samples
-from fedcc.engine import drive, engine, usual_engine, usual_precision
+from fedcc.engine import choose_device, drive, engine, usual_engine, usual_precision
+from fedcc.engine.threads import fixed_threads
 from fedcc.experiments.checkpoint import DIGEST, header, packed, understood, unpacked
-from fedcc.federate import first_model
+from fedcc.federate import build_client, first_model
 from fedcc.flower.data import site_samples
 from fedcc.flower.fingerprint import fingerprint
 from fedcc.flower.folder import Site
-from fedcc.run import chosen_device, client_of
-from fedcc.threads import fixed_threads
 
 FORMAT = 1
 KEPT = 2  # rounds: a server that goes back by one finds the client where it was
@@ -95,7 +94,7 @@ class SiteClient:
 
     def __init__(self, site: Site, run: str, *, data: Path, device: str = "auto", threads: int = 1):
         self.site, self.run, self.data, self.threads = site, run, data, threads
-        self.method, self.device = site.experiment.build_method(), chosen_device(device)
+        self.method, self.device = site.experiment.build_method(), choose_device(device)
         self.folder = site.state / run
         self.folder.mkdir(parents=True, exist_ok=True)
         self.rounds = Rounds(self.folder, self.method, self.device)
@@ -113,7 +112,7 @@ class SiteClient:
             if kept is not None and kept.received == received:
                 return kept
             begun, e, task = time.perf_counter(), self.site.experiment, self.site.task
-            client = client_of(
+            client = build_client(
                 task.public_samples(self.site.path / "public.npz").to(self.device),
                 task.classes,
                 e.training.recipe(),

@@ -165,12 +165,12 @@ def client(
     ] = False,
 ) -> None:
     """Take part as a client until Ctrl-C: Flower's SuperNode, restarted when it ends."""
+    from fedcc.engine import choose_device
     from fedcc.experiments.toml import dumps
     from fedcc.flower import processes
     from fedcc.flower.data import site_samples
     from fedcc.flower.folder import Site
     from fedcc.flower.warm import Warm
-    from fedcc.run import chosen_device
 
     place = Site.find(site).resolve()
     about = Site.read(place)
@@ -194,7 +194,7 @@ def client(
     with written_whole(about.state / "node.toml") as file:
         file.write(dumps(config).encode())
     with stopping(Warm(about.state / "warm")) as warm:  # before CUDA is looked for, which no fork survives
-        chosen_device(device)
+        choose_device(device)
         env = processes.environment(about.state / "home", number)
         env["PATH"] = f"{warm.folder}{os.pathsep}{env['PATH']}"
         _connected(about, server or about.server, env)
@@ -279,9 +279,9 @@ def predict(
     """Predict with the trained federation: with the models it was handed, or by asking the clients."""
     import numpy as np
 
+    from fedcc.experiments.result import Result
     from fedcc.flower.data import checked_images
     from fedcc.flower.folder import FederationFolder, arrays
-    from fedcc.run import Result
 
     made = FederationFolder.read(folder.resolve())
     x = arrays(source, "x")["x"]

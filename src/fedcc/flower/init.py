@@ -12,6 +12,7 @@ import numpy as np
 
 from fedcc import __version__
 from fedcc.core.samples import Samples, View
+from fedcc.engine import choose_device
 from fedcc.experiments.experiment import Experiment
 from fedcc.federation import Federation, several
 from fedcc.flower.data import site_samples
@@ -19,7 +20,6 @@ from fedcc.flower.folder import FederationFolder, Rules, Site, Task, arrays
 from fedcc.flower.keys import make_authority, make_pair
 from fedcc.flower.signing import built, signed
 from fedcc.methods import make
-from fedcc.run import chosen_device
 
 OWN = "own"  # the data of a federation of no known data set
 
@@ -136,7 +136,7 @@ def _own_experiment(method: str, settings: Mapping[str, Any], given: Mapping[str
     for name in ("data", "skew", "fraction", "public", "stratified", "augment", "resize"):
         if given.get(name) is not None:
             raise ValueError(f"--{name} belongs to a data set by name; with --public-file the sites bring the data")
-    device = chosen_device(given.get("device") or "auto")
+    device = choose_device(given.get("device") or "auto")
     usual: dict[str, Any] = {
         "rounds": PAPER_ROUNDS, "epochs": PAPER_EPOCHS, "models": "resnet14", "augment": "none",
         "engine": usual_engine(device), "precision": usual_precision(device),
