@@ -364,13 +364,11 @@ class Runner:
 
     def observe(self, names: Sequence[str]) -> dict[str, Any]:
         """Which statements each test reaches, and how long it takes."""
-        for file in {m.file for m in self.mutants}:
-            path = SOURCE / file
-            tree = ast.parse(path.read_text())
+        for file, tree in {m.file: copy.deepcopy(m.tree) for m in self.mutants}.items():
             for _, node in functions(tree):
                 node.body = [Instrument(file).visit(n) for n in node.body]
                 node.body = [n for entry in node.body for n in (entry if isinstance(entry, list) else [entry])]
-            for name, code in codes(compile(tree, str(path), "exec")).items():
+            for name, code in codes(compile(tree, str(SOURCE / file), "exec")).items():
                 for function in self.live.get((file, name), []):
                     function.__code__ = code
         reached: set[Place] = set()
@@ -407,10 +405,12 @@ class Runner:
         try:
             os.setsid()
             resource.setrlimit(resource.RLIMIT_CPU, (LIMIT, LIMIT + 5) if work == self.attempt else (-1, -1))
+            time.process_time()
             with (self.folder / f"{os.getpid()}.log").open("w") as log:
                 os.dup2(log.fileno(), 1)
                 os.dup2(log.fileno(), 2)
             answer = work(*arguments)
+            answer["cpu"] = time.process_time()
         except BaseException:
             answer = {"broken": traceback.format_exc()[-2000:]}
         finally:
@@ -437,6 +437,8 @@ class Runner:
         for answer in answers:
             if "notes" not in answer:
                 say(f"without any mutant a test fails: {answer}")
+                for log in self.folder.glob("*.log"):
+                    say(log.read_text()[-3000:])
                 return False
             for name, (seconds, places) in answer["notes"].items():
                 self.seconds[name] = seconds
@@ -472,7 +474,7 @@ class Runner:
             if answer.get("failed") in self.items:
                 self.killers[mutant.function].append(answer["failed"])
             left = (time.monotonic() - begun) / len(self.ends) * len(waiting)
-            say(f"{len(self.ends):4}/{len(self.mutants)} {end[0]:6} {mutant}  <- {end[1]}  {left:.0f} s left")
+            say(f"{len(self.ends):4}/{len(self.mutants)} {end[0]:6} {mutant}  <- {end[1]}  {left:.0f} s left, {answer.get('cpu', 0):.1f}")
 
 
 def same_code(a: CodeType, b: CodeType) -> bool:
