@@ -343,9 +343,6 @@ class Runner:
         gc.freeze()
         begun = time.monotonic()
         if self.baseline():
-            Path("/tmp/w5/baseline.json").write_text(
-                json.dumps([self.seconds, [[*k, v] for k, v in self.reach.items()]])
-            )
             say(f"without any mutant {len(self.seconds)} tests pass ({time.monotonic() - begun:.0f} s)")
             self.run_all()
         return True
@@ -405,12 +402,10 @@ class Runner:
         try:
             os.setsid()
             resource.setrlimit(resource.RLIMIT_CPU, (LIMIT, LIMIT + 5) if work == self.attempt else (-1, -1))
-            time.process_time()
             with (self.folder / f"{os.getpid()}.log").open("w") as log:
                 os.dup2(log.fileno(), 1)
                 os.dup2(log.fileno(), 2)
             answer = work(*arguments)
-            answer["cpu"] = time.process_time()
         except BaseException:
             answer = {"broken": traceback.format_exc()[-2000:]}
         finally:
@@ -474,7 +469,7 @@ class Runner:
             if answer.get("failed") in self.items:
                 self.killers[mutant.function].append(answer["failed"])
             left = (time.monotonic() - begun) / len(self.ends) * len(waiting)
-            say(f"{len(self.ends):4}/{len(self.mutants)} {end[0]:6} {mutant}  <- {end[1]}  {left:.0f} s left, {answer.get('cpu', 0):.1f}")
+            say(f"{len(self.ends):4}/{len(self.mutants)} {end[0]:6} {mutant}  <- {end[1]}  {left:.0f} s left")
 
 
 def same_code(a: CodeType, b: CodeType) -> bool:
