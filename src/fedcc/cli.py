@@ -20,13 +20,13 @@ from rich.table import Table
 from rich.text import Text
 
 from fedcc import __version__
+from fedcc.cli_federation import app as federation_app
 from fedcc.cli_sweep import sweep
 from fedcc.core.digests import DIGEST, UNCHECKED
 from fedcc.core.method import AnyMethod, check_value
 from fedcc.core.naming import unknown
 from fedcc.data.dataset import DataError
 from fedcc.ending import Signals, Stopped, explained, warnings_to
-from fedcc.flower.commands import app as federation_app
 from fedcc.interrupts import is_program
 from fedcc.options import (
     Augment,

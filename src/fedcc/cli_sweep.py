@@ -76,7 +76,7 @@ def sweep(
     from fedcc.experiments import RunFolder
     from fedcc.experiments.sweep import How, Sweep, duration, perform, read
     from fedcc.experiments.sweep import shard as part
-    from fedcc.experiments.workers import Processes, Ray
+    from fedcc.experiments.workers import ProcessPool, RayPool
     from fedcc.threads import check_threads
     from fedcc.tracking import checked
 
@@ -135,9 +135,9 @@ def sweep(
         action = partial(perform, how=how)
         pool: Pool[Run, Outcome]
         if on == "ray":
-            pool = Ray(action, jobs, address, threads or 1, named.get("device", "auto"))
+            pool = RayPool(action, jobs, address, threads or 1, named.get("device", "auto"))
         else:
-            pool = Processes(action, min(jobs or 1, len(todo)))
+            pool = ProcessPool(action, min(jobs or 1, len(todo)))
         try:
             board.follow(pool)
         except BaseException as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import multiprocessing
-import threading
+import os
 import time
 from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import replace
@@ -17,7 +17,7 @@ from rich.table import Table
 
 from fedcc.core.files import make_folder
 from fedcc.experiments import Experiment, RunFolder, execute, prepare
-from fedcc.experiments.workers import leave_with_parent, no_interrupts
+from fedcc.processes import end_with_parent, interrupts_blocked
 from fedcc.progress import clock
 from fedcc.threads import cores
 
@@ -64,8 +64,8 @@ def show(
     begun = time.perf_counter()
     pool = ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn"))
     try:
-        with no_interrupts():  # which the workers inherit: the parent alone answers Ctrl-C
-            futures = {name: pool.submit(_one, e, out / name) for name, e in experiments.items()}
+        with interrupts_blocked():  # which the workers inherit: the parent alone answers Ctrl-C
+            futures = {name: pool.submit(_one, e, out / name, os.getpid()) for name, e in experiments.items()}
         watch(futures, out, first.rounds, console)
         for future in futures.values():
             future.result()
@@ -99,8 +99,8 @@ def is_demo(place: Path, experiment: Experiment) -> bool:
     return replace(experiment, **mine) == found
 
 
-def _one(experiment: Experiment, out: Path) -> None:
-    threading.Thread(target=leave_with_parent, daemon=True).start()
+def _one(experiment: Experiment, out: Path, parent: int) -> None:
+    end_with_parent(parent=parent)
     try:
         execute(experiment, out, checkpoint_every=0)
     except Exception as error:

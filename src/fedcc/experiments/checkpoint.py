@@ -10,12 +10,10 @@ from __future__ import annotations
 
 import base64
 import json
-import re
 import time
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
-from hashlib import blake2b
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -24,12 +22,12 @@ import torch
 from torch import Tensor
 
 from fedcc.core.digests import DamagedFile
-from fedcc.core.files import uninterrupted, written_whole
 from fedcc.core.method import AnyMethod
 from fedcc.core.model import Arch, Model
 from fedcc.core.tree import Classes, Pack, Unpack, message_classes
 from fedcc.experiments.experiment import Experiment, present_spelling
-from fedcc.experiments.store import CHECKPOINT, RunFolder, RunFolderError, lines
+from fedcc.experiments.round_files import RoundFiles
+from fedcc.experiments.store import RunFolder, RunFolderError, lines
 from fedcc.federate import Snapshot
 from fedcc.federation import Federation, Models
 from fedcc.methods import completed, outdated
@@ -39,11 +37,6 @@ from fedcc.saved import described, rebuilt
 FORMAT = 1
 KEPT = 2
 SHARE = 0.05  # of a run's time, where it is not said how often
-DIGEST = 16  # bytes of the checksum
-
-
-class Damaged(ValueError):
-    """A checkpoint that cannot be used."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,6 +54,7 @@ class Checkpoints:
 
     def __init__(self, folder: Path, experiment: Experiment, federation: Federation):
         self.folder, self.method, self.device = folder, experiment.made(), chosen_device(experiment.device)
+        self.files = RoundFiles(folder, "checkpoint")
         partition = federation.partition
         self.identity = json.loads(
             json.dumps(
@@ -83,12 +77,7 @@ class Checkpoints:
         begun = time.perf_counter()
         about = {"format": FORMAT, "seconds": seconds, "records": compressed(records), **self.identity}
         content = packed(snapshot, self.method, about)
-        digest = blake2b(content, digest_size=DIGEST).hexdigest()
-        with uninterrupted():
-            with written_whole(self.folder / f"checkpoint-{snapshot.t:06d}-{digest}.safetensors") as file:
-                file.write(content)
-            for path in self.paths()[:-KEPT]:
-                path.unlink()
+        self.files.write(snapshot.t, content, obsolete=lambda rounds: rounds[:-KEPT])
         self.size, self.ended = len(content), time.perf_counter()
         self.cost = self.ended - begun
 
@@ -98,7 +87,7 @@ class Checkpoints:
         for path in reversed(self.paths()):
             try:
                 found = self.read(path, problems)
-            except Damaged as error:
+            except DamagedFile as error:
                 problems.append(f"{path} is not used: {error}")
                 continue
             self.size = found.size
@@ -106,9 +95,7 @@ class Checkpoints:
         return None, problems
 
     def read(self, path: Path, problems: list[str]) -> Checkpoint:
-        content = path.read_bytes()
-        if f"-{blake2b(content, digest_size=DIGEST).hexdigest()}." not in path.name:
-            raise Damaged("its content is not what its checksum says")
+        content = self.files.read(path)
         about, tree = header(content)
         if about.get("format") != FORMAT:
             raise RunFolderError(f"{path} has format {about.get('format')}, this fedcc reads format {FORMAT}")
@@ -134,21 +121,19 @@ class Checkpoints:
         try:
             records = RunFolder(self.folder).metrics(about["offset"])
         except DamagedFile as error:
-            raise Damaged(str(error)) from None
+            raise DamagedFile(str(error)) from None
         if [r.get("round") for r in records] != list(range(1, rounds + 1)):
-            raise Damaged(f"metrics.jsonl lacks some of its {rounds} rounds")
+            raise DamagedFile(f"metrics.jsonl lacks some of its {rounds} rounds")
         problems.append(f"{path} was written by an older version, without its records: those of {metrics} are believed")
         return records
 
     def paths(self) -> list[Path]:
         """Those there are, the oldest first."""
-        return sorted(p for p in self.folder.iterdir() if re.fullmatch(CHECKPOINT, p.name))
+        return list(self.files.paths().values())
 
     def remove(self, after: int = 0) -> None:
         """Remove those of the rounds behind ``after``."""
-        for path in self.paths():
-            if int(path.name.split("-")[1]) > after:
-                path.unlink()
+        self.files.remove(t for t in self.files.paths() if t > after)
 
 
 def _difference(part: str, found: Any, mine: Any) -> str:

@@ -23,7 +23,7 @@ from fedcc.experiments.execute import Halted, execute, prepare, unfinished
 from fedcc.experiments.experiment import Experiment
 from fedcc.experiments.store import InUse, RunFolder, RunFolderError
 from fedcc.experiments.toml import load
-from fedcc.experiments.workers import Died, Pool, drained
+from fedcc.experiments.workers import Pool, WorkerDeath, drain
 from fedcc.methods import METHODS, completed, outdated
 from fedcc.tracking import tracked
 
@@ -323,7 +323,7 @@ class Sweep:
                 self._take(pool.wait(0.25), ended)
                 tick()
         except BaseException:
-            rest = drained(pool)
+            rest = drain(pool)
             self._take(rest, ended, stopping=True)
             raise
         finally:
@@ -335,12 +335,12 @@ class Sweep:
 
     def _take(
         self,
-        answers: Iterator[tuple[Run, Outcome | Died]] | Sequence[tuple[Run, Outcome | Died]],
+        answers: Iterator[tuple[Run, Outcome | WorkerDeath]] | Sequence[tuple[Run, Outcome | WorkerDeath]],
         ended: Callable[[Run, Outcome], None],
         stopping: bool = False,
     ) -> None:
         for run, answer in answers:
-            if isinstance(answer, Died):
+            if isinstance(answer, WorkerDeath):
                 answer = Outcome("stopped") if stopping else Outcome("failed", answer.reason)
             self.began.pop(run.place, None)
             self.outcomes[run.place] = answer

@@ -1,4 +1,4 @@
-"""The server's side of a federation: the rounds of ``federate`` with the clients at their sites, into a run folder."""
+"""The server of a federation: the rounds of ``federate`` with the clients at their sites, into a run folder."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedcc.core.files import written_whole
+from fedcc.core.files import write_whole, written_whole
 from fedcc.core.messages import Predictions
 from fedcc.core.method import Trained
 from fedcc.core.model import Model, Outputs
@@ -29,37 +29,36 @@ from fedcc.experiments.execute import summary
 from fedcc.experiments.store import RunFolder
 from fedcc.federate import Snapshot, federate
 from fedcc.federation import Federation
-from fedcc.flower.cohort import Across, Post
-from fedcc.flower.data import checked_images
-from fedcc.flower.folder import FederationFolder, arrays
-from fedcc.flower.rehearsal import Rehearsal
+from fedcc.flower.cohort import FlowerCohort, Transport
+from fedcc.flower.data import check_images, read_arrays
+from fedcc.flower.dry_run import DryRun
+from fedcc.flower.folder import FederationFolder
 from fedcc.record import record_of
 from fedcc.run import Record, Result, chosen_device, server_of
 from fedcc.threads import fixed_threads
 
 
-class Journal:
-    """What the operator can look at while the server is at work: lines of a log, and where it stands."""
+class RunLog:
+    """What the operator can follow while the server works: the lines of ``run.log``, and ``status.json``."""
 
     def __init__(self, folder: Path, run: str):
-        self.log, self.status = folder / "run.log", folder / "status.json"
-        self.about: dict[str, Any] = {"run": run, "state": "running", "round": 0, "problem": "", "clients": {}}
+        self.path, self.status_path = folder / "run.log", folder / "status.json"
+        self.status: dict[str, Any] = {"run": run, "state": "running", "round": 0, "problem": "", "clients": {}}
 
     def say(self, text: str) -> None:
-        with self.log.open("a") as file:
+        with self.path.open("a") as file:
             file.write(f"{datetime.now():%H:%M:%S} {text}\n")
 
     def update(self, **changes: Any) -> None:
-        self.about |= changes
-        with written_whole(self.status) as file:
-            file.write(json.dumps(self.about, indent=1).encode())
+        self.status |= changes
+        write_whole(self.status_path, json.dumps(self.status, indent=1))
 
 
-class Server:
-    """A federation's server: it trains, or answers a query, with the clients that ``post`` reaches."""
+class FlowerServer:
+    """A federation's server: it trains, or answers a query, with the clients at their sites."""
 
-    def __init__(self, folder: FederationFolder, run: str, post: Post, journal: Journal):
-        self.folder, self.run, self.post, self.journal = folder, run, post, journal
+    def __init__(self, folder: FederationFolder, run: str, transport: Transport, log: RunLog):
+        self.folder, self.run, self.transport, self.log = folder, run, transport, log
         e = self.experiment = folder.experiment
         self.method, device = e.made(), chosen_device(e.device)
         self.engine = engine(e.engine, device, e.precision)  # type: ignore[arg-type]
@@ -73,7 +72,7 @@ class Server:
         self.role = server_of(self.method, self.public, folder.task.classes, recipe, e.seed, archs)
 
     def train(self) -> None:
-        """All rounds that are not done yet, and the summary."""
+        """Run the rounds that are missing, and write the summary."""
         with fixed_threads(self.experiment.threads):
             self._train()
 
@@ -86,80 +85,76 @@ class Server:
         last = self.method.rounds(total)
         trained: Trained | None = None
         for done in federate(self.method, self.role, cohort, total, self.engine, start.snapshot if start else None):
-            report, waited = asdict(cohort.report), cohort.waited
-            self.journal.update(round=done.t)
+            attendance, waited = asdict(cohort.attendance), cohort.seconds
+            self.log.update(round=done.t)
             hidden = self.test.get("public_y") if self.test else None
             found, now = Evaluation(targets=targets_accuracy(done.downs, hidden)), time.perf_counter()
             if self.method.evaluates(done.t, total) and (done.t == last or not self.method.uploads_models):
                 trained, found = self.evaluated(cohort, done.t, done.downs)
             spent = {"clients": waited, **self.engine.seconds, "evaluate": time.perf_counter() - now}
-            record = record_of(done, found, spent, {k: {} for k in done.ups}) | {"federation": report}
+            record = record_of(done, found, spent, {k: {} for k in done.ups}) | {"federation": attendance}
             self.engine.seconds = {}
             records.append(record)
             self.files.add(record)
-            snapshot = Snapshot(done.t, done.downs, self.role.models, self.role.memory, cohort.rehearsal.clients)
+            snapshot = Snapshot(done.t, done.downs, self.role.models, self.role.memory, cohort.dry_run.clients)
             self.checkpoints.write(snapshot, records, time.perf_counter() - begun)
             accuracy = "" if found.accuracy is None else f", accuracy {found.accuracy:.2f} %"
-            self.journal.say(f"round {done.t} of {last} is done with {', '.join(report['present'])}{accuracy}")
-        if trained is None:  # stopped behind the last round
+            self.log.say(f"round {done.t} of {last} is done with {', '.join(attendance['present'])}{accuracy}")
+        if trained is None:  # it was stopped after the last round
             trained, _ = self.ensemble(cohort, last, None)
         self.finish(records, trained, time.perf_counter() - begun)
 
     def start(self) -> Checkpoint | None:
-        """Where the run of the folder goes on; None if it begins."""
+        """The checkpoint that the folder's run resumes from; None if it starts."""
         start = None
         if (self.folder.run / "experiment.toml").is_file():
             notes = self.files.check_start()
             start, problems = self.checkpoints.latest()
             for problem in notes + problems:
-                self.journal.say(f"warning: {problem}")
+                self.log.say(f"warning: {problem}")
         if start is None:
             self.files.begin(self.experiment, None)
-            self.journal.say(
-                f"{self.method.label}: {len(self.folder.clients)} clients, {self.experiment.rounds} rounds"
-            )
+            self.log.say(f"{self.method.label}: {len(self.folder.clients)} clients, {self.experiment.rounds} rounds")
             return None
         self.files.restore(self.experiment, None, start.records)
         self.checkpoints.remove(after=start.snapshot.t)
-        self.journal.say(f"going on after round {start.snapshot.t}")
-        self.journal.update(round=start.snapshot.t)
+        self.log.say(f"resuming after round {start.snapshot.t}")
+        self.log.update(round=start.snapshot.t)
         return start
 
-    def cohort(self, start: Checkpoint | None) -> Across:
+    def cohort(self, start: Checkpoint | None) -> FlowerCohort:
         clients = start.snapshot.clients if start else None
-        rehearsal = Rehearsal(self.method, self.role, self.experiment.wire, self.run, clients)
+        dry_run = DryRun(self.method, self.role, self.experiment.wire, self.run, clients)
 
         def changed() -> None:
-            self.journal.update(clients={n: asdict(s) for n, s in cohort.standing.items()})
+            self.log.update(clients={n: asdict(s) for n, s in cohort.status.items()})
 
-        cohort = Across(self.folder, self.run, self.post, rehearsal, device=str(self.engine.device),
-                        say=self.journal.say, on_change=changed)  # fmt: skip
+        cohort = FlowerCohort(self.folder, self.run, self.transport, dry_run, device=str(self.engine.device),
+                              say=self.log.say, on_change=changed)  # fmt: skip
         for record in start.records if start else ():
             for name in record["federation"]["present"]:
-                cohort.standing[name].answered = record["round"]
+                cohort.status[name].answered = record["round"]
         changed()
         return cohort
 
     # -- predicting
 
-    def ensemble(self, cohort: Across, t: int, x: Tensor | None) -> tuple[Trained, Executor]:
-        """What there is to predict with after round t, and the engine to do it for the images ``x``, if there are any.
+    def ensemble(self, cohort: FlowerCohort, t: int, x: Tensor | None) -> tuple[Trained, Executor]:
+        """The models to predict with after round t, and an engine that serves them for the images ``x``, if given.
 
-        Where the method predicts with the clients' models, they are asked for these; those that keep theirs are asked
-        to predict. Whoever does not answer is left out.
+        If the method predicts with the clients' models, the clients are asked for them; those that keep theirs are
+        asked to predict. Clients that do not answer are left out.
         """
         clients: dict[int, Model] = {}
         if self.method.uploads_models:
-            self.journal.say("asking the clients for their models")
+            self.log.say("asking the clients for their models")
             for k, weights in cohort.models(t).items():
                 arch = self.role.archs[k]
                 own = {} if weights is None else self.engine.serve([Init(arch, Key(0))])[0].with_(weights.state).state
                 clients[k] = Model(arch, own)
         executor: Executor = self.engine
         if (keeping := [k for k, model in clients.items() if not model.state]) and x is not None:
-            self.journal.say(
-                f"{', '.join(cohort.names[k] for k in keeping)} keep their models and are asked to predict"
-            )
+            self.log.say(f"{', '.join(cohort.names[k] for k in keeping)} keep their models and are asked to predict")
             answers = cohort.predictions(t, x, keeping)
             clients = {k: model for k, model in clients.items() if model.state or k in answers}
 
@@ -169,16 +164,16 @@ class Server:
                     raise ValueError(f"{', '.join(silent)} predicted once, but not what {self.method.name} asked next")
                 return found
 
-            executor = Answered(self.engine, {id(clients[k]): k for k in answers}, (x, answers), ask)
+            executor = RemoteModels(self.engine, {id(clients[k]): k for k in answers}, (x, answers), ask)
         return Trained(self.folder.task.classes, clients, dict(self.role.models)), executor
 
-    def evaluated(self, cohort: Across, t: int, downs: Mapping[int, Any]) -> tuple[Trained, Evaluation]:
+    def evaluated(self, cohort: FlowerCohort, t: int, downs: Mapping[int, Any]) -> tuple[Trained, Evaluation]:
         if self.test is None:
             return self.ensemble(cohort, t, None)[0], Evaluation()
         samples = Samples({"x": self.test["x"], "y": self.test["y"]}, self.folder.task.view).to(self.engine.device)
         trained, executor = self.ensemble(cohort, t, samples.x)
         hidden = self.test.get("public_y")
-        asked = executor is not self.engine  # sites are not asked again for the sake of other readings
+        asked = executor is not self.engine  # other readings are not worth asking the sites again
         last = t == self.method.rounds(self.experiment.rounds)
         readings = {} if asked else dict(self.method.readings(self.public))
         if last and not asked:
@@ -190,8 +185,8 @@ class Server:
 
     def query(self, source: Path, target: Path) -> None:
         """The method's scores for the images of a file."""
-        x = arrays(source, "x")["x"]
-        checked_images(source, x, self.folder.task)
+        x = read_arrays(source, "x")["x"]
+        check_images(source, x, self.folder.task)
         start, _ = self.checkpoints.latest()
         if start is None:
             raise ValueError(f"{self.folder.run} holds no trained federation yet; `fedcc federation run` trains one")
@@ -202,7 +197,7 @@ class Server:
             scores = drive([self.method.predict(trained, samples)], executor)[0].cpu().numpy()
         with written_whole(target) as file:
             np.savez(file, scores=scores, labels=scores.argmax(-1))
-        self.journal.update(state="finished")
+        self.log.update(state="finished")
 
     # -- the end
 
@@ -223,13 +218,13 @@ class Server:
             "federation": {"clients": list(self.folder.clients), "kept_models": keeping},
         }
         self.files.finish(summary(self.experiment, result, seconds) | facts, records, self.checkpoints.paths())
-        self.journal.update(state="finished")
+        self.log.update(state="finished")
         final = result.curve[-1][1] if result.curve else None
-        self.journal.say("finished" if final is None else f"finished: accuracy {final:.2f} %")
+        self.log.say("finished" if final is None else f"finished: accuracy {final:.2f} %")
 
 
-class Answered:
-    """An engine for models that stay at their sites: it has their predictions for some inputs, and asks for others.
+class RemoteModels:
+    """An engine for models that stay at their sites: it has their predictions for some inputs and asks for others.
 
     ``clients`` says by a model's ``id`` whose it is.
     """

@@ -1,51 +1,52 @@
 """A process with everything imported, from which Flower's process for each message is forked.
 
-Flower starts ``flwr-clientapp`` anew for every message, and importing torch there would take longer than a small round.
-So a client forks :class:`Warm` before it does anything else, and puts a ``flwr-clientapp`` of its own first on Flower's
-path. That launcher hands its arguments, environment and output to the warm process, which forks a child to be the
-program, and ends as the child ends. Without a warm process it becomes Flower's own program.
+Flower starts ``flwr-clientapp`` for every message, and importing torch there would take longer than a small round. So a
+client starts a :class:`ForkServer` first and puts a ``flwr-clientapp`` of its own first on Flower's path. That launcher
+sends its arguments, environment and output to the fork server, which forks a child to be the program, and exits as
+the child exits. Without a fork server it becomes Flower's own program.
 
-As the launcher this file is run by itself and imports nothing of the project.
+As the launcher, this file runs by itself and imports nothing of the project.
 """
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import shlex
 import signal
 import socket
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
 PROGRAM = "flwr-clientapp"
 
 
-class Warm:
-    """The warm process and the launcher, in a folder of the site's own."""
+class ForkServer:
+    """The process and its launcher, in a folder of the site."""
 
     def __init__(self, folder: Path):
         self.folder = folder
         folder.mkdir(parents=True, exist_ok=True)
-        place = os.open(folder, os.O_PATH)  # a path of any length: a socket's may have 108 characters
+        directory = os.open(folder, os.O_PATH)  # for paths of any length: a socket's has at most 108 characters
         try:
             (folder / "socket").unlink(missing_ok=True)
             self.listener = socket.socket(socket.AF_UNIX)
-            self.listener.bind(f"/proc/self/fd/{place}/socket")
+            self.listener.bind(f"/proc/self/fd/{directory}/socket")
         finally:
-            os.close(place)
+            os.close(directory)
         self.listener.listen(8)
-        real = shlex.quote(str(Path(sys.executable).parent / PROGRAM))
+        program = shlex.quote(str(Path(sys.executable).parent / PROGRAM))
         words = [sys.executable, "-I", "-S", __file__, str(folder)]
         launcher = folder / PROGRAM
-        launcher.write_text(f'#!/bin/sh\nFEDCC_COLD={real} exec {shlex.join(words)} "$@"\n')
+        launcher.write_text(f'#!/bin/sh\nFEDCC_COLD={program} exec {shlex.join(words)} "$@"\n')
         launcher.chmod(0o700)
+        parent = os.getpid()
         self.pid = os.fork()
         if self.pid == 0:
             try:
-                self.serve()
+                self.serve(parent)
             finally:
                 os._exit(1)
         self.listener.close()
@@ -56,9 +57,11 @@ class Warm:
             os.waitpid(self.pid, 0)
         (self.folder / "socket").unlink(missing_ok=True)
 
-    def serve(self) -> None:
+    def serve(self, parent: int) -> None:
+        from fedcc.processes import end_with_parent
+
         os.setsid()
-        end_with_parent()
+        end_with_parent(parent=parent)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         from flwr.supernode.cli.flwr_clientapp import flwr_clientapp
@@ -70,7 +73,7 @@ class Warm:
             if os.fork() == 0:  # it forks once more, so that nobody is waited for here
                 with connection:
                     self.listener.close()
-                    attend(connection, flwr_clientapp)
+                    answer(connection, flwr_clientapp)
                 os._exit(0)
             connection.close()
             with suppress(ChildProcessError):
@@ -78,13 +81,15 @@ class Warm:
                     pass
 
 
-def attend(connection: socket.socket, program: object) -> None:
-    """Be the program that a launcher asks for, and tell it how it ended."""
+def answer(connection: socket.socket, program: Callable[[], object]) -> None:
+    """Run the program for a launcher, and send it the exit code."""
+    from fedcc.processes import end_with_parent
+
     end_with_parent()
     text, handles, _, _ = socket.recv_fds(connection, 2**20, 2)
     while not text.endswith(b"\n"):
         text += connection.recv(2**20)
-    asked = json.loads(text)
+    request = json.loads(text)
     pid = os.fork()
     if pid == 0:
         end_with_parent()
@@ -93,12 +98,12 @@ def attend(connection: socket.socket, program: object) -> None:
             connection.close()
             os.dup2(handles[0], 1)
             os.dup2(handles[1], 2)
-            os.chdir(asked["folder"])
+            os.chdir(request["folder"])
             os.environ.clear()
-            os.environ.update(asked["environment"])
+            os.environ.update(request["environment"])
             signal.signal(signal.SIGINT, signal.default_int_handler)
-            sys.argv = asked["arguments"]
-            program()  # type: ignore[operator]
+            sys.argv = request["arguments"]
+            program()
             code = 0
         except SystemExit as end:
             code = end.code if isinstance(end.code, int) else 1 if end.code else 0
@@ -115,27 +120,21 @@ def attend(connection: socket.socket, program: object) -> None:
         connection.sendall(f"{os.waitstatus_to_exitcode(status)}\n".encode())
 
 
-def end_with_parent() -> None:
-    """SIGKILL when the parent ends, however it ends."""
-    with suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)
-
-
 def launch(folder: str, arguments: list[str]) -> int:
-    """Have the warm process be Flower's program, or be it ourselves."""
-    cold = os.environ.pop("FEDCC_COLD")
+    """Have the fork server run Flower's program and return its exit code, or become the program."""
+    program = os.environ.pop("FEDCC_COLD")
     try:
-        place = os.open(folder, os.O_PATH)
+        directory = os.open(folder, os.O_PATH)
         connection = socket.socket(socket.AF_UNIX)
-        connection.connect(f"/proc/self/fd/{place}/socket")
+        connection.connect(f"/proc/self/fd/{directory}/socket")
     except OSError:
-        os.execv(cold, [PROGRAM, *arguments])
-    asked = {"arguments": [PROGRAM, *arguments], "folder": str(Path.cwd()), "environment": dict(os.environ)}
-    text = (json.dumps(asked) + "\n").encode()
+        os.execv(program, [PROGRAM, *arguments])
+    request = {"arguments": [PROGRAM, *arguments], "folder": str(Path.cwd()), "environment": dict(os.environ)}
+    text = (json.dumps(request) + "\n").encode()
     sent = socket.send_fds(connection, [text], [1, 2])
     connection.sendall(text[sent:])
-    answer = connection.recv(64)
-    code = int(answer) if answer else 1
+    reply = connection.recv(64)
+    code = int(reply) if reply else 1
     return code if code >= 0 else 128 - code
 
 
