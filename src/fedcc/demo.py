@@ -171,7 +171,7 @@ def table(summaries: dict[str, dict[str, Any]]) -> Table:
 
 def draw(summaries: dict[str, dict[str, Any]], out: Path) -> list[Path]:
     """The learning curves and the partition."""
-    from fedcc.data.skew import Partition
+    from fedcc.data.partition import Partition
     from fedcc.report.figures import curves_figure, partition_figure, save
     from fedcc.report.style import look
 

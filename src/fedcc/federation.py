@@ -20,7 +20,7 @@ from fedcc.core.samples import IDENTITY, Samples, View
 from fedcc.nets import network
 
 if TYPE_CHECKING:
-    from fedcc.data.skew import Partition
+    from fedcc.data.partition import Partition
 
 Models = str | Factory | Sequence[str | Factory]
 """One network for all, or several: names (``"resnet14,resnet20"``) or factories ``outputs -> nn.Module``."""
@@ -84,7 +84,7 @@ class Federation:
         ``validation`` holds out that share of each client's samples, which take the place of the test set.
         """
         from fedcc.data import load
-        from fedcc.data.skew import partition
+        from fedcc.data.partition import partition
 
         dataset = load(data, Path(folder) if folder is not None else None, resize=resize)
         x, y = dataset.train_x, dataset.train_y

@@ -6,7 +6,6 @@ import json
 import os
 import random
 import shutil
-import sys
 import time
 import warnings
 from collections.abc import Iterator
@@ -22,7 +21,7 @@ import torch
 from torch import Tensor
 
 import fedcc
-from fedcc import cli, tracking
+from fedcc import cli, saved, tracking
 from fedcc.core import method
 from fedcc.core.method import Trained
 from fedcc.core.model import Arch, Model
@@ -61,21 +60,24 @@ def quicken() -> None:
     for module in (method, experiment):
         module.get_type_hints = cache(module.get_type_hints)  # type: ignore[attr-defined]
     Federation.named = staticmethod(cache(Federation.named))  # type: ignore[method-assign]
-    running: Any = sys.modules[Result.__module__]  # fedcc.run is a function
-    running.build = lru_cache(64)(running.build)
+    saved.build = lru_cache(64)(saved.build)
 
 
 def put_in_order(folder: Path) -> None:
     """Checkpoints with their metadata sorted: the library that writes them draws the order anew each time."""
     for path in folder.glob("checkpoint-*"):
-        content = path.read_bytes()
-        length = int.from_bytes(content[:8], "little")
-        header = json.loads(content[8 : 8 + length])
-        header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+        content = in_order(path.read_bytes())
         path.unlink()
-        content = joined(header, content[8 + length :])
         digest = blake2b(content, digest_size=CHECKSUM_BYTES).hexdigest()
         path.with_name(f"checkpoint-{path.name.split('-')[1]}-{digest}.safetensors").write_bytes(content)
+
+
+def in_order(content: bytes) -> bytes:
+    """A safetensors file with its metadata sorted."""
+    length = int.from_bytes(content[:8], "little")
+    header = json.loads(content[8 : 8 + length])
+    header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+    return joined(header, content[8 + length :])
 
 
 def joined(header: Any, rest: bytes) -> bytes:
@@ -199,7 +201,9 @@ class RunFolders(Target):
         self.start = self.seen
         if self.start is None:
             raise RuntimeError("the example itself is not resumed")
-        self.good_bits = self.bits(self.start[1])
+        checkpoints = Checkpoints(folder / HALF, self.experiment, self.experiment.federation())
+        kept = [checkpoints.read(path, []) for path in checkpoints.paths()]
+        self.good_bits = {one.snapshot.t: self.bits(one) for one in kept}
 
     @contextmanager
     def stubs(self, place: Path) -> Iterator[None]:
@@ -293,16 +297,13 @@ class RunFolders(Target):
             return not said  # begun anew, which is said
         if resumed != good_experiment:
             raise Wrong("another experiment is resumed")
-        if start.snapshot.t == good.snapshot.t:
-            same = start.records == good.records and self.bits(start) == self.good_bits
-        else:
-            same = bool(said) and start.records == good.records[: start.snapshot.t]
-        if not same:
+        t = start.snapshot.t
+        if start.records != good.records[:t] or self.bits(start) != self.good_bits[t]:
             raise Wrong("a run is resumed with other numbers, silently")
         return True
 
     def bits(self, start: Any) -> bytes:
-        return packed(start.snapshot, self.experiment.made(), {})
+        return in_order(packed(start.snapshot, self.experiment.made(), {}))
 
     def read_whole(self, place: Path) -> bool:
         taken = 0
@@ -374,16 +375,12 @@ class CheckpointFiles(RunFolders):
         path.write_bytes(content)
         try:
             with frozen_clock():
-                found = Checkpoints(folder / HALF, self.experiment, self.federation).read(path)
+                found = Checkpoints(folder / HALF, self.experiment, self.federation).read(path, [])
         finally:
             if not known:
                 path.unlink()
-        good = self.start[1]
-        if (
-            found.snapshot.t not in (1, 2, 3)
-            or not found.records[: good.snapshot.t] == good.records[: found.snapshot.t]
-        ):
-            raise Wrong("a checkpoint with other records")
+        if [r["round"] for r in found.records] != list(range(1, found.snapshot.t + 1)):
+            raise Wrong("a checkpoint with other rounds")
         return True
 
 

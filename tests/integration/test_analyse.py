@@ -12,9 +12,10 @@ import torch
 from PIL import Image
 
 import fedcc
+from fedcc.core.digests import write_json
 from fedcc.experiments import Experiment, RunFolder, execute
 from fedcc.experiments.analyse import analyse
-from fedcc.report import figures
+from fedcc.report import analysis_figures, figures
 from program import QUICK, call
 
 Capsys = pytest.CaptureFixture[str]
@@ -71,7 +72,9 @@ def test_the_example_is_a_public_sample(runs: dict[str, Path], analyses: dict[st
     assert example["classes"] == [*"0123456789"]
     assert example["label"] == int(federation.hidden[row])  # type: ignore[index]
     stored = federation.public.x[row, 0].numpy()
-    np.testing.assert_array_equal(figures.decoded(example["image"]), (stored * (255 / 16)).round().astype(np.uint8))
+    np.testing.assert_array_equal(
+        analysis_figures.decoded(example["image"]), (stored * (255 / 16)).round().astype(np.uint8)
+    )
 
     ours = fedcc.load(runs["fedcc"]).scores(federation.public.x[row : row + 1])[0]
     np.testing.assert_allclose(example["aggregates"]["unknown"], ours / ours.sum(), atol=1e-5)
@@ -103,9 +106,9 @@ def test_all_figures_are_drawn(runs: dict[str, Path], analyses: dict[str, dict[s
     summaries = {a["method"]: RunFolder(runs[name]).summary() or {} for name, a in analyses.items()}
     margins = {"digits": {a["method"]: a["margins"] for a in analyses.values()}}
     made = {
-        "margins": figures.margins_figure(margins),
-        "embeddings": figures.embeddings_figure({a["method"]: a["embeddings"] for a in analyses.values()}),
-        "example": figures.example_figure(analyses["fedcc"]["example"]),
+        "margins": analysis_figures.margins_figure(margins),
+        "embeddings": analysis_figures.embeddings_figure({a["method"]: a["embeddings"] for a in analyses.values()}),
+        "example": analysis_figures.example_figure(analyses["fedcc"]["example"]),
         "bytes": figures.bytes_figure(summaries),
         "log": figures.log_figure(summaries["FedCC"]["log"]),
     }
@@ -165,8 +168,8 @@ def test_a_run_from_a_gpu_on_other_data(tmp_path: Path, capsys: Capsys) -> None:
     summary = RunFolder(place).summary()
     assert summary is not None
     summary["experiment"]["device"] = "cuda:7"
-    (place / "summary.json").write_text(json.dumps(summary))
+    write_json(place / "summary.json", summary)
     assert not (torch.cuda.device_count() > 7)
     assert call(capsys, "analyse", place, "--samples", 20, "--device", "cpu").code == 0
-    (place / "summary.json").write_text(json.dumps(summary | {"partition_sha256": "0" * 64}))
+    write_json(place / "summary.json", summary | {"partition_sha256": "0" * 64})
     call(capsys, "analyse", place, "--device", "cpu").refused("other data", "partition_sha256")

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from fedcc import demo
-from fedcc.data.skew import Partition
+from fedcc.data.partition import Partition
 from fedcc.experiments import Experiment, RunFolder, execute
 from fedcc.report import figures
 from fedcc.report.style import look

@@ -90,16 +90,16 @@ def test_the_readmes_block_and_the_page(tmp_path: Path, capsys: pytest.CaptureFi
     shutil.copytree(ROOT / "results", tmp_path / "results")
     readme = tmp_path / "README.md"
     readme.write_text("nothing to see\n")
-    call(capsys, "report", "results", "--readme", readme).refused("README.md must have one line", markdown.BEGIN)
+    call(capsys, "report", "results", "--readme", readme).failed("README.md must have one line", markdown.BEGIN, code=2)
     assert readme.read_text() == "nothing to see\n"
     readme.write_text(f"above\n{markdown.BEGIN}\n{markdown.END}\nbelow\n")
     assert call(capsys, "report", "results", "--readme", "README.md", "--markdown", "docs/results.md").code == 0
     text = readme.read_text()
     assert text.startswith(f"above\n{markdown.BEGIN}\n")
     assert text.endswith(f"{markdown.END}\nbelow\n")
-    record = "results/cifar10_classes-1_fedcc_seed0.json"
+    record = "results/cifar10_classes-1_fedavg_seed0.json"
     final = json.loads(Path(record).read_text())["accuracy"]["final"]
-    assert f"[{final:.1f}]({record}) (67.3)" in text
+    assert f"[{final:.1f}]({record}) (11.0)" in text
     assert (tmp_path / "docs" / "results.md").read_text() == (ROOT / "docs" / "results.md").read_text()
     assert sorted(p.name for p in tmp_path.iterdir()) == ["README.md", "docs", "results"]  # and no report/
 

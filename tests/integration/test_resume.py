@@ -367,6 +367,24 @@ def altered(path: Path, change: Any) -> None:
     path.with_name(f"{path.name.rpartition('-')[0]}-{digest}.safetensors").write_bytes(made)
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda about: about.clear(),
+        lambda about: about.update(format=1, experiment=[]),
+        lambda about: about.update(records="eJw="),
+        lambda about: about.update(records=""),
+        lambda about: about.update(seconds="1"),
+    ],
+    ids=["empty", "experiment", "cut", "no-records", "seconds"],
+)
+def test_a_checkpoint_that_nobody_can_read_is_refused_by_its_name(change: Any, copy: Path, capsys: Capsys) -> None:
+    altered(checkpoints(copy)[-1], change)
+    before = {p.name: p.read_bytes() for p in copy.iterdir()}
+    call(capsys, "resume", copy).refused(checkpoints(copy)[-1].name)
+    assert {p.name: p.read_bytes() for p in copy.iterdir()} == before
+
+
 def test_a_checkpoint_from_before_an_option_goes_on_with_its_default(copy: Path, whole: Path, capsys: Capsys) -> None:
     older(copy)
     toml = copy / "experiment.toml"

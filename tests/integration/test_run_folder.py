@@ -20,7 +20,7 @@ import torch
 
 import fedcc
 import fedcc.data
-from fedcc.data.skew import Partition
+from fedcc.data.partition import Partition
 from fedcc.experiments import Experiment, RunFolder
 from program import QUICK, Running, call, wait_until
 

@@ -7,7 +7,9 @@ import pytest
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
-from fedcc.data.skew import Classes, Dirichlet, Iid, _in_order, parse, partition, public_split, split
+from fedcc.data.partition import partition, public_split
+from fedcc.data.skew import Classes, Dirichlet, Iid, parse
+from fedcc.data.split import _in_order, split
 
 seeds = st.integers(0, 2**32 - 1)
 etas = st.floats(1e-3, 100, allow_nan=False)

@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 
 from fedcc.data.dataset import DataError
-from fedcc.data.skew import Classes, Dirichlet, Iid, Partition, parse, partition, public_split, split
+from fedcc.data.partition import Partition, partition, public_split
+from fedcc.data.skew import Classes, Dirichlet, Iid, parse
+from fedcc.data.split import split
 
 
 def rng(seed: int = 0) -> np.random.Generator:

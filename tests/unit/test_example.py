@@ -7,7 +7,7 @@ import torch
 
 from fedcc.evaluate.example import example, telling
 from fedcc.experiments.analyse import data_address
-from fedcc.report.figures import decoded
+from fedcc.report.analysis_figures import decoded
 
 # two clients, two samples, two classes and "unknown"
 VOTES = torch.tensor(

@@ -13,18 +13,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fedcc.report.figures import (
-    accuracy_by_bytes,
-    bytes_figure,
-    curves_figure,
-    decoded,
-    embeddings_figure,
-    example_figure,
-    log_figure,
-    margins_figure,
-    partition_figure,
-    save,
-)
+from fedcc.report.analysis_figures import decoded, embeddings_figure, example_figure, margins_figure
+from fedcc.report.figures import accuracy_by_bytes, bytes_figure, curves_figure, log_figure, partition_figure, save
 
 CURVES = {"FedCC": [(1, 30.0), (2, 90.0)], "FedAvg": [(1, 10.0), (2, 12.0)], "nothing yet": []}
 

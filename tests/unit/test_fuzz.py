@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import ctypes
+import json
 import os
 import random
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -146,6 +149,28 @@ def test_a_million_inputs_leave_fifty_thousand_for_each_target() -> None:
     plan = planned([kind() for kind in TARGETS], 1_000_000)
     assert min(plan.values()) >= 50_000
     assert 999_000 <= sum(plan.values()) <= 1_000_000
+
+
+@pytest.mark.slow
+def test_make_fuzz_runs_every_target_and_finds_nothing(tmp_path: Path) -> None:
+    words = [
+        "-m",
+        "fuzz",
+        "--inputs",
+        "600",
+        "--json",
+        str(tmp_path / "figures"),
+        "--findings",
+        str(tmp_path / "found"),
+    ]
+    path = os.pathsep.join([str(Path(__file__).parents[1]), *sys.path])
+    done = subprocess.run(
+        [sys.executable, *words], env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    figures = json.loads((tmp_path / "figures").read_text())
+    assert {row["target"] for row in figures["targets"]} == {kind.name for kind in TARGETS}
+    assert all(row["inputs"] >= 30 for row in figures["targets"])
 
 
 @pytest.mark.parametrize("kind", TARGETS, ids=lambda kind: kind.name)

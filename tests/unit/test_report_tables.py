@@ -15,10 +15,14 @@ import pytest
 import synthetic
 from fedcc.methods import METHODS
 from fedcc.report import gallery, latex, markdown, paper, spreadsheet, style
+from fedcc.report.cells import Table, Value
+from fedcc.report.client_tables import client_table
 from fedcc.report.page import TEMPLATE, embedded, page
-from fedcc.report.records import Found, Run, find
+from fedcc.report.readings import readings
+from fedcc.report.records import Found, RunRecord, find
+from fedcc.report.standings import Margin, filled, leads, standing
 from fedcc.report.style import look
-from fedcc.report.tables import Margin, Table, Value, client_table, filled, leads, readings, standing, tables
+from fedcc.report.tables import tables
 
 CIFAR = {"data": "cifar10", "skew": "classes:1"}
 EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(2)>|`[x](javascript:1)\n# &"
@@ -293,7 +297,7 @@ def test_marks_leave_out_bounds_and_ties_share_them(tmp_path: Path) -> None:
     assert marks == {"fedcc": 1, "fedavg": 1, "fedmd": 2, "fedprox": 0, "centralized": 0, "ssl": 0}
     (lead,) = leads(table)
     assert (lead.scenario, lead.rivals) == (("cifar10", "classes:1"), 3)
-    assert lead.views["final"][1] == Margin("FedAvg", pytest.approx(0.04), 1, 1)
+    assert lead.margins["final"][1] == Margin("FedAvg", pytest.approx(0.04), 1, 1)
     assert lead.printed == ("FedConcat", pytest.approx(67.3 - 12.7))  # of all that the paper printed
 
 
@@ -302,7 +306,7 @@ def test_a_lead_of_another_method_is_said(tmp_path: Path) -> None:
     (table,) = built(tmp_path, synthetic.record("fedcc", 70.0, **CIFAR), *twice)
     (lead,) = leads(table)
     assert lead.rivals == 1
-    assert lead.views["final"][1] == Margin("FedAvg, E=85 (budget-matched)", pytest.approx(-11.0), 1, 1)
+    assert lead.margins["final"][1] == Margin("FedAvg, E=85 (budget-matched)", pytest.approx(-11.0), 1, 1)
     assert "| 1 of 15 | 70.0 | FedAvg, E=85 (budget-matched) | -11.0 |" in markdown.ahead(table)
 
 
@@ -315,13 +319,13 @@ def test_a_margin_is_over_the_seeds_that_both_have(tmp_path: Path) -> None:
         synthetic.record("fedmd", 66.0, **{**CIFAR, "seed": 2}),
     )
     (lead,) = leads(table)
-    value, margin = lead.views["final"]
+    value, margin = lead.margins["final"]
     assert (str(value), margin) == ("80.0 ±10.0", Margin("FedAvg", pytest.approx(5.0), 1, 3))  # FedMD's seed was kinder
     assert lead.reread == Margin("FedAvg", pytest.approx(2.0), 1, 3)
     assert "| 80.0 ±10.0 | FedAvg | **+5.0** (1 of 3 seeds) |" in markdown.ahead(table)
     assert "| +2.0 (FedAvg, 1 of 3 seeds) |" in markdown.ahead(table)
     (table,) = built(tmp_path / "apart", mine[0], mine[1], synthetic.record("fedavg", 65.0, **{**CIFAR, "seed": 7}))
-    assert leads(table)[0].views["final"][1] == Margin("FedAvg", pytest.approx(10.0), 0, 2)  # between the means
+    assert leads(table)[0].margins["final"][1] == Margin("FedAvg", pytest.approx(10.0), 0, 2)  # between the means
     assert "**+10.0** (other seeds)" in markdown.ahead(table)
 
 
@@ -439,7 +443,7 @@ def test_a_lead_is_measured_against_re_estimated_baselines_too(tmp_path: Path) -
     kept = [synthetic.record(m, final=f, **CIFAR) for m, f in (("fedavg", 20.0), ("fedcc", 21.0))]
     (table,) = built(tmp_path, *kept)
     (lead,) = leads(table)
-    assert lead.views["final"][1] == Margin("FedAvg", pytest.approx(1.0), 1, 1)
+    assert lead.margins["final"][1] == Margin("FedAvg", pytest.approx(1.0), 1, 1)
     assert lead.reread == Margin("FedAvg", pytest.approx(-2.0), 1, 1)  # the record's reading is 3 above its accuracy
     assert "| -2.0 (FedAvg) |" in markdown.block([table], tmp_path)
 
@@ -455,7 +459,7 @@ def test_a_record_of_a_method_before_it_was_mended_does_not_count(tmp_path: Path
 
 def test_a_record_from_before_an_option_has_what_its_method_did_then(tmp_path: Path) -> None:
     old = synthetic.record("fednova", **CIFAR)
-    del old["settings"]["statistics"]
+    del old["settings"]["statistics"], old["experiment"]["settings"]["statistics"]
     authors = synthetic.record("fedmd", settings={"loss": "l1", "average": "logits"}, **CIFAR)
     table, variants = built(tmp_path, old, authors, synthetic.record("fednova", **{**CIFAR, "seed": 1}))
     assert [(r.method, r.seed) for r in table.runs] == [("fednova", 1)]
@@ -681,7 +685,7 @@ def test_old_records_are_still_read(tmp_path: Path) -> None:
         del made[key]
     del made["accuracy"]["table2"], made["bytes"]["rounds"], made["accuracy"]["targets"]
     found = read(tmp_path, made)
-    run: Run = found.runs[0]
+    run: RunRecord = found.runs[0]
     assert found.problems == ()
     assert (run.log, run.counts, run.sent_rounds, run.targets) == ({}, (), (), ())
     assert page(found, tables(found.runs), tmp_path, "old").startswith("<!doctype html>")

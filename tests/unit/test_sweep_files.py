@@ -100,6 +100,8 @@ WRONG = [
         "fedcc (a): unknown setting of FedCC 'lamb'; did you mean 'lam'?",
     ),
     ("[[variant]]\nmethod = 'fedcc'\nname = '../a'", "a name is of letters, digits, '.', '_' and '-'"),
+    (f"[[variant]]\nmethod = 'fedcc'\nname = '{'é' * 60}'", "a name must be at most 100 bytes long, got 'é"),
+    (f"methods = ['fedcc']\n[[scenario]]\nname = '{'a' * 300}'", "a name must be at most 100 bytes long, got 'a"),
     ("methods = ['fedcc', 'FedCC']", "two runs would share the folder digits_classes-1/fedcc/seed0"),
     ("methods = ['fedcc']\nscenario = [{ fraction = 0.5 }, {}]", "two runs would share the folder"),
     ("methods = [", "is not valid TOML"),
@@ -239,7 +241,7 @@ def test_states(tmp_path: Path) -> None:
 def finished(place: Path) -> None:
     folder = RunFolder(place)
     folder.restore(Experiment.read(place / "experiment.toml"), None, [])
-    folder.finish({"format": 1, "seed": 0}, [], [])
+    folder.finish({"format": 1, "seed": 0, "accuracy": {"final": 50.0}, "experiment": {}}, [], [])
 
 
 def test_a_damaged_summary_blocks(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Data sets by name, and who holds what of them (``fedcc.data.skew``); downloads are in ``fedcc.data.fetch``."""
+"""Data sets by name. Who holds what is in ``skew``, ``split`` and ``partition``; downloads are in ``fetch``."""
 
 from __future__ import annotations
 

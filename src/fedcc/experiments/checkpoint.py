@@ -9,10 +9,11 @@ name holds the checksum of its content.
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 import time
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from math import prod
 from pathlib import Path
@@ -22,7 +23,7 @@ import torch
 from torch import Tensor
 
 from fedcc.core.digests import DamagedFile
-from fedcc.core.method import AnyMethod
+from fedcc.core.method import AnyMethod, check_value
 from fedcc.core.model import Arch, Model
 from fedcc.core.tree import Classes, Pack, Unpack, message_classes
 from fedcc.experiments.experiment import Experiment, present_spelling
@@ -96,17 +97,21 @@ class Checkpoints:
 
     def read(self, path: Path, problems: list[str]) -> Checkpoint:
         content = self.files.read(path)
-        about, tree = header(content)
-        if about.get("format") != FORMAT:
-            raise RunFolderError(f"{path} has format {about.get('format')}, this fedcc reads format {FORMAT}")
-        told = about["experiment"] = {"validation": 0.0, **present_spelling(about["experiment"])}
-        if not outdated(told["method"], told["settings"]):
-            told["settings"] = json.loads(json.dumps(completed(told["method"], told["settings"])))
-        for part, mine in self.identity.items():
-            if (found := about[part]) != mine:
-                raise RunFolderError(f"{path} is a checkpoint of another experiment ({_difference(part, found, mine)})")
-        snapshot: Snapshot = unpacked(content, tree, self.method, device=self.device)
-        records = self.records(path, about, snapshot.t, problems)
+        with understood(path):
+            about, tree = header(content)
+            if about.get("format") != FORMAT:
+                raise RunFolderError(f"{path} has format {about.get('format')}, this fedcc reads format {FORMAT}")
+            told = about["experiment"] = {"validation": 0.0, **present_spelling(about["experiment"])}
+            if not outdated(told["method"], told["settings"]):
+                told["settings"] = json.loads(json.dumps(completed(told["method"], told["settings"])))
+            for part, mine in self.identity.items():
+                if (found := about[part]) != mine:
+                    difference = _difference(part, found, mine)
+                    raise RunFolderError(f"{path} is a checkpoint of another experiment ({difference})")
+            check_value("seconds", about["seconds"], float, 0)
+            snapshot: Snapshot = unpacked(content, tree, self.method, device=self.device)
+            check_value("t", snapshot.t, int, 1)
+            records = self.records(path, about, snapshot.t, problems)
         return Checkpoint(snapshot, records, about["seconds"], len(content))
 
     def records(self, path: Path, about: Mapping[str, Any], rounds: int, problems: list[str]) -> list[Record]:
@@ -114,6 +119,8 @@ class Checkpoints:
         metrics = self.folder / "metrics.jsonl"
         if "records" in about:
             records = expanded(about["records"])
+            if [r["round"] for r in records] != list(range(1, rounds + 1)):
+                raise ValueError(f"it lacks some of its {rounds} rounds")
             expected = lines(records)
             if not metrics.exists() or metrics.read_bytes()[: len(expected)] != expected:
                 problems.append(f"{metrics} is not what the run wrote, and is written anew from {path.name}")
@@ -134,6 +141,22 @@ class Checkpoints:
     def remove(self, after: int = 0) -> None:
         """Remove those of the rounds behind ``after``."""
         self.files.remove(t for t in self.files.paths() if t > after)
+
+
+@contextlib.contextmanager
+def understood(path: Path) -> Iterator[None]:
+    """Refuse a file by its name if its checksum is right and its content is not what this version can read."""
+    from safetensors import SafetensorError
+
+    try:
+        yield
+    except (DamagedFile, RunFolderError):
+        raise
+    except (
+        ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError, SafetensorError, zlib.error
+    ) as error:  # fmt: skip
+        reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        raise RunFolderError(f"{path} is not a file that this fedcc can read ({reason})") from None
 
 
 def _difference(part: str, found: Any, mine: Any) -> str:
@@ -228,5 +251,8 @@ class _Unpack(Unpack):
         name, begin, shape = about
         place = name, begin, tuple(shape)
         if place not in self.cut:
-            self.cut[place] = self.tensors[name][begin : begin + prod(shape)].view(shape).clone()
+            part = self.tensors[name]
+            if begin < 0 or min(shape, default=0) < 0 or begin + prod(shape) > len(part):
+                raise ValueError(f"{name} has {len(part):,} values, none of shape {shape} from {begin}")
+            self.cut[place] = part[begin : begin + prod(shape)].view(shape).clone()
         return self.cut[place]

@@ -23,7 +23,7 @@ from fedcc.core.digests import BESIDE, DIGEST, UNCHECKED, DamagedFile, check_fil
 from fedcc.core.files import make_folder, written_whole
 from fedcc.core.method import check_value
 from fedcc.core.naming import shortened
-from fedcc.data.skew import Partition
+from fedcc.data.partition import Partition
 from fedcc.experiments.experiment import Experiment
 from fedcc.run import Record
 

@@ -31,6 +31,7 @@ MACHINE = ("device", "precision", "engine", "threads", "deterministic")
 """What a run takes from the machine unless it is given; a run made elsewhere is no other run for it."""
 
 OPTIONS = tuple(f.name for f in fields(Experiment) if f.name not in ("method", "settings", "seed"))
+LONGEST = 100  # bytes of a scenario's or a variant's name
 State = Literal["finished", "unfinished", "missing", "blocked"]
 
 
@@ -148,7 +149,11 @@ def _run(seed: int, scenario: Mapping[str, Any], entry: Mapping[str, Any], chang
         raise ValueError(f"{method}{f' ({where})' if where else ''}: {error}") from None
     for name in (scenario.get("name"), entry.get("name")):
         if name is not None and not (isinstance(name, str) and re.fullmatch(r"\w[\w.-]*", name)):
-            raise ValueError(f"a name is of letters, digits, '.', '_' and '-', as it becomes a folder's; got {name!r}")
+            raise ValueError(
+                f"a name is of letters, digits, '.', '_' and '-', as it becomes a folder's; got {shortened(name)}"
+            )
+        if name is not None and len(os.fsencode(name)) > LONGEST:
+            raise ValueError(f"a name must be at most {LONGEST} bytes long, got {shortened(name)}")
     data, named = ("-".join(filter(None, pair)) for pair in ((data, scenario.get("name")), (method, entry.get("name"))))
     return Run(Path(data) / named / number, method, settings, given)
 

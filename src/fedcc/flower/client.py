@@ -22,7 +22,7 @@ from fedcc.core.requests import Predict, Recipe
 from fedcc.core.rng import Key
 from fedcc.core.samples import Samples
 from fedcc.engine import drive, engine, usual_engine, usual_precision
-from fedcc.experiments.checkpoint import header, packed, unpacked
+from fedcc.experiments.checkpoint import header, packed, understood, unpacked
 from fedcc.experiments.round_files import RoundFiles
 from fedcc.federate import first_model
 from fedcc.flower.data import site_samples
@@ -63,10 +63,11 @@ class ClientSnapshots:
         except DamagedFile as error:
             print(f"fedcc: {path} is not used: {error}")
             return None
-        about, tree = header(content)
-        if about != {"format": FORMAT}:
-            raise ValueError(f"{path} has format {about.get('format')}, this fedcc reads format {FORMAT}")
-        snapshot: ClientSnapshot = unpacked(content, tree, self.method, device=self.device, kind=ClientSnapshot)
+        with understood(path):
+            about, tree = header(content)
+            if about != {"format": FORMAT}:
+                raise ValueError(f"format {about.get('format')}, this fedcc reads format {FORMAT}")
+            snapshot: ClientSnapshot = unpacked(content, tree, self.method, device=self.device, kind=ClientSnapshot)
         return snapshot
 
     def before(self, t: int) -> ClientSnapshot | None:

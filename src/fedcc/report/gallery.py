@@ -11,28 +11,19 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedcc.report.figures import (
-    LOGGED,
-    bytes_figure,
-    curves_figure,
-    embeddings_figure,
-    example_figure,
-    literal,
-    log_figure,
-    margins_figure,
-    partition_figure,
-    save,
-)
+from fedcc.report.analysis_figures import embeddings_figure, example_figure, margins_figure
+from fedcc.report.cells import MethodRow, Table
+from fedcc.report.figures import LOGGED, bytes_figure, curves_figure, literal, log_figure, partition_figure, save
 from fedcc.report.style import look
-from fedcc.report.tables import Row, Table, scenario_title, skew_title, slug, title_of
+from fedcc.report.titles import scenario_title, skew_title, slug, title_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from fedcc.report.paper import Scenario
-    from fedcc.report.records import Run
+    from fedcc.report.records import RunRecord
 
-Rows = Sequence[tuple[Row, Sequence["Run"]]]
+Rows = Sequence[tuple[MethodRow, Sequence["RunRecord"]]]
 MANY = 6  # figures that are worth a process
 COMPARED = ("fedavg", "fedcc")  # the paper's Figs. 2 and 3
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fedcc.report.tables import TESTS, ClientTable, Table, View, skew_title, title_of
+from fedcc.report.cells import Accuracy, Table
+from fedcc.report.client_tables import TESTS, ClientTable
+from fedcc.report.titles import skew_title, title_of
 
 SPECIAL = {
     "\\": r"\textbackslash{}",
@@ -40,18 +42,18 @@ def document(names: Sequence[str]) -> str:
     return DOCUMENT % "\n\\clearpage\n".join(rf"\input{{{name}}}" for name in names)
 
 
-def comparison(table: Table, view: View = "final", with_paper: bool = False) -> str:
+def comparison(table: Table, accuracy: Accuracy = "final", with_paper: bool = False) -> str:
     """Methods by scenarios; bold the best, underlined the second best; the paper's numbers below ours if asked for."""
     lines = []
     for row in table.rows:
         cells = []
         for s in table.scenarios:
             cell = row.cells[s]
-            value = cell.value(view)
+            value = cell.value(accuracy)
             shown = "--"
             if value is not None:
                 spread = f"_{{\\pm{value.spread:.1f}}}" if value.spread is not None else ""
-                mark = {1: r"\mathbf", 2: r"\underline"}.get(cell.marks.get(view, 0))
+                mark = {1: r"\mathbf", 2: r"\underline"}.get(cell.marks.get(accuracy, 0))
                 shown = f"${mark}{{{value.mean:.1f}}}{spread}$" if mark else f"${value.mean:.1f}{spread}$"
             cells.append(shown)
         lines.append(" & ".join([text(row.title), *cells]) + r" \\")
@@ -61,7 +63,7 @@ def comparison(table: Table, view: View = "final", with_paper: bool = False) -> 
                 for s in table.scenarios
             ]
             lines.append(" & ".join([r"\quad\emph{paper}", *theirs]) + r" \\")
-    caption = f"{table.title}. Accuracy (\\%) in the {view} round; {text(table.protocol)}; seeds: {table.seeds}."
+    caption = f"{table.title}. Accuracy (\\%) in the {accuracy} round; {text(table.protocol)}; seeds: {table.seeds}."
     return _table(table, [1] * len(table.scenarios), lines, caption, table.slug)
 
 

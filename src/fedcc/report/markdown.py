@@ -8,24 +8,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fedcc.report import paper
-from fedcc.report.records import Found, Run
-from fedcc.report.tables import (
-    TESTS,
-    VIEWS,
-    Cell,
-    ClientCell,
-    ClientTable,
-    Row,
-    Table,
-    View,
-    client_table,
-    filled,
-    leads,
-    readings,
-    scenario_title,
-    standing,
-    title_of,
-)
+from fedcc.report.cells import ACCURACIES, Accuracy, Cell, MethodRow, Table
+from fedcc.report.client_tables import TESTS, ClientCell, ClientTable, client_table
+from fedcc.report.readings import readings
+from fedcc.report.records import Found, RunRecord
+from fedcc.report.standings import filled, leads, standing
+from fedcc.report.titles import scenario_title, title_of
 from fedcc.report.values import relative_link
 
 BEGIN, END = "<!-- fedcc report: begin -->", "<!-- fedcc report: end -->"
@@ -43,7 +31,7 @@ def code(text: str) -> str:
     return f"`{text}`" if "`" not in text else f"`` {text.replace('``', '` `')} ``"
 
 
-def link(text: str, run: Run, beside: Path) -> str:
+def link(text: str, run: RunRecord, beside: Path) -> str:
     """A link to a run's record from a page that lies in the folder ``beside``."""
     return f"[{text}]({relative_link(run.file, beside)})"
 
@@ -58,17 +46,17 @@ def marked(text: str, mark: int) -> str:
     return {1: f"**{text}**", 2: f"<ins>{text}</ins>"}.get(mark, text)
 
 
-def number(cell: Cell, view: View, beside: Path) -> str:
+def number(cell: Cell, accuracy: Accuracy, beside: Path) -> str:
     """A cell's number with links to the records behind it, by seed where there are several."""
-    value = cell.value(view)
+    value = cell.value(accuracy)
     if value is None:
         return MISSING
     if len(cell.runs) == 1:
         run = cell.runs[0]
-        behind = f" ({run.best_round})" if view == "best" else ""
-        return marked(link(f"{value}", run, beside), cell.marks.get(view, 0)) + behind
+        behind = f" ({run.best_round})" if accuracy == "best" else ""
+        return marked(link(f"{value}", run, beside), cell.marks.get(accuracy, 0)) + behind
     seeds = " ".join(link(str(r.seed), r, beside) for r in cell.runs)
-    return marked(f"{value}", cell.marks.get(view, 0)) + (f" <sup>{seeds}</sup>" if view == "final" else "")
+    return marked(f"{value}", cell.marks.get(accuracy, 0)) + (f" <sup>{seeds}</sup>" if accuracy == "final" else "")
 
 
 def printed(number: paper.Printed | None) -> str:
@@ -85,7 +73,7 @@ def comparison(table: Table, data: str, beside: Path) -> str:
     for row in table.rows:
         line = [plain(row.title)]
         for s in scenarios:
-            line += [number(row.cells[s], view, beside) for view in VIEWS]
+            line += [number(row.cells[s], accuracy, beside) for accuracy in ACCURACIES]
             line += [printed(row.cells[s].printed)] if table.with_paper else []
         if not table.variants or any(row.cells[s].runs for s in scenarios):
             rows.append(line)
@@ -195,8 +183,8 @@ def ahead(table: Table) -> str:
     rows = []
     for lead in leads(table):
         row = [plain(scenario_title(lead.scenario)), f"{lead.rivals} of {len(paper.METHODS) - 1}"]
-        for view in VIEWS:
-            mine, margin = lead.views[view]
+        for accuracy in ACCURACIES:
+            mine, margin = lead.margins[accuracy]
             points = marked(f"{margin.points:+.1f}", int(margin.points >= 0))
             row += [f"{mine}", plain(margin.rival), f"{points} ({margin.note})" if margin.note else points]
         again = lead.reread and (", ".join(filter(None, (lead.reread.rival, lead.reread.note))), lead.reread.points)
@@ -224,7 +212,7 @@ def open_ends(table: Table) -> str:
     return "\n".join(lines) + "\n"
 
 
-def records(rows: Sequence[Row], beside: Path) -> str:
+def records(rows: Sequence[MethodRow], beside: Path) -> str:
     head = ["method", "data", "skew", "seed", "final", "best (round)", "seconds", "record", "command"]
     lines = [
         [

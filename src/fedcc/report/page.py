@@ -11,23 +11,14 @@ from typing import Any
 
 from fedcc.methods import METHODS
 from fedcc.report import paper
+from fedcc.report.cells import ACCURACIES, MethodRow, Table
+from fedcc.report.client_tables import TESTS, client_table
 from fedcc.report.paper import Scenario
-from fedcc.report.records import Found, Run
+from fedcc.report.readings import readings
+from fedcc.report.records import Found, RunRecord
+from fedcc.report.standings import filled, leads, standing
 from fedcc.report.style import PALETTE, look
-from fedcc.report.tables import (
-    TESTS,
-    VIEWS,
-    Row,
-    Table,
-    client_table,
-    filled,
-    leads,
-    readings,
-    scenario_title,
-    skew_title,
-    standing,
-    title_of,
-)
+from fedcc.report.titles import scenario_title, skew_title, title_of
 from fedcc.report.values import natural, printable, relative_link
 
 FILES = ("summary.json", "analysis.json", "metrics.jsonl", "experiment.toml", "environment.json", "partition.npz")
@@ -81,7 +72,7 @@ def page(found: Found, tables: Sequence[Table], out: Path, title: str, downloads
         scenario_title=scenario_title,
         paper_methods=paper.METHODS,
         tests=TESTS,
-        views=VIEWS,
+        accuracies=ACCURACIES,
         downloads=downloads,
         css=Markup((TEMPLATE / "page.css").read_text()),
         script=Markup((TEMPLATE / "page.js").read_text()),
@@ -105,7 +96,7 @@ def headline(tables: Sequence[Table]) -> list[str]:
         if table.variants:
             continue
         if asked := leads(table):
-            won = sum(lead.views["final"][1].points >= 0 for lead in asked)
+            won = sum(lead.margins["final"][1].points >= 0 for lead in asked)
             said = "is ahead of the others" if won else "is not ahead of the others"
             where = f" in {won} of {len(asked)} scenarios" if len(asked) > 1 else ""
             lines.append(f"{table.title}: after the final round FedCC {said}{where}.")
@@ -123,9 +114,9 @@ class Group:
 
     id: str
     table: Table
-    row: Row
+    row: MethodRow
     scenario: Scenario
-    runs: tuple[Run, ...]
+    runs: tuple[RunRecord, ...]
 
 
 class Cells:
@@ -142,11 +133,11 @@ class Cells:
                         self._ids |= {r.name: place for r in cell.runs}
                         self.groups.append(Group(place, table, row, scenario, cell.runs))
 
-    def id(self, runs: Sequence[Run]) -> str:
+    def id(self, runs: Sequence[RunRecord]) -> str:
         return self._ids[runs[0].name]
 
 
-def _files(run: Run, out: Path) -> list[tuple[str, str]]:
+def _files(run: RunRecord, out: Path) -> list[tuple[str, str]]:
     """A run's files as names and links relative to the page."""
     there = [run.file.with_name(n) for n in FILES] if run.in_folder else [run.file]
     if run.analysis_file is not None and run.analysis_file not in there:
@@ -181,7 +172,7 @@ def _scenes(table: Table, cells: Cells) -> list[dict[str, Any]]:
     return made
 
 
-def _lines(row: Row, runs: Sequence[Run], cells: Cells) -> dict[str, Any]:
+def _lines(row: MethodRow, runs: Sequence[RunRecord], cells: Cells) -> dict[str, Any]:
     return {
         "method": row.method,
         "label": row.title,
@@ -199,15 +190,15 @@ def _rounded(values: Iterable[float | None], digits: int = 2) -> list[float | No
     return [None if v is None else round(v, digits) for v in values]
 
 
-def _partitions(runs: Sequence[Run]) -> list[dict[str, Any]]:
-    held: dict[int, Run] = {}
+def _partitions(runs: Sequence[RunRecord]) -> list[dict[str, Any]]:
+    held: dict[int, RunRecord] = {}
     for run in runs:
         if run.counts:
             held.setdefault(run.seed, run)
     return [{"seed": seed, "counts": held[seed].counts} for seed in sorted(held)]
 
 
-def _log(row: Row, runs: Sequence[Run]) -> dict[str, Any]:
+def _log(row: MethodRow, runs: Sequence[RunRecord]) -> dict[str, Any]:
     run = next(r for r in runs if set(LOGGED) & set(r.log))
     return {
         "label": row.title,
@@ -223,7 +214,7 @@ def _log(row: Row, runs: Sequence[Run]) -> dict[str, Any]:
     }
 
 
-def _analysis(row: Row, runs: Sequence[Run]) -> dict[str, Any] | None:
+def _analysis(row: MethodRow, runs: Sequence[RunRecord]) -> dict[str, Any] | None:
     """The first run's that has one; a page with every seed's would be too large to send."""
     run = next((r for r in runs if r.analysis), None)
     if run is None or run.analysis is None:

@@ -49,7 +49,7 @@ ASIDE = ("method", "data", "skew", "seed", "settings", "client_accuracy", *NUMER
 
 
 @dataclass(frozen=True)
-class Run:
+class RunRecord:
     """One finished run, checked: the part of its record that tables and figures are made from."""
 
     file: Path  # the record itself
@@ -137,13 +137,13 @@ def usual_values(data: str, family: str, method: str) -> dict[str, Any]:
 class Found:
     """The runs below some paths, and what was left out and why."""
 
-    runs: tuple[Run, ...]
+    runs: tuple[RunRecord, ...]
     problems: tuple[tuple[str, str], ...]  # name and reason
 
 
 def find(paths: Sequence[Path]) -> Found:
     """Every record below these paths: run folders, folders of bare records, single files."""
-    runs: dict[str, Run] = {}
+    runs: dict[str, RunRecord] = {}
     problems: list[tuple[str, str]] = []
     for path in paths:
         for file, name in _candidates(path, problems):
@@ -155,7 +155,7 @@ def find(paths: Sequence[Path]) -> Found:
             except Odd as error:
                 inside = file.name == "summary.json" and not name.endswith("/summary.json")
                 problems.append((f"{name}/summary.json" if inside else name, str(error)))
-    kept: dict[Any, Run] = {}
+    kept: dict[Any, RunRecord] = {}
     for run in sorted(runs.values(), key=lambda r: natural(r.name)):
         same = (run.method, run.scenario, run.changed, run.protocol, run.seed)
         if same in kept:
@@ -166,7 +166,7 @@ def find(paths: Sequence[Path]) -> Found:
     return Found(tuple(kept.values()), tuple(problems))
 
 
-def _repeated(counted: Run, again: Run) -> tuple[Run, str]:
+def _repeated(counted: RunRecord, again: RunRecord) -> tuple[RunRecord, str]:
     """The run that counts, and what to say of its repeat, whose analysis serves only where both are the same run."""
     said = f"repeats {counted.name}, which is the one that counts"
     if again.analysis is None or counted.analysis is not None:
@@ -176,7 +176,7 @@ def _repeated(counted: Run, again: Run) -> tuple[Run, str]:
     return replace(counted, analysis=again.analysis, analysis_file=again.analysis_file), f"{said}; its analysis is used"
 
 
-def _differences(one: Run, other: Run) -> str:
+def _differences(one: RunRecord, other: RunRecord) -> str:
     """Why two runs with the same settings cannot be taken for one; empty if they have one origin."""
     names = [n for n in {**one.experiment, **other.experiment} if one.experiment.get(n) != other.experiment.get(n)]
     if names:
@@ -223,7 +223,7 @@ def _candidates(path: Path, problems: list[tuple[str, str]]) -> Iterator[tuple[P
                     yield here / file, f"{name}/{printable(file)}"
 
 
-def _read(file: Path, name: str, problems: list[tuple[str, str]]) -> Run:
+def _read(file: Path, name: str, problems: list[tuple[str, str]]) -> RunRecord:
     record = mapping(read_json(file), "the file")
 
     def part(what: str, read: Callable[[], T], otherwise: T) -> T:
@@ -262,7 +262,7 @@ def _read(file: Path, name: str, problems: list[tuple[str, str]]) -> Run:
     analysed = os.path.lexists(beside)
     versions = record.get("versions")
     data_sha, partition_sha = (word(record.get(name)) or None for name in ("data_sha256", "partition_sha256"))
-    return Run(
+    return RunRecord(
         file=file,
         name=name,
         method=method,

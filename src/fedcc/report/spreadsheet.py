@@ -9,8 +9,9 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedcc.report.records import Run
-from fedcc.report.tables import TESTS, ClientTable, Table
+from fedcc.report.cells import Table
+from fedcc.report.client_tables import TESTS, ClientTable
+from fedcc.report.records import RunRecord
 from fedcc.report.values import printable
 
 
@@ -51,7 +52,7 @@ def clients(table: ClientTable) -> str:
     return _csv(head, lines)
 
 
-def runs(found: Sequence[Run], beside: Path) -> str:
+def runs(found: Sequence[RunRecord], beside: Path) -> str:
     """Every run with its provenance."""
     head = ["name", "method", "settings", "protocol", "data", "skew", "seed", "final", "best", "best_round", "bytes"]
     head += ["seconds", "engine", "device", "precision", "commit", "versions", "record", "command"]

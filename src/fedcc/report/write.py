@@ -7,8 +7,10 @@ from pathlib import Path
 
 from fedcc.core.files import make_folder, written_whole
 from fedcc.report import latex, markdown, spreadsheet
+from fedcc.report.cells import Table
+from fedcc.report.client_tables import client_table
+from fedcc.report.readings import readings
 from fedcc.report.records import Found
-from fedcc.report.tables import Table, client_table, readings
 
 TITLE = "Federated learning under label skew"
 

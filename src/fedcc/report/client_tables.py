@@ -1,0 +1,107 @@
+"""Table II: the clients' own models."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from fedcc.methods import METHODS
+from fedcc.report import paper
+from fedcc.report.cells import MethodRow, Table, Value
+from fedcc.report.paper import Printed, Scenario
+from fedcc.report.records import RunRecord
+
+TESTS = {
+    "local": "local",
+    "global": "global",
+    "valid": "unknown valid",
+}
+"""Table II's columns: test data like the client's own; all test data; the same where "unknown" counts as right for
+classes outside the client's majority set."""
+
+
+@dataclass(frozen=True)
+class ClientValue:
+    """Clients' own models: the mean over clients and seeds, with the two spreads apart."""
+
+    mean: float
+    over_clients: float | None  # standard deviation over the clients of a run, averaged over seeds
+    over_seeds: float | None  # of the runs' means
+    n: int
+
+    def __str__(self) -> str:
+        return f"{self.mean:.1f}"
+
+
+@dataclass(frozen=True)
+class ClientCell:
+    """One method in one scenario and one test; ``plain`` beside ``valid`` tells what the rule adds."""
+
+    value: ClientValue | None
+    runs: tuple[RunRecord, ...] = ()
+    printed: Printed | None = None
+
+
+@dataclass(frozen=True)
+class ClientTable:
+    """Table II: the clients' own models, for the scenarios and methods of a table."""
+
+    of: Table
+    scenarios: tuple[Scenario, ...]
+    rows: tuple[tuple[MethodRow, Mapping[tuple[Scenario, str], ClientCell]], ...]
+
+    @property
+    def slug(self) -> str:
+        return (
+            self.of.slug.replace("table1", "table2") if self.of.slug.startswith("table1") else f"{self.of.slug}-clients"
+        )
+
+    @property
+    def title(self) -> str:
+        return (
+            self.of.title.replace("Table I", "Table II", 1)
+            if self.of.title.startswith("Table I")
+            else f"{self.of.title}: clients' own models"
+        )
+
+    @property
+    def data(self) -> list[str]:
+        return list(dict.fromkeys(d for d, _ in self.scenarios))
+
+
+def client_table(table: Table) -> ClientTable | None:
+    """The clients' own models after their last local training; None where no run says."""
+    rows = []
+    for row in table.rows:
+        kind = METHODS.get(row.method)
+        if kind is not None and not kind.trains_clients:
+            continue  # `centralized`: the clients' networks are never trained
+        cells = {(s, test): _client_cell(row, s, test, table.with_paper) for s in table.scenarios for test in TESTS}
+        if any(c.value for c in cells.values()):
+            rows.append((row, cells))
+    scenarios = tuple(s for s in table.scenarios if any(cells[s, t].value for _, cells in rows for t in TESTS))
+    return ClientTable(table, scenarios, tuple(rows)) if rows else None
+
+
+def _client_cell(row: MethodRow, scenario: Scenario, test: str, with_paper: bool) -> ClientCell:
+    runs = tuple(r for r in row.cells[scenario].runs if _accuracies(r, test))
+    each = [_accuracies(r, test) for r in runs]
+    value = None
+    if each:
+        over = [statistics.stdev(v) for v in each if len(v) > 1]
+        means = Value.of(statistics.fmean(v) for v in each)
+        assert means is not None
+        value = ClientValue(means.mean, statistics.fmean(over) if over else None, means.spread, len(each))
+    printed = None
+    if with_paper and not row.extra and test != "global":  # the paper's global column is the one with the rule
+        printed = paper.TABLE2.get(("local" if test == "local" else "global", row.method, scenario))
+    return ClientCell(value, runs, printed)
+
+
+def _accuracies(run: RunRecord, test: str) -> list[float]:
+    """The clients' accuracies; a method without "unknown" has the same with the rule and without."""
+    found = run.tests.get(test)
+    if found is None and test == "valid" and run.method != "fedcc":
+        found = run.tests.get("global")
+    return list(found.values()) if found else []
