@@ -6,8 +6,8 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,12 +24,12 @@ from fedcc.federate import Simulated, federate
 from fedcc.flower.create import create_federation
 from fedcc.flower.fingerprint import fingerprint
 from fedcc.flower.folder import FederationFolder
-from fedcc.flower.programs import ChildProcess, FlowerError, free_port, wait_for
+from fedcc.flower.programs import ChildProcess, FlowerError, free_port
 from fedcc.run import chosen_device, parties
 from fedcc.threads import fixed_threads
 
 CLIENTS = ("north", "east", "south", "west")
-STOP_SECONDS = 30.0  # for a program to end those that it has started
+LIMIT, STOP_SECONDS = 600.0, 30.0  # for a federation to finish; for a program to end those that it has started
 
 
 @dataclass(frozen=True)
@@ -102,24 +102,30 @@ def federated(folder: FederationFolder, say: Callable[[str], None]) -> RunTrace:
     """The same on Flower: what the clients say they sent, and the accuracy that the server measured."""
     path, begun = folder.path, time.perf_counter()
     with ExitStack() as programs:
-        server = programs.enter_context(program(path / "server.log", "server", path, "--bind", "127.0.0.1"))
-        wait(lambda: "ready" in server.log.read_text(), [server])
+
+        def start(log: Path, *arguments: Any) -> ChildProcess:
+            words = [sys.executable, "-P", "-m", "fedcc", "federation", *map(str, arguments)]
+            return programs.enter_context(closing(ChildProcess(words, os.environ, log, patience=STOP_SECONDS)))
+
+        server = start(path / "server.log", "server", path, "--bind", "127.0.0.1")
+        server.wait_until(lambda: "ready" in server.log.read_text(), LIMIT)
         clients = []
         for site in map(folder.site, folder.clients):
             options = ("--data", site / "data.npz", "--device", "cpu", "--share-model")
-            clients.append(programs.enter_context(program(site / "client.log", "client", site, *options)))
-        run = programs.enter_context(program(path / "run.log", "run", path))
-        shown = 0
+            clients.append(start(site / "client.log", "client", site, *options))
+        run, shown = start(path / "run.log", "run", path), 0
 
         def ended() -> bool:
             nonlocal shown
+            for client in clients:
+                client.check()
             lines = [line for line in run.log.read_text().split("\n")[:-1] if " is done with " in line]
             for line in lines[shown:]:
                 say(line)
             shown = len(lines)
             return run.exit_code is not None
 
-        wait(ended, [server, *clients])
+        server.wait_until(ended, LIMIT)
         for client in clients:  # all at once: each takes seconds to end
             client.process.terminate()
     summary = RunFolder(folder.run).summary()
@@ -131,26 +137,3 @@ def federated(folder: FederationFolder, say: Callable[[str], None]) -> RunTrace:
             for line in map(json.loads, file.read_text().splitlines()):
                 uplinks[line["round"], name] = line["sent"]
     return RunTrace(uplinks, summary["accuracy"]["final"], time.perf_counter() - begun)
-
-
-@contextmanager
-def program(log: Path, *arguments: Any) -> Iterator[ChildProcess]:
-    """``fedcc federation`` with these arguments as a process of its own, which ends with the block."""
-    words = [sys.executable, "-P", "-m", "fedcc", "federation", *map(str, arguments)]
-    child = ChildProcess(words, os.environ, log)
-    try:
-        yield child
-    finally:
-        child.stop(STOP_SECONDS)
-
-
-def wait(condition: Callable[[], bool], needed: list[ChildProcess]) -> None:
-    """Return as soon as the condition holds; an error if one of the needed programs ends before that."""
-
-    def check() -> bool:
-        for child in needed:
-            if child.exit_code is not None:
-                raise FlowerError(f"the federation has ended early: {child.tail()}; see {child.log}")
-        return condition()
-
-    wait_for(check, 600, "the federation has not finished")

@@ -19,6 +19,7 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import NoReturn
 
 PROGRAM = "flwr-clientapp"
 
@@ -51,11 +52,14 @@ class ForkServer:
                 os._exit(1)
         self.listener.close()
 
-    def stop(self) -> None:
-        with suppress(ProcessLookupError, ChildProcessError):
-            os.kill(self.pid, signal.SIGTERM)
-            os.waitpid(self.pid, 0)
-        (self.folder / "socket").unlink(missing_ok=True)
+    def close(self) -> None:
+        from fedcc.core.files import uninterrupted
+
+        with uninterrupted():
+            with suppress(ProcessLookupError, ChildProcessError):
+                os.kill(self.pid, signal.SIGTERM)
+                os.waitpid(self.pid, 0)
+            (self.folder / "socket").unlink(missing_ok=True)
 
     def serve(self, parent: int) -> None:
         from fedcc.processes import end_with_parent
@@ -70,54 +74,45 @@ class ForkServer:
 
         while True:
             connection, _ = self.listener.accept()
-            if os.fork() == 0:  # it forks once more, so that nobody is waited for here
-                with connection:
-                    self.listener.close()
-                    answer(connection, flwr_clientapp)
-                os._exit(0)
+            if os.fork() == 0:
+                end_with_parent()
+                self.listener.close()
+                run_program(connection, flwr_clientapp)
             connection.close()
             with suppress(ChildProcessError):
                 while os.waitpid(-1, os.WNOHANG)[0]:
                     pass
 
 
-def answer(connection: socket.socket, program: Callable[[], object]) -> None:
-    """Run the program for a launcher, and send it the exit code."""
-    from fedcc.processes import end_with_parent
+def run_program(connection: socket.socket, program: Callable[[], object]) -> NoReturn:
+    """Be the program for a launcher, and send it the exit code."""
+    code = 1
+    try:
+        text, handles, _, _ = socket.recv_fds(connection, 2**20, 2)
+        while not text.endswith(b"\n"):
+            text += connection.recv(2**20)
+        request = json.loads(text)
+        os.dup2(handles[0], 1)
+        os.dup2(handles[1], 2)
+        os.chdir(request["folder"])
+        os.environ.clear()
+        os.environ.update(request["environment"])
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        sys.argv = request["arguments"]
+        program()
+        code = 0
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else 1 if end.code else 0
+    except BaseException:
+        import traceback
 
-    end_with_parent()
-    text, handles, _, _ = socket.recv_fds(connection, 2**20, 2)
-    while not text.endswith(b"\n"):
-        text += connection.recv(2**20)
-    request = json.loads(text)
-    pid = os.fork()
-    if pid == 0:
-        end_with_parent()
-        code = 1
-        try:
-            connection.close()
-            os.dup2(handles[0], 1)
-            os.dup2(handles[1], 2)
-            os.chdir(request["folder"])
-            os.environ.clear()
-            os.environ.update(request["environment"])
-            signal.signal(signal.SIGINT, signal.default_int_handler)
-            sys.argv = request["arguments"]
-            program()
-            code = 0
-        except SystemExit as end:
-            code = end.code if isinstance(end.code, int) else 1 if end.code else 0
-        except BaseException:
-            import traceback
-
-            traceback.print_exc()
-        finally:
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(code & 0xFF)
-    _, status = os.waitpid(pid, 0)
-    with suppress(OSError):
-        connection.sendall(f"{os.waitstatus_to_exitcode(status)}\n".encode())
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        with suppress(OSError):
+            connection.sendall(f"{code & 0xFF}\n".encode())
+        os._exit(code & 0xFF)
 
 
 def launch(folder: str, arguments: list[str]) -> int:
@@ -134,8 +129,7 @@ def launch(folder: str, arguments: list[str]) -> int:
     sent = socket.send_fds(connection, [text], [1, 2])
     connection.sendall(text[sent:])
     reply = connection.recv(64)
-    code = int(reply) if reply else 1
-    return code if code >= 0 else 128 - code
+    return int(reply) if reply else 1  # none if it was killed
 
 
 if __name__ == "__main__":

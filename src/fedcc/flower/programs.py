@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import socket
@@ -11,17 +12,16 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 from fedcc.core.files import uninterrupted
 from fedcc.ending import Told
 from fedcc.processes import end_with_parent
 
 QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "PYTHONUNBUFFERED": "1"}
-TERMINATE_SECONDS = 10.0
 
 
 class FlowerError(Told):
@@ -37,9 +37,11 @@ def environment(home: Path, threads: int = 1, **more: str) -> dict[str, str]:
 class ChildProcess:
     """A program in a session of its own, its output in a log; it ends with this process, however that ends."""
 
-    def __init__(self, arguments: list[str], env: Mapping[str, str], log: Path, read: bool = False):
+    def __init__(
+        self, arguments: list[str], env: Mapping[str, str], log: Path, *, read: bool = False, patience: float = 10
+    ):
         log.parent.mkdir(parents=True, exist_ok=True)
-        self.log = log
+        self.log, self.patience = log, patience  # seconds for it to end by itself
         with log.open("ab") as file:
             self.process = subprocess.Popen(
                 arguments,
@@ -75,37 +77,32 @@ class ChildProcess:
         """None while it runs."""
         return self.process.poll()
 
-    def stop(self, seconds: float = TERMINATE_SECONDS) -> None:
+    def close(self) -> None:
         """Terminate it, then kill it and its children."""
-        if self.exit_code is None:
-            self.process.terminate()
-            with suppress(subprocess.TimeoutExpired):
-                self.process.wait(seconds)
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait()
-
-    def tail(self, lines: int = 5) -> str:
-        """The end of its log, for an error."""
-        text = self.log.read_text(errors="replace").splitlines() if self.log.exists() else []
-        return " / ".join(line.strip() for line in text[-lines:] if line.strip())
-
-
-class Stoppable(Protocol):
-    def stop(self) -> None: ...
-
-
-Running = TypeVar("Running", bound=Stoppable)
-
-
-@contextmanager
-def stop_after(child: Running) -> Iterator[Running]:
-    """Stop a child after the block, however the block ends."""
-    try:
-        yield child
-    finally:
         with uninterrupted():  # a second Ctrl-C leaves nothing running either
-            child.stop()
+            if self.exit_code is None:
+                self.process.terminate()
+                with suppress(subprocess.TimeoutExpired):
+                    self.process.wait(self.patience)
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
+
+    def check(self) -> None:
+        """Raise an error if the program has ended."""
+        if self.exit_code is not None:
+            lines = [line.strip() for line in self.log.read_text(errors="replace").splitlines()[-5:]]
+            tail = " / ".join(filter(None, lines))
+            raise FlowerError(f"{self.log.stem} has ended ({self.exit_code}): {tail}; see {self.log}")
+
+    def wait_until(self, condition: Callable[[], bool], seconds: float = math.inf) -> None:
+        """Return as soon as the condition holds; an error if the program ends before, or if it takes longer."""
+        deadline = time.monotonic() + seconds
+        while not condition():
+            self.check()
+            if time.monotonic() > deadline:
+                raise FlowerError(f"{self.log.stem} is not ready after {seconds:g} s; see {self.log}")
+            time.sleep(0.1)
 
 
 def flwr(arguments: list[str], env: Mapping[str, str], seconds: float = 60) -> dict[str, Any]:
@@ -141,15 +138,6 @@ def register(keys: Mapping[str, Path], superlink: str, env: Mapping[str, str]) -
     done = subprocess.run(words, env=dict(env), capture_output=True, text=True, check=False)
     if done.returncode:
         raise FlowerError(f"could not register the clients' keys: {' '.join(done.stderr.split())[-500:]}")
-
-
-def wait_for(condition: Callable[[], Any], seconds: float, problem: str) -> None:
-    """Return as soon as the condition holds; an error with this text if it takes longer."""
-    end = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > end:
-            raise FlowerError(f"{problem} within {seconds:g} s")
-        time.sleep(0.1)
 
 
 def free_port(host: str = "127.0.0.1") -> int:

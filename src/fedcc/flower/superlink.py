@@ -8,7 +8,7 @@ import secrets
 import shutil
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,17 +19,7 @@ from fedcc.experiments.store import RunFolder
 from fedcc.flower.data import check_images, read_arrays
 from fedcc.flower.folder import ENVIRONMENT, FederationFolder
 from fedcc.flower.gate import superlink_command
-from fedcc.flower.programs import (
-    ChildProcess,
-    FlowerError,
-    environment,
-    flwr,
-    free_port,
-    is_listening,
-    register,
-    stop_after,
-    wait_for,
-)
+from fedcc.flower.programs import ChildProcess, FlowerError, environment, flwr, free_port, is_listening, register
 from fedcc.processes import is_alive
 from fedcc.run import Result
 
@@ -61,17 +51,13 @@ def serve(folder: FederationFolder, bind: str, say: Say) -> None:
         *("--ssl-certfile", str(operator / "server.crt"), "--ssl-keyfile", str(operator / "server.key")),
         signature=operator / "app.json",
     )
-    with stop_after(ChildProcess(arguments, env, operator / "superlink.log")) as child:
-        started = lambda: child.exit_code is not None or is_listening(LOCAL, port)  # noqa: E731
-        wait_for(started, 60, "Flower's SuperLink has not started")
-        if child.exit_code is None:
-            register({name: folder.key(name) for name in folder.clients}, NAME, env)
-            server = {"pid": os.getpid(), "port": folder.port, "inner": port}
-            write_whole(operator / "server.json", json.dumps(server))
-            say(f"ready: sites connect to {folder.address}; `fedcc federation run` starts the rounds")
-        while child.exit_code is None:
-            time.sleep(0.2)
-        raise FlowerError(f"Flower's SuperLink has ended ({child.exit_code}): {child.tail()}; see {child.log}")
+    with closing(ChildProcess(arguments, env, operator / "superlink.log")) as child:
+        child.wait_until(lambda: is_listening(LOCAL, port), 60)
+        register({name: folder.key(name) for name in folder.clients}, NAME, env)
+        server = {"pid": os.getpid(), "port": folder.port, "inner": port}
+        write_whole(operator / "server.json", json.dumps(server))
+        say(f"ready: sites connect to {folder.address}; `fedcc federation run` starts the rounds")
+        child.wait_until(lambda: False)
 
 
 def is_serving(folder: FederationFolder) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 from fedcc.core.files import write_whole
@@ -13,7 +14,7 @@ from fedcc.flower.data import site_samples
 from fedcc.flower.folder import Site
 from fedcc.flower.fork_server import ForkServer
 from fedcc.flower.gate import supernode_command
-from fedcc.flower.programs import ChildProcess, environment, free_port, stop_after, unreachable_reason
+from fedcc.flower.programs import ChildProcess, environment, free_port, unreachable_reason
 from fedcc.run import chosen_device
 
 RETRY_SECONDS = 10.0
@@ -48,9 +49,7 @@ def take_part(
     config = {"site": str(site.path), "data": str(data.resolve()), "device": device, "threads": threads,
               "share-model": share or site.share_model}  # fmt: skip
     write_whole(site.state / "node.toml", dumps(config))
-    with stop_after(
-        ForkServer(site.state / "warm")
-    ) as fork_server:  # before CUDA is initialised: no fork survives that
+    with closing(ForkServer(site.state / "warm")) as fork_server:  # before CUDA is initialised: no fork survives that
         chosen_device(device)
         env = environment(site.state / "home", threads)
         env["PATH"] = f"{fork_server.folder}{os.pathsep}{env['PATH']}"
@@ -88,5 +87,5 @@ def _run_supernode(site: Site, server: str, env: dict[str, str], say: Say) -> No
         if "ERROR" in line or "Error:" in line or "fedcc:" in line:
             say(text)
 
-    with stop_after(ChildProcess(arguments, env, site.state / "supernode.log", read=True)) as child:
+    with closing(ChildProcess(arguments, env, site.state / "supernode.log", read=True)) as child:
         child.follow(explain)
