@@ -9,9 +9,11 @@ torch.Size([5])
 
 import fedcc.interrupts  # noqa: F401  first, before the imports that take seconds
 from fedcc.core.method import Method, option
+from fedcc.experiments.result import Result
+from fedcc.experiments.rounds import FinishedRound, Observer, Pause, Stop
+from fedcc.experiments.run import run
 from fedcc.federation import Federation
 from fedcc.methods import METHODS, SSL, Centralized, FedAvg, FedCC, FedMD, Local, make
-from fedcc.run import Result, run
 
 __version__ = "0.1.0"
 
@@ -25,9 +27,13 @@ __all__ = [
     "FedCC",
     "FedMD",
     "Federation",
+    "FinishedRound",
     "Local",
     "Method",
+    "Observer",
+    "Pause",
     "Result",
+    "Stop",
     "load",
     "make",
     "option",

@@ -126,12 +126,12 @@ def run(
     as_json: Json = False,
 ) -> None:
     """Train one method on one federation and record it in a run folder."""
+    from fedcc.engine.threads import check_threads
     from fedcc.experiments import Experiment, RunFolder, Unfinished, prepare
     from fedcc.experiments.experiment import parse_settings
     from fedcc.experiments.toml import load
+    from fedcc.experiments.tracking import checked
     from fedcc.methods import METHODS
-    from fedcc.threads import check_threads
-    from fedcc.tracking import checked
 
     given: dict[str, Any] = {
         name: value
@@ -192,7 +192,7 @@ def resume(
 ) -> None:
     """Go on with an unfinished run, from its last checkpoint; one that has none yet starts anew."""
     from fedcc.experiments import RunFolder, unfinished
-    from fedcc.tracking import checked
+    from fedcc.experiments.tracking import checked
 
     every = rounds_between(checkpoint, checkpoint_every)
     console, folder = out(stderr=as_json), RunFolder(place)
@@ -237,22 +237,17 @@ def train(
 ) -> None:
     """Run an experiment into its folder, with progress, and say how it ended."""
     from fedcc.experiments import RunFolder, execute
+    from fedcc.experiments.tracking import Trackers
     from fedcc.progress import Progress, shown
-    from fedcc.tracking import tracked
 
     console = out(stderr=as_json)
     progress = Progress(experiment.made().rounds(experiment.rounds), start.snapshot.t if start else 0)
     with (
         shown(progress, console),
         noted(f"see {place}", f"go on with `{RunFolder(place).resume}`"),
-        tracked(track, experiment, place, warn) as told,
     ):
-
-        def ended(record: dict[str, Any]) -> None:
-            progress.ended(record)
-            told(record)
-
-        result = execute(experiment, place, federation, start=start, on_round=ended, monitor=progress, **options)
+        observers = (progress, Trackers(track, experiment, place, warn))
+        result = execute(experiment, place, federation, start=start, observers=observers, **options)
     if as_json:
         typer.echo((place / "summary.json").read_text(), nl=False)
         return
@@ -490,11 +485,11 @@ def bench(
 ) -> None:
     """Measure the engines here: one table, ratios within one run."""
     from fedcc.bench import bench as measure
-    from fedcc.run import chosen_device
-    from fedcc.threads import check_threads, fixed_threads
+    from fedcc.engine import choose_device
+    from fedcc.engine.threads import check_threads, fixed_threads
 
     check_threads(threads)
-    where = chosen_device(device)
+    where = choose_device(device)
     gpu = where.type == "cuda"
     try:
         numbers = [int(n) for n in (clients or ("1,10,100" if gpu else "1,4")).split(",")]
@@ -518,7 +513,7 @@ def bench(
             rest = ["" if rows[-1][n] is None else text.format(rows[-1][n]) for n, text in shown.items()]
             table.add_row(row.phase, row.engine, str(row.clients), f"{row.ms:.3f}", *rest)
     if as_json:
-        from fedcc.experiments.store import environment
+        from fedcc.experiments.environment import environment
 
         settings = {"model": model, "batch": batch, "steps": length, "augment": augment}
         typer.echo(

@@ -73,12 +73,12 @@ def sweep(
 ) -> None:
     """Run methods x scenarios x seeds: skip what is finished, resume what is half done, go on past failures."""
     from fedcc.core.naming import unknown
+    from fedcc.engine.threads import check_threads
     from fedcc.experiments import RunFolder
     from fedcc.experiments.sweep import How, Sweep, duration, perform, read
     from fedcc.experiments.sweep import shard as part
+    from fedcc.experiments.tracking import checked
     from fedcc.experiments.workers import ProcessPool, RayPool
-    from fedcc.threads import check_threads
-    from fedcc.tracking import checked
 
     if on not in ("local", "ray"):
         raise unknown("place to run on", on, ("local", "ray"))

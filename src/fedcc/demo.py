@@ -16,10 +16,10 @@ from rich.live import Live
 from rich.table import Table
 
 from fedcc.core.files import make_folder
+from fedcc.engine.threads import cores
 from fedcc.experiments import Experiment, RunFolder, execute, prepare
 from fedcc.processes import end_with_parent, interrupts_blocked
 from fedcc.progress import clock
-from fedcc.threads import cores
 
 COMPARED = ("fedcc", "fedmd", "fedavg", "local", "centralized")  # the longest first
 

@@ -9,7 +9,7 @@ import shutil
 import time
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from dataclasses import replace
 from functools import cache, lru_cache
 from hashlib import blake2b
@@ -21,24 +21,25 @@ import torch
 from torch import Tensor
 
 import fedcc
-from fedcc import cli, saved, tracking
+from fedcc import cli
 from fedcc.core import method
 from fedcc.core.method import Trained
 from fedcc.core.model import Arch, Model
 from fedcc.core.rng import Key
 from fedcc.core.samples import View
-from fedcc.experiments import analyse, execute, experiment
+from fedcc.experiments import analyse, execute, experiment, result, tracking
 from fedcc.experiments.checkpoint import Checkpoints, packed
 from fedcc.experiments.experiment import Experiment
+from fedcc.experiments.result import Result
 from fedcc.experiments.round_files import CHECKSUM_BYTES
+from fedcc.experiments.rounds import FinishedRound, Observer, Pause, Paused
 from fedcc.federation import Federation
 from fedcc.methods import make
 from fedcc.nets import build
 from fedcc.report.records import find
-from fedcc.run import Result
 from fuzz.harness import Case, Target, Wrong
 from fuzz.mutate import RAW_JSON, changed_digit, mutated_bytes, mutated_tree, to_json
-from tiny import DIMENSIONS, Mlp
+from tiny import DIMENSIONS, Mlp, finished
 
 HALF, WHOLE = "half", "whole"
 
@@ -60,7 +61,7 @@ def quicken() -> None:
     for module in (method, experiment):
         module.get_type_hints = cache(module.get_type_hints)  # type: ignore[attr-defined]
     Federation.named = staticmethod(cache(Federation.named))  # type: ignore[method-assign]
-    saved.build = lru_cache(64)(saved.build)
+    result.build = lru_cache(64)(result.build)  # type: ignore[attr-defined]
 
 
 def put_in_order(folder: Path) -> None:
@@ -173,6 +174,11 @@ class Telling:
         pass
 
 
+class PauseAfterTwo(Observer):
+    def round(self, done: FinishedRound) -> Pause | None:
+        return Pause("enough") if done.t == 2 else None
+
+
 class RunFolders(Target):
     """``resume``, ``report``, ``analyse`` and ``fedcc.load`` on damaged folders: refused, said, or the same numbers."""
 
@@ -182,14 +188,10 @@ class RunFolders(Target):
     def prepare(self, folder: Path) -> None:
         common: dict[str, Any] = {"data": "digits", "skew": "classes:5", "clients": 2, "models": "resnet8", "rounds": 3}
         self.experiment = Experiment.resolved("fedcc", **common, epochs=0, fraction=0.1, device="cpu")
-        asked = iter((False, True))
         with frozen_clock():
             execute(self.experiment, folder / WHOLE)
-            try:
-                execute(self.experiment, folder / HALF, halt=lambda: next(asked))
-            except Exception as error:
-                if type(error).__name__ != "Halted":
-                    raise
+            with suppress(Paused):
+                execute(self.experiment, folder / HALF, observers=[PauseAfterTwo()])
         (folder / HALF / "tracking.json").write_text(json.dumps({"telling": {"run": "x", "step": 1}}))
         put_in_order(folder / HALF)
         self.files = {state: content_of(folder / state) for state in (HALF, WHOLE)}
@@ -212,8 +214,9 @@ class RunFolders(Target):
 
         def train(described: Any, place: Path, *_: Any, start: Any = None, **__: Any) -> None:
             self.seen = (described, start)
-            with tracking.tracked(("telling",), described, place, lambda _: None) as told:
-                told({"round": 3, "accuracy": 50.0})
+            trackers = tracking.Trackers(("telling",), described, place, lambda _: None)
+            trackers.round(finished(round=3, accuracy=50.0))
+            trackers.end(None)
 
         tracking.TRACKERS["telling"] = (Telling, ())  # type: ignore[assignment]
         cli.train, analyse.inspected = train, lambda result, *_: self.note(result)

@@ -295,7 +295,7 @@ def test_a_run_that_another_process_has_just_finished_stays(
     copy: Path, whole: Path, capsys: Capsys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The other one ends between this one's look at the folder and its lock, while trackers are made ready."""
-    import fedcc.tracking
+    import fedcc.experiments.tracking
 
     def meanwhile(*_: Any) -> tuple[str, ...]:
         for path in checkpoints(copy):
@@ -305,7 +305,7 @@ def test_a_run_that_another_process_has_just_finished_stays(
                 (copy / path.name).write_bytes(path.read_bytes())
         return ()
 
-    monkeypatch.setattr(fedcc.tracking, "checked", meanwhile)
+    monkeypatch.setattr(fedcc.experiments.tracking, "checked", meanwhile)
     done = call(capsys, "resume", copy)
     assert (done.code, done.err) == (0, "")
     assert "holds a finished run; there is nothing to do" in done.out

@@ -7,7 +7,7 @@ No asyncio is involved: ``await request`` yields the request itself, and a drive
 from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Generic, Literal, Protocol, TypeVar, TypeVarTuple, cast, overload
 
 from torch import Tensor
@@ -38,6 +38,7 @@ class Recipe:
     ``steps``, if given, is the length itself. ``reset="round"`` keeps Adam's state over the phases of a round.
     ``momentum``, if given, is that of SGD, which then takes Adam's place; it begins anew with each fit.
     ``batches`` holds (stream, batch) for streams whose batches have a size of their own.
+    ``decay`` is the factor of the learning rate per round; :meth:`at` applies it.
     """
 
     lr: float = 1e-3
@@ -49,6 +50,7 @@ class Recipe:
     reset: Literal["phase", "round"] = "phase"
     batches: tuple[tuple[str, int], ...] = ()
     momentum: float | None = None
+    decay: float = 1.0
 
     def __post_init__(self) -> None:
         sizes = [size for _, size in self.batches]
@@ -57,6 +59,7 @@ class Recipe:
             ("batch", min([self.batch, *sizes]), min([self.batch, *sizes]) >= 1),
             ("epochs", self.epochs, self.epochs >= 0),
             ("steps", self.steps, self.steps is None or self.steps >= 0),
+            ("decay", self.decay, self.decay >= 0),
         ):
             if not rule:
                 raise ValueError(f"{name} must be at least {1 if name == 'batch' else 0}, got {value}")
@@ -64,6 +67,10 @@ class Recipe:
             raise ValueError(f"momentum must be at least 0 and below 1, got {self.momentum}")
         if self.momentum is not None and self.reset == "round":
             raise ValueError("SGD with momentum begins anew with each fit: reset must be 'phase', got 'round'")
+
+    def at(self, round: int) -> Recipe:
+        """The recipe of a round: its learning rate is lr * decay ** (round - 1)."""
+        return replace(self, lr=self.lr * self.decay ** max(round - 1, 0), decay=1.0)
 
     def batch_of(self, stream: str) -> int:
         """How many samples of this stream make a step."""

@@ -41,8 +41,10 @@ class Role:
         self.log = {}
 
     def recipe_(self, **changes: Any) -> Recipe:
-        """The run's recipe with some values changed; None leaves a value as it is."""
-        return replace(self.recipe, **{name: value for name, value in changes.items() if value is not None})
+        """The recipe of this round with some values changed; None leaves a value as it is."""
+        return replace(
+            self.recipe.at(self.round), **{name: value for name, value in changes.items() if value is not None}
+        )
 
     def fitting(
         self,
@@ -64,7 +66,7 @@ class Role:
             loss=loss,
             streams=streams,
             key=self.key.of(phase=phase),
-            recipe=recipe or self.recipe,
+            recipe=recipe or self.recipe.at(self.round),
             constants=constants or {},
             frozen=frozen or {},
             gradient=gradient,

@@ -8,6 +8,7 @@ import warnings
 import torch
 
 from fedcc.core.naming import unknown
+from fedcc.engine.devices import choose_device
 from fedcc.engine.drive import drive
 from fedcc.engine.fused import Fused
 from fedcc.engine.plain import PRECISIONS, Monitor, Plain, Precision
@@ -50,6 +51,7 @@ __all__ = [
     "Plain",
     "Precision",
     "be_deterministic",
+    "choose_device",
     "drive",
     "engine",
     "usual_engine",

@@ -14,7 +14,7 @@ import json
 import time
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import MISSING, asdict, dataclass, field, fields
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -26,14 +26,16 @@ from fedcc.core.digests import DamagedFile
 from fedcc.core.method import AnyMethod, check_value
 from fedcc.core.model import Arch, Model
 from fedcc.core.tree import Classes, Pack, Unpack, message_classes
+from fedcc.engine import choose_device
 from fedcc.experiments.experiment import Experiment, present_spelling
+from fedcc.experiments.record import Record
+from fedcc.experiments.result import Result, described, rebuilt
 from fedcc.experiments.round_files import RoundFiles
+from fedcc.experiments.rounds import FinishedRound, Observer, Pause
 from fedcc.experiments.store import RunFolder, RunFolderError, lines
 from fedcc.federate import Snapshot
 from fedcc.federation import Federation, Models
 from fedcc.methods import completed, outdated
-from fedcc.run import Record, chosen_device
-from fedcc.saved import described, rebuilt
 
 FORMAT = 1
 KEPT = 2
@@ -42,20 +44,31 @@ SHARE = 0.05  # of a run's time, where it is not said how often
 
 @dataclass(frozen=True, eq=False)
 class Checkpoint:
-    """Where an unfinished run goes on, and what it has recorded up to there."""
+    """Where an unfinished run resumes, and what it has recorded so far."""
 
     snapshot: Snapshot
-    records: list[Record]
-    seconds: float  # that the run had taken
-    size: int  # bytes of the file
+    records: list[Record] = field(default_factory=list)
+    seconds: float = 0.0  # that the run has taken
+    size: int = 0  # bytes of the file
 
 
-class Checkpoints:
-    """The checkpoints of one run, in its folder."""
+class Checkpoints(Observer):
+    """The checkpoints of one run, in its folder: read to resume it, written as an observer.
 
-    def __init__(self, folder: Path, experiment: Experiment, federation: Federation):
-        self.folder, self.method, self.device = folder, experiment.made(), chosen_device(experiment.device)
-        self.files = RoundFiles(folder, "checkpoint")
+    One is written after every so many rounds, or where ``every`` is None, whenever it is cheap enough.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        experiment: Experiment,
+        federation: Federation,
+        *,
+        every: int | None = None,
+        keep: bool = False,
+    ):
+        self.folder, self.method, self.device = folder, experiment.made(), choose_device(experiment.device)
+        self.every, self.keep, self.files = every, keep, RoundFiles(folder, "checkpoint")
         partition = federation.partition
         self.identity = json.loads(
             json.dumps(
@@ -68,6 +81,31 @@ class Checkpoints:
         )
         self.size = 0  # bytes of the latest
         self.cost = self.ended = 0.0  # seconds that the latest took, and when it was written
+        self.begin(None)
+
+    def begin(self, start: Checkpoint | None) -> None:
+        """Begin to observe a run, at a checkpoint if it is resumed; later ones are removed."""
+        self.recorded = list(start.records) if start else []
+        self.begun = time.perf_counter() - (start.seconds if start else 0.0)
+        if start:
+            self.remove(after=start.snapshot.t)
+            self.size = start.size
+
+    @property
+    def seconds(self) -> float:
+        """That the run has taken so far."""
+        return time.perf_counter() - self.begun
+
+    def round(self, done: FinishedRound) -> None:
+        self.recorded.append(done.record)
+        due = self.affordable() if self.every is None else self.every > 0 and done.t % self.every == 0
+        if due or (isinstance(done.request, Pause) and not done.is_last):
+            self.write(done.snapshot(), self.recorded, self.seconds)
+
+    def end(self, result: Result | None) -> None:
+        """A finished run needs its checkpoints no longer."""
+        if result is not None and not self.keep:
+            self.remove()
 
     def affordable(self) -> bool:
         """Whether another one as costly as the latest takes at most its share of the time since then."""
@@ -101,9 +139,10 @@ class Checkpoints:
             about, tree = header(content)
             if about.get("format") != FORMAT:
                 raise RunFolderError(f"{path} has format {about.get('format')}, this fedcc reads format {FORMAT}")
-            told = about["experiment"] = {"validation": 0.0, **present_spelling(about["experiment"])}
-            if not outdated(told["method"], told["settings"]):
-                told["settings"] = json.loads(json.dumps(completed(told["method"], told["settings"])))
+            defaults = {f.name: f.default for f in fields(Experiment) if f.default is not MISSING}
+            options = about["experiment"] = {**defaults, **present_spelling(about["experiment"])}
+            if not outdated(options["method"], options["settings"]):
+                options["settings"] = json.loads(json.dumps(completed(options["method"], options["settings"])))
             for part, mine in self.identity.items():
                 if (found := about[part]) != mine:
                     difference = _difference(part, found, mine)
@@ -125,10 +164,7 @@ class Checkpoints:
             if not metrics.exists() or metrics.read_bytes()[: len(expected)] != expected:
                 problems.append(f"{metrics} is not what the run wrote, and is written anew from {path.name}")
             return records
-        try:
-            records = RunFolder(self.folder).metrics(about["offset"])
-        except DamagedFile as error:
-            raise DamagedFile(str(error)) from None
+        records = RunFolder(self.folder).metrics(about["offset"])
         if [r.get("round") for r in records] != list(range(1, rounds + 1)):
             raise DamagedFile(f"metrics.jsonl lacks some of its {rounds} rounds")
         problems.append(f"{path} was written by an older version, without its records: those of {metrics} are believed")

@@ -11,6 +11,7 @@ from typing import Any, Literal, get_args, get_type_hints
 
 from fedcc.core.method import AnyMethod, check_value
 from fedcc.core.naming import shortened, unknown
+from fedcc.core.requests import Recipe
 from fedcc.core.samples import View
 from fedcc.core.wire import WIRE
 from fedcc.engine import ENGINES, PRECISIONS, usual_engine, usual_precision
@@ -79,7 +80,7 @@ class Experiment:
         """The experiment with what is not given (or None) taken from the data set, the method and the machine."""
         from fedcc.data import find
         from fedcc.data.skew import parse
-        from fedcc.run import chosen_device
+        from fedcc.engine import choose_device
 
         known = [f.name for f in fields(Experiment) if f.name not in ("method", "settings")]
         for name in given:
@@ -98,7 +99,7 @@ class Experiment:
         values.setdefault("epochs", defaults.epochs)
         values.setdefault("models", defaults.shared_model if one else defaults.models)
         values.setdefault("augment", "standard" if defaults.augment else "none")
-        device = chosen_device(values.get("device", "auto"))
+        device = choose_device(values.get("device", "auto"))
         values["device"] = str(device)
         values.setdefault("engine", usual_engine(device))
         values.setdefault("precision", usual_precision(device))
@@ -123,6 +124,10 @@ class Experiment:
     def made(self) -> AnyMethod:
         """The method with its settings."""
         return make(self.method, self.settings)
+
+    def recipe(self) -> Recipe:
+        """How fits train."""
+        return Recipe(lr=self.lr, batch=self.batch, epochs=self.epochs, reset=self.reset)
 
     def federation(self, folder: Path | None = None) -> Federation:
         """The data, split."""

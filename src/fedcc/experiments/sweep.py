@@ -19,13 +19,14 @@ from fedcc.core.digests import DamagedFile
 from fedcc.core.method import check_value
 from fedcc.core.naming import shortened, unknown
 from fedcc.ending import Stopped, explained, warnings_to
-from fedcc.experiments.execute import Halted, execute, prepare, unfinished
 from fedcc.experiments.experiment import Experiment
+from fedcc.experiments.rounds import FinishedRound, Observer, Pause, Paused
+from fedcc.experiments.run import execute, prepare, unfinished
 from fedcc.experiments.store import InUse, RunFolder, RunFolderError
 from fedcc.experiments.toml import load
+from fedcc.experiments.tracking import Trackers
 from fedcc.experiments.workers import Pool, WorkerDeath, drain
 from fedcc.methods import METHODS, completed, outdated
-from fedcc.tracking import tracked
 
 MACHINE = ("device", "precision", "engine", "threads", "deterministic")
 """What a run takes from the machine unless it is given; a run made elsewhere is no other run for it."""
@@ -243,17 +244,17 @@ class Outcome:
     warnings: tuple[str, ...] = ()
 
 
-@dataclass
-class Late:
-    """Whether a round as long as the last would end behind the deadline."""
+class Deadline(Observer):
+    """Pauses a run where a round as long as the last would end after the deadline, if there is one."""
 
-    deadline: float | None
-    last: float = field(default_factory=time.time)
+    def __init__(self, deadline: float | None):
+        self.deadline, self.last = deadline, time.time()
 
-    def __call__(self) -> bool:
+    def round(self, done: FinishedRound) -> Pause | None:
         now = time.time()
         spent, self.last = now - self.last, now
-        return self.deadline is not None and now + spent > self.deadline
+        late = self.deadline is not None and now + spent > self.deadline
+        return Pause("the next round would end after the deadline") if late else None
 
 
 def perform(run: Run, how: How) -> Outcome:
@@ -280,22 +281,20 @@ def perform(run: Run, how: How) -> Outcome:
                 experiment = run.experiment()
                 federation = prepare(experiment, place, data_dir=how.data_dir)
             resumed = start.snapshot.t if start else 0
-            with tracked(how.track, experiment, place, warnings.append) as told:
-                result = execute(
-                    experiment,
-                    place,
-                    federation,
-                    save_models=how.save_models,
-                    start=start,
-                    checkpoint_every=how.checkpoint_every,
-                    keep_checkpoints=how.keep_checkpoints,
-                    halt=Late(how.deadline),
-                    on_round=told,
-                )
+            result = execute(
+                experiment,
+                place,
+                federation,
+                start=start,
+                observers=(Trackers(how.track, experiment, place, warnings.append), Deadline(how.deadline)),
+                save_models=how.save_models,
+                checkpoint_every=how.checkpoint_every,
+                keep_checkpoints=how.keep_checkpoints,
+            )
             return ended("finished", accuracy=result.accuracy)
     except InUse as error:
         return ended("elsewhere", str(error))
-    except (Halted, Stopped, KeyboardInterrupt) as error:  # the last one is how Ray cancels
+    except (Paused, Stopped, KeyboardInterrupt) as error:  # the last one is how Ray cancels
         return ended("stopped", str(error))
     except Exception as error:
         if os.environ.get("FEDCC_DEBUG"):

@@ -14,8 +14,8 @@ from multiprocessing.context import SpawnProcess
 from typing import Any, Generic, Protocol, TypeVar
 
 from fedcc.ending import Stopped, stop
+from fedcc.engine.threads import cores
 from fedcc.processes import end_with_parent, interrupts_blocked
-from fedcc.threads import cores
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")

@@ -18,18 +18,17 @@ from fedcc.core.digests import DamagedFile
 from fedcc.core.messages import carried
 from fedcc.core.method import AnyMethod
 from fedcc.core.model import Model
-from fedcc.core.requests import Predict, Recipe
+from fedcc.core.requests import Predict
 from fedcc.core.rng import Key
 from fedcc.core.samples import Samples
-from fedcc.engine import drive, engine, usual_engine, usual_precision
+from fedcc.engine import choose_device, drive, engine, usual_engine, usual_precision
+from fedcc.engine.threads import fixed_threads
 from fedcc.experiments.checkpoint import header, packed, understood, unpacked
 from fedcc.experiments.round_files import RoundFiles
-from fedcc.federate import first_model
+from fedcc.federate import build_client, first_model
 from fedcc.flower.data import site_samples
 from fedcc.flower.fingerprint import fingerprint
 from fedcc.flower.folder import Site
-from fedcc.run import chosen_device, client_of
-from fedcc.threads import fixed_threads
 
 FORMAT = 1
 KEEP = 2  # rounds: a server that goes back by one finds the client where it was
@@ -86,7 +85,7 @@ class SiteClient:
 
     def __init__(self, site: Site, run: str, *, data: Path, device: str = "auto", threads: int = 1):
         self.site, self.run, self.data, self.threads = site, run, data, threads
-        self.method, self.device = site.experiment.made(), chosen_device(device)
+        self.method, self.device = site.experiment.made(), choose_device(device)
         self.folder = site.state / run
         self.folder.mkdir(parents=True, exist_ok=True)
         self.snapshots = ClientSnapshots(self.folder, self.method, self.device)
@@ -104,10 +103,10 @@ class SiteClient:
             if snapshot is not None and snapshot.received == received:
                 return snapshot
             begun, e, task = time.perf_counter(), self.site.experiment, self.site.task
-            client = client_of(
+            client = build_client(
                 task.public_samples(self.site.path / "public.npz").to(self.device),
                 task.classes,
-                Recipe(lr=e.lr, batch=e.batch, epochs=e.epochs, reset=e.reset),
+                e.recipe(),
                 e.seed,
                 self.site.number,
                 task.arch(self.method, self.site.model),

@@ -14,7 +14,7 @@ import torch
 from fedcc import __version__
 from fedcc.core.samples import Samples, View
 from fedcc.data.dataset import PAPER_EPOCHS, PAPER_ROUNDS
-from fedcc.engine import usual_engine, usual_precision
+from fedcc.engine import choose_device, usual_engine, usual_precision
 from fedcc.experiments.experiment import Experiment
 from fedcc.federation import Federation, several
 from fedcc.flower.data import read_arrays, site_samples
@@ -22,7 +22,6 @@ from fedcc.flower.folder import FederationFolder, Rules, Site, Task
 from fedcc.flower.keys import make_authority, make_key_pair
 from fedcc.flower.signing import build_app, sign_app
 from fedcc.methods import make
-from fedcc.run import chosen_device
 
 OWN = "own"  # the data and skew of a federation without a data set by name
 
@@ -132,7 +131,7 @@ def _own_experiment(method: str, settings: Mapping[str, Any], options: Mapping[s
     for name in ("data", "skew", "fraction", "public", "stratified", "augment", "resize"):
         if options.get(name) is not None:
             raise ValueError(f"--{name} belongs to a data set by name; with --public-file the sites bring the data")
-    device = chosen_device(options.get("device") or "auto")
+    device = choose_device(options.get("device") or "auto")
     values: dict[str, Any] = {
         "rounds": PAPER_ROUNDS, "epochs": PAPER_EPOCHS, "models": "resnet14",
         "engine": usual_engine(device), "precision": usual_precision(device),

@@ -18,9 +18,9 @@ from fedcc.core.roles import Server
 from fedcc.core.samples import Samples
 from fedcc.core.tree import message_classes
 from fedcc.engine.drive import drive
+from fedcc.federate import build_client
 from fedcc.flower.codec import ExpectedMessage
 from fedcc.nets import build
-from fedcc.run import client_of
 
 
 class ShapeEngine:
@@ -81,7 +81,7 @@ class DryRun:
         blank = torch.zeros((), dtype=public.x.dtype).expand(server.classes, *public.shape)
         private = Samples({"x": blank, "y": torch.arange(server.classes)}, public.view)
         self._clients = {
-            k: client_of(public, server.classes, server.recipe, server.key.seed, k, arch, private)
+            k: build_client(public, server.classes, server.recipe, server.key.seed, k, arch, private)
             for k, arch in server.archs.items()
         }
         for k, client in self._clients.items():

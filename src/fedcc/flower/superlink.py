@@ -15,13 +15,13 @@ from typing import Any
 import numpy as np
 
 from fedcc.core.files import write_whole, written_whole
+from fedcc.experiments.result import Result
 from fedcc.experiments.store import RunFolder
 from fedcc.flower.data import check_images, read_arrays
 from fedcc.flower.folder import ENVIRONMENT, FederationFolder
 from fedcc.flower.gate import superlink_command
 from fedcc.flower.programs import ChildProcess, FlowerError, environment, flwr, free_port, is_listening, register
 from fedcc.processes import is_alive
-from fedcc.run import Result
 
 NAME = "fedcc"  # of the SuperLink in Flower's configuration
 LOCAL = "127.0.0.1"

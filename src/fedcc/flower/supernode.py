@@ -9,13 +9,13 @@ from contextlib import closing
 from pathlib import Path
 
 from fedcc.core.files import write_whole
+from fedcc.engine import choose_device
 from fedcc.experiments.toml import dumps
 from fedcc.flower.data import site_samples
 from fedcc.flower.folder import Site
 from fedcc.flower.fork_server import ForkServer
 from fedcc.flower.gate import supernode_command
 from fedcc.flower.programs import ChildProcess, environment, free_port, unreachable_reason
-from fedcc.run import chosen_device
 
 RETRY_SECONDS = 10.0
 Say = Callable[[str], None]
@@ -50,7 +50,7 @@ def take_part(
               "share-model": share or site.share_model}  # fmt: skip
     write_whole(site.state / "node.toml", dumps(config))
     with closing(ForkServer(site.state / "warm")) as fork_server:  # before CUDA is initialised: no fork survives that
-        chosen_device(device)
+        choose_device(device)
         env = environment(site.state / "home", threads)
         env["PATH"] = f"{fork_server.folder}{os.pathsep}{env['PATH']}"
         while True:

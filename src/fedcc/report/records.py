@@ -246,6 +246,9 @@ def _read(file: Path, name: str, problems: list[tuple[str, str]]) -> RunRecord:
     settings = {k: plain(v, k) for k, v in mapping(record.get("settings"), "settings").items()}
     if old := outdated(method, settings):
         raise Odd(f"does not count: {old}")
+    if record.get("stopped"):
+        stage = " of ".join(short(table.get("rounds")) for table in (record, experiment))
+        raise Odd(f"does not count: it was stopped after round {stage} ({short(record['stopped'])})")
     label, family = text(record["method"], "method"), text(record.get("family"), "family")
     data, skew = text(record.get("data"), "data"), text(record.get("skew"), "skew")
     seed, command = whole(record.get("seed"), "seed", 0, 2**63 - 1), text(record.get("command"), "command", 20_000)
