@@ -22,7 +22,8 @@ from fedcc.core.wire import WIRE, is_probabilities
 from fedcc.experiments.experiment import Experiment
 from fedcc.flower.codec import DTYPES, EncodedMessage, ExpectedMessage, InvalidMessage, accept, decode, encode
 from fedcc.flower.data import site_samples
-from fedcc.flower.folder import FederationFolder, Rules, Site, Task, disagreement_reason, parse_clients
+from fedcc.flower.folder import FederationFolder, Site, Task, disagreement_reason, parse_clients
+from fedcc.flower.rules import Rules
 from fedcc.methods import make
 from fuzz.harness import Case, Target, Wrong
 from fuzz.mutate import RAW_JSON, RAW_TOML, mutated_bytes, mutated_tree, to_json, to_toml
@@ -43,10 +44,10 @@ class Folders(Target):
     def prepare(self, folder: Path) -> None:
         import tomllib
 
-        e = Experiment.resolved("fedcc", data="digits", device="cpu", clients=2)
+        e = Experiment.resolve("fedcc", data="digits", device="cpu", clients=2)
         clients = {"north": "resnet8", "east": "resnet14"}
-        operator = FederationFolder(folder, e, the_task(), Rules(2), clients, ("localhost", "127.0.0.1"), 9092)
-        site = Site(folder, "north", 0, "resnet8", "localhost:9092", False, e, the_task())
+        operator = FederationFolder(folder, e, the_task(), Rules(quorum=2), clients, ("localhost", "127.0.0.1"), 9092)
+        site = Site(folder, e, the_task(), "north", 0, "resnet8", "localhost:9092", False)
         operator.write()
         site.write()
         names = ("federation.toml", "site.toml", "experiment.toml")
@@ -83,7 +84,7 @@ class Folders(Target):
 
     def used(self, found: FederationFolder) -> None:
         """What a server does with what it has read: nothing of it may fail later."""
-        method = found.experiment.made()
+        method = found.experiment.build_method()
         found.archs(method)
         json.dumps([found.terms(n) for n in found.clients])
         if not isinstance(found.address, str) or found.task.view is None:
@@ -92,7 +93,7 @@ class Folders(Target):
         parse_clients([f"{n}={m}" for n, m in found.clients.items()])
 
     def served(self, site: Site) -> None:
-        method = site.experiment.made()
+        method = site.experiment.build_method()
         site.task.arch(method, site.model)
         disagreement_reason(self.good, site.terms())
         if not isinstance(site.server, str) or not isinstance(site.name, str) or not isinstance(site.share_model, bool):

@@ -382,7 +382,7 @@ def test_a_role_makes_requests_with_its_key_and_recipe() -> None:
     fit = client.fitting("refine", client.model, CrossEntropy("private"), private=client.private)
     assert isinstance(fit, Fit)
     assert fit.key == Key(0, 4, 1, "refine")
-    assert fit.recipe is client.recipe
+    assert fit.recipe == client.recipe
     assert fit.joint
     assert (fit.constants, fit.frozen, fit.gradient, fit.only) == ({}, {}, None, None)
     other = server.fitting(

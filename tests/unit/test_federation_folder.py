@@ -17,9 +17,11 @@ from program import call
 
 pytest.importorskip("flwr")
 
+from fedcc.experiments.experiment import Experiment
 from fedcc.flower.data import site_samples
-from fedcc.flower.folder import FederationFolder, Rules, Site, Task, disagreement_reason, parse_clients
+from fedcc.flower.folder import FederationFolder, Site, Task, disagreement_reason, parse_clients
 from fedcc.flower.keys import public_bytes
+from fedcc.flower.rules import Rules
 from federation import NAMES, make
 
 
@@ -85,7 +87,7 @@ def test_a_site_names_what_it_has_not_agreed_to(folder: FederationFolder) -> Non
         ({"rounds": 9}, "rounds is 9 on the server and 2 here"),
         ({"settings": {**folder.experiment.settings, "lam": 0.7}}, "lam is 0.7 on the server and 0.2 here"),
     ):
-        changed = dataclasses.replace(folder, experiment=dataclasses.replace(folder.experiment, **changes))
+        changed = dataclasses.replace(folder, experiment=Experiment.stored(folder.experiment.values() | changes))
         assert disagreement_reason(changed.terms("east"), site.terms()) == words
     assert disagreement_reason(folder.terms("west"), site.terms()) == "client is 3 on the server and 1 here"
 
@@ -166,12 +168,12 @@ def test_bad_clients_are_refused(given: list[str], words: str) -> None:
 
 def test_rules_are_checked() -> None:
     for rules, words in (
-        (Rules(5), "quorum must be from 1 to the number of clients, 4, got 5"),
-        (Rules(2, deadline=0.0), "deadline must be at least 1"),
-        (Rules(2, strikes=0), "strikes must be at least 1"),
+        ({"quorum": 5}, "quorum must be from 1 to the number of clients, 4, got 5"),
+        ({"quorum": 2, "deadline": 0.0}, "deadline must be at least 1"),
+        ({"quorum": 2, "strikes": 0}, "strikes must be at least 1"),
     ):
         with pytest.raises(ValueError, match=words):
-            rules.check(4)
+            Rules(**rules).check(4)
 
 
 def test_init_refuses_in_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

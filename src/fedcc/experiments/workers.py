@@ -13,9 +13,9 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from typing import Any, Generic, Protocol, TypeVar
 
-from fedcc.ending import Stopped, stop
 from fedcc.engine.threads import cores
 from fedcc.processes import end_with_parent, interrupts_blocked
+from fedcc.signals import Interrupted, interrupt
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -112,9 +112,9 @@ class ProcessPool(Generic[Item, Result]):
 
 
 def _serve(pipe: Connection, work: Callable[[Any], Any], parent: int) -> None:
-    signal.signal(signal.SIGTERM, stop)
+    signal.signal(signal.SIGTERM, interrupt)
     end_with_parent(parent=parent)
-    with suppress(EOFError, Stopped):
+    with suppress(EOFError, Interrupted):
         while True:
             pipe.send(work(pipe.recv()))
 

@@ -85,13 +85,14 @@ class SiteClient:
 
     def __init__(self, site: Site, run: str, *, data: Path, device: str = "auto", threads: int = 1):
         self.site, self.run, self.data, self.threads = site, run, data, threads
-        self.method, self.device = site.experiment.made(), choose_device(device)
+        self.method, self.device = site.experiment.build_method(), choose_device(device)
         self.folder = site.state / run
         self.folder.mkdir(parents=True, exist_ok=True)
         self.snapshots = ClientSnapshots(self.folder, self.method, self.device)
-        same = torch.device(site.experiment.device).type == self.device.type
-        precision = site.experiment.precision if same else usual_precision(self.device)
-        self.engine = engine(usual_engine(self.device), self.device, precision)  # type: ignore[arg-type]
+        machine = site.experiment.machine
+        same = torch.device(machine.device).type == self.device.type
+        precision = machine.precision if same else usual_precision(self.device)
+        self.engine = engine(usual_engine(self.device), self.device, precision)
 
     def round(self, t: int, down: Any) -> ClientSnapshot:
         """One round; a round that was computed from the same downlink before is not computed again."""
@@ -106,8 +107,8 @@ class SiteClient:
             client = build_client(
                 task.public_samples(self.site.path / "public.npz").to(self.device),
                 task.classes,
-                e.recipe(),
-                e.seed,
+                e.training.recipe(),
+                e.training.seed,
                 self.site.number,
                 task.arch(self.method, self.site.model),
                 site_samples(self.data, task).to(self.device),
@@ -127,11 +128,11 @@ class SiteClient:
 
     def upload_key(self, t: int) -> Key:
         """The key of the draws that round an upload."""
-        return Key(self.site.experiment.seed, t, self.site.number, "wire", "up")
+        return Key(self.site.experiment.training.seed, t, self.site.number, "wire", "up")
 
     def note(self, snapshot: ClientSnapshot, seconds: float) -> None:
         """Add a line for the site's own eyes: what the client logged, and the fingerprint of what it sent."""
-        sent = fingerprint(carried(snapshot.up, self.site.experiment.wire, self.upload_key(snapshot.t)))
+        sent = fingerprint(carried(snapshot.up, self.site.experiment.training.wire, self.upload_key(snapshot.t)))
         line = {"round": snapshot.t, "sent": sent, "log": snapshot.log, "seconds": round(seconds, 3)}
         with (self.folder / "rounds.jsonl").open("a") as file:
             file.write(json.dumps(line) + "\n")

@@ -63,7 +63,7 @@ class Question:
 def train(message: Message, context: Context) -> Message:
     """One round of the method."""
     question = Question.read(message, context)
-    client, wire = question.client, question.client.site.experiment.wire
+    client, wire = question.client, question.client.site.experiment.training.wire
     snapshot = client.round(question.t, question.message(wire, message_classes(client.method)))
     return Message(question.answer(snapshot.up, wire, client.upload_key(question.t)), reply_to=message)
 

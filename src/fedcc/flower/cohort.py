@@ -119,7 +119,8 @@ class FlowerCohort:
         on_change: Callable[[], None] = lambda: None,
     ):
         self.folder, self.run, self.transport, self.dry_run, self.device = folder, run, transport, dry_run, device
-        self.wire, self.rules, self.names = folder.experiment.wire, folder.rules, list(folder.clients)
+        self.wire: str = folder.experiment.training.wire
+        self.rules, self.names = folder.rules, list(folder.clients)
         self.say, self.on_change = say, on_change
         self.status = {name: ClientStatus() for name in self.names}
         self.attendance = Attendance()  # of the latest exchange
@@ -138,7 +139,7 @@ class FlowerCohort:
         def content(k: int) -> Any:
             shared = id(downs[k]), k if stochastic else None  # a downlink that clients share is encoded once
             if shared not in encoded:
-                key = Key(self.folder.experiment.seed, t, k, "wire", "down") if stochastic else None
+                key = Key(self.folder.experiment.training.seed, t, k, "wire", "down") if stochastic else None
                 encoded[shared] = encode(downs[k], self.wire, run=self.run, round=t, key=key)
             if k not in expected:
                 down = decode(encoded[shared], self.dry_run.messages, self.wire, run=self.run, round=t)

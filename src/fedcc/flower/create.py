@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +18,9 @@ from fedcc.engine import choose_device, usual_engine, usual_precision
 from fedcc.experiments.experiment import Experiment
 from fedcc.federation import Federation, several
 from fedcc.flower.data import read_arrays, site_samples
-from fedcc.flower.folder import FederationFolder, Rules, Site, Task
+from fedcc.flower.folder import FederationFolder, Site, Task
 from fedcc.flower.keys import make_authority, make_key_pair
+from fedcc.flower.rules import Rules
 from fedcc.flower.signing import build_app, sign_app
 from fedcc.methods import make
 
@@ -70,7 +71,7 @@ def create_federation(
         raise ValueError(f"{instance.name} is a bound for simulations; it shares nothing, or private data")
     federation: Federation | None = None
     if public_file is None:
-        experiment = Experiment.resolved(method, settings=settings, **{**options, "clients": len(clients)})
+        experiment = Experiment.resolve(method, settings=settings, **{**options, "clients": len(clients)})
         federation = experiment.federation(data_dir)
         public, class_names = federation.public, federation.names
     else:
@@ -81,16 +82,16 @@ def create_federation(
         if simulate_sites:
             raise ValueError("--simulate-sites splits a data set by name; there is none with --public-file")
     networks = _networks(clients, experiment)
-    experiment = replace(experiment, models=",".join(networks.values()))
+    experiment = experiment.with_options(models=",".join(networks.values()))
     task = Task.of(public, class_names)
     for model in networks.values():
         task.arch(instance, model)
     if instance.family == "parameters" and len(set(networks.values())) > 1:
         raise ValueError(
-            f"{instance.name} averages weights, so all clients need the same network, got {experiment.models}"
+            f"{instance.name} averages weights, so all clients need the same network, got {experiment.split.models}"
         )
     two_thirds = -(-2 * len(clients) // 3)
-    checked = Rules(**{"quorum": two_thirds, **{name: value for name, value in rules.items() if value is not None}})
+    checked = Rules(**{"quorum": two_thirds, **rules})
     checked.check(len(clients))
     local = [h for h in ("localhost", "127.0.0.1") if h not in hosts]
     folder = FederationFolder(path, experiment, task, checked, networks, (*hosts, *local), port)
@@ -122,7 +123,7 @@ def _write(folder: FederationFolder, public: Samples, test: Mapping[str, Any] | 
         (site / "app.yaml").write_text(trusted)
         shutil.copyfile(operator / "ca.crt", site / "ca.crt")
         shutil.copyfile(folder.path / "public.npz", site / "public.npz")
-        Site(site, name, number, model, folder.address, False, folder.experiment, folder.task).write()
+        Site(site, folder.experiment, folder.task, name, number, model, folder.address, False).write()
     folder.write()
 
 
@@ -133,12 +134,12 @@ def _own_experiment(method: str, settings: Mapping[str, Any], options: Mapping[s
             raise ValueError(f"--{name} belongs to a data set by name; with --public-file the sites bring the data")
     device = choose_device(options.get("device") or "auto")
     values: dict[str, Any] = {
-        "rounds": PAPER_ROUNDS, "epochs": PAPER_EPOCHS, "models": "resnet14",
+        "rounds": PAPER_ROUNDS, "epochs": PAPER_EPOCHS, "models": "resnet14", "augment": "none",
         "engine": usual_engine(device), "precision": usual_precision(device),
     }  # fmt: skip
     values |= {name: value for name, value in options.items() if value is not None}
     values |= {"device": str(device), "data": OWN, "skew": OWN, "clients": clients}
-    return Experiment(method=method.lower(), settings=asdict(make(method, settings)), **values)  # type: ignore[call-overload]
+    return Experiment.of(method.lower(), asdict(make(method, settings)), values)  # type: ignore[call-overload]
 
 
 def _own_public(path: Path) -> Samples:
@@ -156,9 +157,9 @@ def _own_public(path: Path) -> Samples:
 
 def _networks(clients: Mapping[str, str | None], experiment: Experiment) -> dict[str, str]:
     """Each client's network: its own, or one of the experiment's."""
-    dealt = [str(m) for m in several(experiment.models)]
+    dealt = [str(m) for m in several(experiment.split.models)]
     number = len(clients)
-    if experiment.assignment == "halves":
+    if experiment.split.assignment == "halves":
         turn = [dealt[k * len(dealt) // number] for k in range(number)]
     else:
         turn = [dealt[k % len(dealt)] for k in range(number)]

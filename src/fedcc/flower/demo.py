@@ -6,7 +6,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +18,7 @@ from rich.table import Table
 from fedcc.engine import choose_device, engine
 from fedcc.engine.threads import fixed_threads
 from fedcc.experiments.experiment import Experiment
+from fedcc.experiments.options import Measurement
 from fedcc.experiments.rounds import Simulation, run_rounds
 from fedcc.experiments.store import RunFolder
 from fedcc.flower.create import create_federation
@@ -38,7 +39,7 @@ class RunTrace:
     seconds: float
 
 
-def compare(out: Path, methods: tuple[str, ...], options: dict[str, Any], console: Console) -> bool:
+def compare(out: Path, methods: Sequence[str], options: Mapping[str, Any], console: Console) -> bool:
     """Run each method both ways and print the comparison; whether all is equal."""
     equal = True
     table = Table("method", "round", *CLIENTS, "accuracy", "took", box=None, header_style="bold", pad_edge=False)
@@ -48,7 +49,7 @@ def compare(out: Path, methods: tuple[str, ...], options: dict[str, Any], consol
             method,
             dict.fromkeys(CLIENTS),
             settings={},
-            options={"device": "cpu", "skew": "classes:3", **options},
+            options={"device": "cpu", "skew": "classes:3", "rounds": 3, **options},
             hosts=[],
             port=free_port(),
             rules={"quorum": len(CLIENTS)},
@@ -81,12 +82,12 @@ def compare(out: Path, methods: tuple[str, ...], options: dict[str, Any], consol
 def simulate(experiment: Experiment) -> RunTrace:
     """An experiment as ``fedcc run`` would run it, with the fingerprint of every uplink; only its end is evaluated."""
     e, begun = experiment, time.perf_counter()
-    executor = engine(e.engine, choose_device(e.device), e.precision)  # type: ignore[arg-type]
+    executor = engine(e.machine.engine, choose_device(e.machine.device), e.machine.precision)
     uplinks: dict[tuple[int, str], str] = {}
-    with fixed_threads(e.threads):
-        simulation = Simulation(e.made(), e.federation(), e.recipe(), executor, seed=e.seed, wire=e.wire,
-                                client_accuracy=False, readings=False)  # fmt: skip
-        for done in run_rounds(simulation, e.rounds, evaluate_every=e.rounds):
+    with fixed_threads(e.machine.threads):
+        measurement = Measurement(client_accuracy=False, readings=False)
+        simulation = Simulation(e.build_method(), e.federation(), e.training, measurement, executor)
+        for done in run_rounds(simulation, e.training.rounds, evaluate_every=e.training.rounds):
             uplinks |= {(done.t, CLIENTS[k]): fingerprint(up) for k, up in done.messages.ups.items()}
     return RunTrace(uplinks, done.record["accuracy"], time.perf_counter() - begun)
 

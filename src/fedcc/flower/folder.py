@@ -15,24 +15,27 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any
 
 import torch
 
 from fedcc.core.files import write_whole
-from fedcc.core.method import AnyMethod, check_value, option
+from fedcc.core.method import AnyMethod
 from fedcc.core.model import Arch
 from fedcc.core.naming import unknown
+from fedcc.core.options import REQUIRED, check_options, check_value, option
 from fedcc.core.samples import Samples, View
-from fedcc.experiments.experiment import Experiment, present_spelling
+from fedcc.experiments.experiment import Experiment
+from fedcc.experiments.options import OPTIONS
 from fedcc.experiments.toml import dumps, load
 from fedcc.flower.data import images_sha256, read_arrays
+from fedcc.flower.rules import Rules
 from fedcc.methods import make
 from fedcc.nets import network
 
-AGREED = ("method", "settings", "rounds", "epochs", "lr", "batch", "reset", "wire", "seed")  # of the experiment
+AGREED = ("method", "settings", *(name for name, o in OPTIONS.items() if o.marks.get("agreed")))  # of the experiment
 ENVIRONMENT = "FEDCC_FEDERATION"  # names the folder to the server's app; Flower's configuration would reach every site
 NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}"
 
@@ -41,11 +44,11 @@ NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}"
 class Task:
     """What is learned from what: the same at every site."""
 
-    classes: int = field(metadata={"low": 2})
-    names: tuple[str, ...]  # of the classes
-    shape: tuple[int, ...] = field(metadata={"low": 1})  # of one image
-    public: int = field(metadata={"low": 1})  # number of public images
-    public_sha256: str
+    classes: int = option(REQUIRED, "number of classes", low=2)
+    names: tuple[str, ...] = option(REQUIRED, "names of the classes")
+    shape: tuple[int, ...] = option(REQUIRED, "shape of an image", low=1)
+    public: int = option(REQUIRED, "number of public images", low=1)
+    public_sha256: str = option(REQUIRED, "digest of the public images")
     view: View = View(scale=1 / 255)
 
     @staticmethod
@@ -58,9 +61,9 @@ class Task:
         values: dict[str, Any] = {n: tuple(v) if isinstance(v, list) else v for n, v in table.items()}
         view = View(**{"scale": 1 / 255, **{f.name: values.pop(f.name) for f in fields(View) if f.name in values}})
         task = Task(**values, view=view)
-        check_fields(view)
+        check_options(view)
         check_value("pad", view.pad, int, 0)
-        check_fields(task)
+        check_options(task)
         if len(task.names) != task.classes:
             raise ValueError(f"names must be one for each of {task.classes} classes, got {len(task.names)}")
         return task
@@ -87,22 +90,6 @@ class Task:
 
 
 @dataclass(frozen=True)
-class Rules:
-    """When a round ends, and who is waited for."""
-
-    quorum: int = option(0, "clients whose uploads make a round; two thirds by default")
-    deadline: float = option(3600.0, "seconds after which a round ends if there is a quorum", low=1)
-    grace: float = option(60.0, "seconds for the other clients once there is a quorum", low=0)
-    patience: int = option(10, "deadlines without a quorum before the run stops", low=1)
-    strikes: int = option(3, "failures in a row before a client is set aside", low=1)
-
-    def check(self, clients: int) -> None:
-        check_fields(self)
-        if not 1 <= self.quorum <= clients:
-            raise ValueError(f"quorum must be from 1 to the number of clients, {clients}, got {self.quorum}")
-
-
-@dataclass(frozen=True)
 class FederationFolder:
     """The operator's folder."""
 
@@ -112,7 +99,7 @@ class FederationFolder:
     rules: Rules
     clients: Mapping[str, str]  # each client's network, by name; their order gives their numbers
     hosts: tuple[str, ...]  # names and addresses of the server; sites use the first
-    port: int = field(metadata={"low": 1, "high": 65_535})
+    port: int = option(REQUIRED, "the server's port", low=1, high=65_535)
 
     @staticmethod
     def read(path: Path) -> FederationFolder:
@@ -126,7 +113,7 @@ class FederationFolder:
             rules = Rules(**table["rounds"])
             rules.check(len(clients))
             folder = FederationFolder(path, experiment, task, rules, clients, hosts, table["port"])
-            check_fields(folder)
+            check_options(folder)
             if not hosts:
                 raise ValueError("hosts must name at least one")
         return folder
@@ -180,13 +167,13 @@ class Site:
     """One site's folder."""
 
     path: Path
-    name: str
-    number: int = field(metadata={"low": 0})
-    model: str
-    server: str
-    share_model: bool
     experiment: Experiment
     task: Task
+    name: str = option(REQUIRED, "the client's name")
+    number: int = option(REQUIRED, "the client's number", low=0)
+    model: str = option(REQUIRED, "the client's network")
+    server: str = option(REQUIRED, "HOST:PORT of the server")
+    share_model: bool = option(REQUIRED, "send the model to the server at the end")
 
     @staticmethod
     def find(text: str) -> Path:
@@ -204,8 +191,8 @@ class Site:
             raise ValueError(f"{path} is no site's folder: site.toml is missing; the operator sends it")
         table, experiment = load(file), read_experiment(path / "experiment.toml")
         with damage_reported(file):
-            site = Site(path, experiment=experiment, task=Task.read(table.pop("task")), **table)
-            check_fields(site)
+            site = Site(path, experiment, Task.read(table.pop("task")), **table)
+            check_options(site)
             parse_clients([f"{site.name}={network(site.model, site.task.shape)}"])
         return site
 
@@ -225,7 +212,7 @@ class Site:
 
 def terms(experiment: Experiment, task: Task, number: int, model: str) -> dict[str, Any]:
     """What server and site must agree on: the values that decide what a client computes and sends."""
-    values = asdict(experiment)
+    values = experiment.values()
     agreed = {name: values[name] for name in AGREED} | task.table() | {"client": number, "model": model}
     return json.loads(json.dumps(agreed))  # type: ignore[no-any-return]
 
@@ -247,7 +234,7 @@ def read_experiment(path: Path) -> Experiment:
     with damage_reported(path):
         method, settings = table.pop("method"), table.pop("settings", {})
         check_value("method", method, str)
-        return Experiment(method=method, settings=asdict(make(method, settings)), **present_spelling(table))  # type: ignore[call-overload]
+        return Experiment.of(method, asdict(make(method, settings)), table)  # type: ignore[call-overload]
 
 
 def parse_clients(texts: list[str]) -> dict[str, str | None]:
@@ -267,20 +254,6 @@ def parse_clients(texts: list[str]) -> dict[str, str | None]:
     if not clients:
         raise ValueError("a federation needs at least one client: --client NAME[=MODEL], once for each")
     return clients
-
-
-def check_fields(instance: Any) -> None:
-    """Check the fields of a dataclass by their types and ranges; a tuple's range is that of its entries."""
-    hints = get_type_hints(type(instance))
-    for f in fields(instance):
-        value, hint = getattr(instance, f.name), hints[f.name]
-        entries = (value,)
-        if get_origin(hint) is tuple:
-            if not isinstance(value, tuple):
-                raise ValueError(f"{f.name} must be a list, got {value!r}")
-            entries, hint = value, get_args(hint)[0]
-        for entry in entries:
-            check_value(f.name, entry, hint, f.metadata.get("low"), f.metadata.get("high"))
 
 
 @contextmanager

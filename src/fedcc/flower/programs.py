@@ -18,13 +18,13 @@ from pathlib import Path
 from typing import Any
 
 from fedcc.core.files import uninterrupted
-from fedcc.ending import Told
+from fedcc.errors import UserError
 from fedcc.processes import end_with_parent
 
 QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "PYTHONUNBUFFERED": "1"}
 
 
-class FlowerError(Told):
+class FlowerError(UserError):
     """One of Flower's programs has failed, or the federation that they run."""
 
 

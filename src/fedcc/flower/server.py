@@ -62,8 +62,8 @@ class FlowerServer(Observer):
     def __init__(self, folder: FederationFolder, run: str, transport: Transport, log: RunLog):
         self.folder, self.run, self.transport, self.log = folder, run, transport, log
         e = self.experiment = folder.experiment
-        self.method, device = e.made(), choose_device(e.device)
-        self.engine = self.executor = engine(e.engine, device, e.precision)  # type: ignore[arg-type]
+        self.method, device = e.build_method(), choose_device(e.machine.device)
+        self.engine = self.executor = engine(e.machine.engine, device, e.machine.precision)
         self.public = folder.task.public_samples(folder.path / "public.npz").to(device)
         self.test = folder.test()
         self.federation = Federation((), self.public, Samples({"x": self.public.x[:0]}), folder.task.classes, (),
@@ -71,15 +71,19 @@ class FlowerServer(Observer):
         self.checkpoints = Checkpoints(folder.run, e, self.federation, every=1, keep=True)
         self.writer = FolderWriter(e, self.federation, self.checkpoints)
         archs = folder.archs(self.method)
-        self.server = build_server(self.method, self.public, folder.task.classes, e.recipe(), e.seed, archs)
+        self.server = build_server(
+            self.method, self.public, folder.task.classes, e.training.recipe(), e.training.seed, archs
+        )
 
     def train(self) -> None:
         """Run the rounds that are missing, and write the summary."""
-        with fixed_threads(self.experiment.threads):
-            start, number = self.start(), self.experiment.rounds
+        with fixed_threads(self.experiment.machine.threads):
+            start, number, measurement = self.start(), self.experiment.training.rounds, self.experiment.measurement
             self.cohort = self.connect(start)
             self.trained: Trained | None = None
-            rounds = run_rounds(self, number, start=start.snapshot if start else None)
+            rounds = run_rounds(
+                self, number, evaluate_every=measurement.evaluate_every, start=start.snapshot if start else None
+            )
             records, _ = follow(rounds, [self.writer, self.checkpoints, self], start.records if start else ())
             if self.trained is None:  # interrupted after the last round
                 self.trained, _ = self.ensemble(self.cohort, self.method.rounds(number), None)
@@ -105,7 +109,8 @@ class FlowerServer(Observer):
         samples = Samples({"x": self.test["x"], "y": self.test["y"]}, self.folder.task.view).to(self.engine.device)
         self.trained, executor = self.ensemble(self.cohort, messages.t, samples)
         asked = executor is not self.engine  # other readings are not worth asking the sites again
-        readings = {} if asked else readings_of(self.method, self.public, last)
+        wanted = self.experiment.measurement.readings and not asked
+        readings = readings_of(self.method, self.public, last) if wanted else {}
         return evaluate(
             self.method, self.trained, samples, executor, downs=messages.downs, hidden=hidden, readings=readings,
             detailed=last,
@@ -128,7 +133,7 @@ class FlowerServer(Observer):
                 self.log.say(f"warning: {problem}")
         self.writer.begin(start)
         if start is None:
-            clients, rounds = len(self.folder.clients), self.experiment.rounds
+            clients, rounds = len(self.folder.clients), self.experiment.training.rounds
             self.log.say(f"{self.method.label}: {clients} clients, {rounds} rounds")
         else:
             self.log.say(f"resuming after round {start.snapshot.t}")
@@ -137,7 +142,7 @@ class FlowerServer(Observer):
 
     def connect(self, start: Checkpoint | None) -> FlowerCohort:
         clients = start.snapshot.clients if start else None
-        dry_run = DryRun(self.method, self.server, self.experiment.wire, self.run, clients)
+        dry_run = DryRun(self.method, self.server, self.experiment.training.wire, self.run, clients)
 
         def changed() -> None:
             self.log.update(clients={n: asdict(s) for n, s in cohort.status.items()})
@@ -190,7 +195,7 @@ class FlowerServer(Observer):
             raise ValueError(f"{self.folder.run} holds no trained federation yet; `fedcc federation run` trains one")
         self.server.models = dict(start.snapshot.models)
         samples = Samples({"x": torch.from_numpy(x)}, self.folder.task.view).to(self.engine.device)
-        with fixed_threads(self.experiment.threads):
+        with fixed_threads(self.experiment.machine.threads):
             trained, executor = self.ensemble(self.connect(start), start.snapshot.t, samples)
             scores = drive([self.method.predict(trained, samples)], executor)[0].cpu().numpy()
         with written_whole(target) as file:

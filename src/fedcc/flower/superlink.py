@@ -38,7 +38,7 @@ def serve(folder: FederationFolder, bind: str, say: Say) -> None:
         f'[superlink]\ndefault = "{NAME}"\n\n[superlink.{NAME}]\naddress = "{LOCAL}:{port}"\n'
         f"root-certificates = {json.dumps(str(operator / 'ca.crt'))}\n"
     )
-    env = environment(home, folder.experiment.threads, **{ENVIRONMENT: str(folder.path)})
+    env = environment(home, folder.experiment.machine.threads, **{ENVIRONMENT: str(folder.path)})
     if is_listening(LOCAL, folder.port):
         raise ValueError(
             f"port {folder.port} is in use; is another server running? {folder.path}/federation.toml sets the port"
@@ -143,7 +143,7 @@ def read_status(folder: FederationFolder) -> dict[str, Any]:
     status["server"] = "running" if is_serving(folder) else "not running"
     if status["state"] == "running" and not (status["server"] == "running" and is_alive(status.get("pid", 0))):
         status["state"] = "stopped"
-    status["rounds"] = folder.experiment.made().rounds(folder.experiment.rounds)
+    status["rounds"] = folder.experiment.build_method().rounds(folder.experiment.training.rounds)
     accuracies = [record["accuracy"] for record in RunFolder(folder.run).metrics()]
     status["accuracy"] = next((a for a in reversed(accuracies) if a is not None), None)
     return status

@@ -32,10 +32,17 @@ EXPLANATIONS = {  # parts of Flower's log lines, and what they mean to a site
 
 
 def take_part(
-    site: Site, data: Path, say: Say, *, server: str = "", device: str = "auto", threads: int = 0, share: bool = False
+    site: Site,
+    data: Path,
+    say: Say,
+    *,
+    server: str | None = None,
+    device: str = "auto",
+    threads: int | None = None,
+    share_model: bool = False,
 ) -> None:
-    """Take part in a federation until interrupted; what is not given is as the site's folder has it."""
-    server, threads = server or site.server, threads or site.experiment.threads
+    """Take part in a federation until interrupted; the folder says what is not given."""
+    server, threads = server or site.server, threads or site.experiment.machine.threads
     key = site.path / "site.key"
     for file in (key, site.path / "ca.crt", site.path / "app.yaml"):
         if not file.is_file():
@@ -47,7 +54,7 @@ def take_part(
     say(f"{site.name}: {len(samples)} samples of {data}, {site.model}, server {server}")
     site.state.mkdir(exist_ok=True)
     config = {"site": str(site.path), "data": str(data.resolve()), "device": device, "threads": threads,
-              "share-model": share or site.share_model}  # fmt: skip
+              "share-model": share_model or site.share_model}  # fmt: skip
     write_whole(site.state / "node.toml", dumps(config))
     with closing(ForkServer(site.state / "warm")) as fork_server:  # before CUDA is initialised: no fork survives that
         choose_device(device)

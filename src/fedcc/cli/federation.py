@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 import time
 from importlib.util import find_spec
 from pathlib import Path
@@ -11,35 +10,35 @@ from typing import Annotated, Any
 
 import typer
 
-from fedcc.options import Augment
+from fedcc.cli.console import console, table
+from fedcc.cli.options import Json, Settings, run_options
+from fedcc.core.options import options_of
+from fedcc.experiments.options import OPTIONS
+from fedcc.flower.rules import Rules
 
-app = typer.Typer(help="Federations across machines, on Flower.", no_args_is_help=True)
+federation_app = typer.Typer(help="Federations across machines, on Flower.", no_args_is_help=True)
+Folder = Annotated[Path, typer.Argument(metavar="FOLDER", help="the federation's folder")]
+SIMULATED = ("clients", "participation", "client_accuracy", "deterministic")  # options that only the simulator has
 
 
-@app.callback()
+@federation_app.callback()
 def check_installed() -> None:
     if find_spec("flwr") is None or find_spec("cryptography") is None:
         raise ValueError("federations need Flower: pip install 'fedcc[flower]'")
 
 
-Folder = Annotated[Path, typer.Argument(metavar="FOLDER", help="the federation's folder")]
-
-
-@app.command()
+@federation_app.command()
+@run_options(Rules, *(name for name in OPTIONS if name not in SIMULATED), "data_dir")
 def init(
+    options: dict[str, Any],
     folder: Folder,
     client: Annotated[list[str], typer.Option("--client", help="a client, NAME or NAME=MODEL; repeatable")],
     method: Annotated[str, typer.Option(help="the method's name; `fedcc methods` lists them")] = "fedcc",
+    settings: Settings = None,
     host: Annotated[
         list[str] | None, typer.Option("--host", help="a name or address of the server; sites use the first")
     ] = None,
     port: Annotated[int, typer.Option(help="the server's port")] = 9092,
-    quorum: Annotated[int | None, typer.Option(help="clients that make a round; two thirds by default")] = None,
-    deadline: Annotated[float | None, typer.Option(help="seconds that a round lasts at most; 3600")] = None,
-    grace: Annotated[float | None, typer.Option(help="seconds for the others once there is a quorum; 60")] = None,
-    patience: Annotated[int | None, typer.Option(help="deadlines without a quorum until the run stops; 10")] = None,
-    strikes: Annotated[int | None, typer.Option(help="failures in a row that set a client aside; 3")] = None,
-    data: Annotated[str | None, typer.Option(help="data set of the public and test images; digits by default")] = None,
     public_file: Annotated[
         Path | None, typer.Option("--public-file", help="own public images instead: NPZ with x, uint8 [N, C, H, W]")
     ] = None,
@@ -50,46 +49,22 @@ def init(
     simulate_sites: Annotated[
         bool, typer.Option("--simulate-sites", help="split the data set as `fedcc run` would, a data.npz for each site")
     ] = False,
-    skew: Annotated[str | None, typer.Option(help="of that split: dirichlet:ETA, classes:N or iid")] = None,
-    models: Annotated[str | None, typer.Option(help="networks, given in turn to clients that name none")] = None,
-    rounds: Annotated[int | None, typer.Option(help="rounds T")] = None,
-    epochs: Annotated[int | None, typer.Option(help="local epochs E per phase")] = None,
-    seed: Annotated[int | None, typer.Option(help="seed of everything random; 0 by default")] = None,
-    settings: Annotated[
-        list[str] | None, typer.Option("--set", help="a method's setting, name=value; repeatable")
-    ] = None,
-    lr: Annotated[float | None, typer.Option(help="Adam's learning rate")] = None,
-    batch: Annotated[int | None, typer.Option(help="batch size")] = None,
-    reset: Annotated[str | None, typer.Option(help="when Adam starts anew: phase or round")] = None,
-    public: Annotated[float | None, typer.Option(help="share of the training set that is public")] = None,
-    fraction: Annotated[float | None, typer.Option(help="keep this share of the training set")] = None,
-    augment: Augment = None,
-    wire: Annotated[str | None, typer.Option(help="number format: fp32, fp16, int8 or int8-stochastic")] = None,
-    device: Annotated[str | None, typer.Option(help="the server's: auto, cpu or cuda")] = None,
-    threads: Annotated[int | None, typer.Option(help="torch threads")] = None,
-    data_dir: Annotated[Path | None, typer.Option("--data-dir", help="where data sets lie")] = None,
 ) -> None:
     """Create a federation folder: experiment, certificates, and a folder with a key for each site."""
     from fedcc.experiments.experiment import parse_settings
     from fedcc.flower.create import create_federation
     from fedcc.flower.folder import parse_clients
 
-    options: dict[str, Any] = {
-        "data": data, "skew": skew, "models": models, "rounds": rounds, "epochs": epochs, "seed": seed, "lr": lr,
-        "batch": batch, "reset": reset, "public": public, "fraction": fraction, "augment": augment, "wire": wire,
-        "device": device, "threads": threads,
-    }  # fmt: skip
-    rules = {"quorum": quorum, "deadline": deadline, "grace": grace, "patience": patience, "strikes": strikes}
     federation = create_federation(
         folder,
         method,
         parse_clients(client),
         settings=parse_settings(method, settings or []),
-        options={name: value for name, value in options.items() if value is not None},
+        rules={name: options.pop(name) for name in options_of(Rules) if name in options},
+        data_dir=options.pop("data_dir", None),
+        options=options,
         hosts=host or [],
         port=port,
-        rules=rules,
-        data_dir=data_dir,
         public_file=public_file,
         test_file=test_file,
         class_names=tuple(class_name or ()),
@@ -98,7 +73,7 @@ def init(
     e = federation.experiment
     networks = ", ".join(f"{name} ({model})" for name, model in federation.clients.items())
     typer.echo(
-        f"{e.made().label} on {e.data}: {networks}; T={e.rounds}, E={e.epochs}; "
+        f"{e.build_method().label} on {e.split.data}: {networks}; T={e.training.rounds}, E={e.training.epochs}; "
         f"{federation.task.public} public images; server {federation.address}"
     )
     sites = ", ".join(str(folder / "sites" / name) for name in federation.clients)
@@ -106,7 +81,7 @@ def init(
     typer.echo(f"Keep private: {folder / 'operator'}")
 
 
-@app.command()
+@federation_app.command()
 def server(folder: Folder, bind: Annotated[str, typer.Option(help="the address to listen on")] = "0.0.0.0") -> None:
     """Run the server until Ctrl-C: Flower's SuperLink, which the sites connect to."""
     from fedcc.flower.folder import FederationFolder
@@ -115,14 +90,14 @@ def server(folder: Folder, bind: Annotated[str, typer.Option(help="the address t
     serve(FederationFolder.read(folder.resolve()), bind, typer.echo)
 
 
-@app.command()
+@federation_app.command()
+@run_options("device", "threads")
 def client(
+    options: dict[str, Any],
     site: Annotated[str, typer.Argument(metavar="SITE", help="the site's folder, or its name")],
     data: Annotated[Path, typer.Option(help="the site's own samples: an NPZ file with x and y, or a folder")],
     model: Annotated[str | None, typer.Option(help="the network, to check that it is the agreed one")] = None,
     server: Annotated[str | None, typer.Option(help="HOST:PORT, if not as in site.toml")] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda")] = "auto",
-    threads: Annotated[int | None, typer.Option(help="torch threads; the experiment's by default")] = None,
     share_model: Annotated[
         bool, typer.Option("--share-model", help="send the model to the server at the end; also in site.toml")
     ] = False,
@@ -138,10 +113,10 @@ def client(
     def say(text: str) -> None:
         typer.echo(f"{time.strftime('%H:%M:%S')} {text}")
 
-    take_part(own, data, say, server=server or "", device=device, threads=threads or 0, share=share_model)
+    take_part(own, data, say, server=server, share_model=share_model, **options)
 
 
-@app.command()
+@federation_app.command()
 def run(
     folder: Folder,
     overwrite: Annotated[
@@ -157,7 +132,7 @@ def run(
     typer.echo(f"{federation.run}" if final is None else f"final {final:.2f} %, {federation.run}")
 
 
-@app.command()
+@federation_app.command()
 def predict(
     folder: Folder,
     source: Annotated[Path, typer.Argument(metavar="INPUT", help="NPZ with x: uint8 images like the public ones")],
@@ -171,14 +146,9 @@ def predict(
     typer.echo(f"{number} predictions: {out}")
 
 
-@app.command()
-def status(
-    folder: Folder, as_json: Annotated[bool, typer.Option("--json", help="print JSON for programs")] = False
-) -> None:
+@federation_app.command()
+def status(folder: Folder, as_json: Json = False) -> None:
     """Show the state of the federation: the round, and every client."""
-    from rich.console import Console
-    from rich.table import Table
-
     from fedcc.flower.folder import FederationFolder
     from fedcc.flower.superlink import read_status
 
@@ -191,36 +161,28 @@ def status(
     typer.echo(f"server {state['server']}; run {state['state']}, round {state['round']} of {state['rounds']}{accuracy}")
     if state.get("problem"):
         typer.echo(f"problem: {state['problem']}")
-    table = Table("client", "connected", "last round", "failures", "", box=None, header_style="bold", pad_edge=False)
+    clients = table("client", "connected", "last round", "failures", "")
     for name in federation.clients:
-        row = {"online": False, "answered": 0, "strikes": 0, "aside": False, "problem": ""} | state["clients"].get(
-            name, {}
-        )
+        row = {"online": False, "answered": 0, "strikes": 0, "aside": False, "problem": ""}
+        row |= state["clients"].get(name, {})
         connected = ("yes" if row["online"] else "no") if state["state"] == "running" else "?"
-        problem = f"set aside: {row['problem']}" if row["aside"] else row["problem"]
-        table.add_row(name, connected, str(row["answered"]), str(row["strikes"]), problem)
-    Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else 120).print(table)
+        problem = f"set aside: {row['problem']}" if row["aside"] else str(row["problem"])
+        clients.add_row(name, connected, str(row["answered"]), str(row["strikes"]), problem)
+    console().print(clients)
 
 
-@app.command()
+@federation_app.command()
+@run_options("rounds", "epochs", "fraction", "seed")
 def demo(
+    options: dict[str, Any],
     out: Annotated[Path, typer.Option("--out", help="an empty folder for the federations")] = Path(
         "runs/federation-demo"
     ),
     method: Annotated[list[str] | None, typer.Option(help="methods; fedcc and fedavg by default")] = None,
-    rounds: Annotated[int, typer.Option(help="rounds T")] = 3,
-    epochs: Annotated[int | None, typer.Option(help="local epochs E per phase")] = None,
-    fraction: Annotated[float | None, typer.Option(help="keep this share of the training set")] = None,
-    seed: Annotated[int, typer.Option(help="seed")] = 0,
 ) -> None:
     """Compare a server and four clients on this machine with the simulator, on digits: equal bit for bit."""
-    from rich.console import Console
-
     from fedcc.flower.demo import compare
     from fedcc.flower.programs import FlowerError
 
-    options = {"rounds": rounds, "epochs": epochs, "fraction": fraction, "seed": seed}
-    options = {name: value for name, value in options.items() if value is not None}
-    console = Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else 140)
-    if not compare(out.resolve(), tuple(method or ("fedcc", "fedavg")), options, console):
+    if not compare(out.resolve(), method or ["fedcc", "fedavg"], options, console()):
         raise FlowerError("the federation's numbers are not the simulator's")
