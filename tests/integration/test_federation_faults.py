@@ -76,7 +76,7 @@ def replayed(
     """The same federation in this process, with what ``fault(transport, name, round)`` says of a round's messages."""
     e, rules = original.experiment, original.rules
     same = {"quorum": rules.quorum, "grace": 0.5, "strikes": rules.strikes}
-    folder = make(path, e.method, tuple(original.clients), rules=same, rounds=e.rounds, skew=e.skew)
+    folder = make(path, e.method, tuple(original.clients), rules=same, rounds=e.training.rounds, skew=e.split.skew)
     transport = LocalTransport(folder, share=set(original.clients))
     transport.fault = lambda name, purpose, t: fault(transport, name, t) if purpose == "train" else None
     transport.server().train()
