@@ -9,28 +9,28 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field
 from hashlib import blake2b
 from itertools import product
 from pathlib import Path
 from typing import Any, Literal
 
 from fedcc.core.digests import DamagedFile
-from fedcc.core.method import check_value
 from fedcc.core.naming import shortened, unknown
-from fedcc.ending import Stopped, explained, warnings_to
-from fedcc.experiments.execute import Halted, execute, prepare, unfinished
+from fedcc.core.options import check_value
+from fedcc.errors import error_line, warnings_to
 from fedcc.experiments.experiment import Experiment
+from fedcc.experiments.options import MACHINE, OPTIONS, Output
+from fedcc.experiments.rounds import FinishedRound, Observer, Pause, Paused
+from fedcc.experiments.run import execute, prepare, unfinished
 from fedcc.experiments.store import InUse, RunFolder, RunFolderError
 from fedcc.experiments.toml import load
+from fedcc.experiments.tracking import Trackers
 from fedcc.experiments.workers import Died, Pool, drained
 from fedcc.methods import METHODS, completed, outdated
-from fedcc.tracking import tracked
+from fedcc.signals import Interrupted
 
-MACHINE = ("device", "precision", "engine", "threads", "deterministic")
-"""What a run takes from the machine unless it is given; a run made elsewhere is no other run for it."""
-
-OPTIONS = tuple(f.name for f in fields(Experiment) if f.name not in ("method", "settings", "seed"))
+NAMES = tuple(name for name in OPTIONS if name != "seed")
 LONGEST = 100  # bytes of a scenario's or a variant's name
 State = Literal["finished", "unfinished", "missing", "blocked"]
 
@@ -39,21 +39,21 @@ State = Literal["finished", "unfinished", "missing", "blocked"]
 class Run:
     """One run of a sweep: where it belongs below the folder of runs, and what was said about it."""
 
-    place: Path
+    folder: Path
     method: str
     settings: Mapping[str, Any] = field(default_factory=dict)
-    given: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)
 
     def experiment(self) -> Experiment:
         """It, resolved on this machine."""
-        return Experiment.resolved(self.method, settings=self.settings, **self.given)
+        return Experiment.resolve(self.method, settings=self.settings, **self.options)
 
     def state(self, root: Path) -> tuple[State, str]:
         """How far it is, and why it cannot be run if it is blocked."""
-        folder = root / self.place
+        folder = root / self.folder
         if not (folder / "experiment.toml").is_file():
             try:
-                RunFolder(folder).check(_anywhere(self.method, self.settings, self.given))
+                RunFolder(folder).check(_without_machine(self.method, self.settings, self.options))
             except RunFolderError as error:
                 return "blocked", str(error)
             return "missing", ""
@@ -71,29 +71,29 @@ class Run:
         """Where a folder's ``experiment.toml`` says something else; what was left to the machine does not count."""
         there = dict(table)
         for name in MACHINE:
-            if (mine := self.given.get(name, "auto")) not in ("auto", there.get(name)):
+            if (mine := self.options.get(name, "auto")) not in ("auto", there.get(name)):
                 return f"{name} is {there.get(name)} there, {mine} here"
         method, settings = there.pop("method", ""), there.pop("settings", {})
         if old := outdated(method, settings):
             return old
-        found, wanted = (
-            asdict(_anywhere(*what))
-            for what in ((method, completed(method, settings), there), (self.method, self.settings, self.given))
+        stored, planned = (
+            _without_machine(*what).values()
+            for what in ((method, completed(method, settings), there), (self.method, self.settings, self.options))
         )
-        for name in wanted:
-            if found[name] == wanted[name]:
+        for name in planned:
+            if stored[name] == planned[name]:
                 continue
             if name != "settings":
-                return f"{name} is {found[name]} there, {wanted[name]} here"
-            odd = next(s for s in wanted[name] if found[name].get(s) != wanted[name][s])
-            return f"{odd} is {found[name].get(odd)} there, {wanted[name][odd]} here"
+                return f"{name} is {stored[name]} there, {planned[name]} here"
+            odd = next(s for s in planned[name] if stored[name].get(s) != planned[name][s])
+            return f"{odd} is {stored[name].get(odd)} there, {planned[name][odd]} here"
         return ""
 
 
-def _anywhere(method: str, settings: Mapping[str, Any], given: Mapping[str, Any]) -> Experiment:
+def _without_machine(method: str, settings: Mapping[str, Any], options: Mapping[str, Any]) -> Experiment:
     """An experiment as it is apart from the machine."""
-    rest = {name: value for name, value in given.items() if name not in MACHINE}
-    return Experiment.resolved(method, settings=settings, device="cpu", **rest)
+    rest = {name: value for name, value in options.items() if name not in MACHINE}
+    return Experiment.resolve(method, settings=settings, device="cpu", **rest)
 
 
 # ------------------------------------------------------------------------------------------------------- the file
@@ -109,12 +109,12 @@ def read(path: Path, changes: Mapping[str, Any] | None = None) -> list[Run]:
 
 def planned(table: Mapping[str, Any], changes: Mapping[str, Any]) -> list[Run]:
     """The runs that a table describes."""
-    _known("key of a sweep", table, ("methods", "seeds", "scenario", "variant", *OPTIONS))
-    _known("option of a run", changes, OPTIONS)
-    common = {name: table[name] for name in table if name in OPTIONS}
+    _known("key of a sweep", table, ("methods", "seeds", "scenario", "variant", *NAMES))
+    _known("option of a run", changes, NAMES)
+    common = {name: table[name] for name in table if name in NAMES}
     seeds = _listed("seeds", table.get("seeds", [0]), int)
     methods = [{"method": name} for name in _listed("methods", table.get("methods", []), str)]
-    variants = _tables("variant", table, ("method", "name", "settings", *OPTIONS))
+    variants = _tables("variant", table, ("method", "name", "settings", *NAMES))
     for variant in variants:
         for key in ("method", "name"):
             if key not in variant:
@@ -122,7 +122,7 @@ def planned(table: Mapping[str, Any], changes: Mapping[str, Any]) -> list[Run]:
         check_value("method", variant["method"], str)
     scenarios = [
         {**common, **scenario, "data": data, "skew": skew}
-        for scenario in _tables("scenario", table, ("name", *OPTIONS)) or [{}]
+        for scenario in _tables("scenario", table, ("name", *NAMES)) or [{}]
         for data, skew in product(*(_several((common | scenario).get(name)) for name in ("data", "skew")))
     ]
     if not methods + variants:
@@ -130,22 +130,22 @@ def planned(table: Mapping[str, Any], changes: Mapping[str, Any]) -> list[Run]:
     runs: dict[Path, Run] = {}
     for seed, scenario, entry in product(seeds, scenarios, methods + variants):
         run = _run(seed, scenario, entry, changes)
-        if run.place in runs:
-            raise ValueError(f"two runs would share the folder {run.place}; give a variant or scenario a name")
-        runs[run.place] = run
+        if run.folder in runs:
+            raise ValueError(f"two runs would share the folder {run.folder}; give a variant or scenario a name")
+        runs[run.folder] = run
     if not runs:
         raise ValueError("there is no run: seeds, data and skew must not be empty lists")
     return list(runs.values())
 
 
 def _run(seed: int, scenario: Mapping[str, Any], entry: Mapping[str, Any], changes: Mapping[str, Any]) -> Run:
-    given = {n: v for n, v in {**scenario, **entry, **changes, "seed": seed}.items() if n in (*OPTIONS, "seed")}
-    given = {n: v for n, v in given.items() if v is not None}
+    options = {n: v for n, v in {**scenario, **entry, **changes, "seed": seed}.items() if n in (*NAMES, "seed")}
+    options = {n: v for n, v in options.items() if v is not None}
     method, settings = entry["method"].lower(), entry.get("settings", {})
     try:
-        data, _, number = _anywhere(method, settings, given).place.parts
+        data, _, number = _without_machine(method, settings, options).folder.parts
     except ValueError as error:
-        where = " ".join(str(v) for v in (entry.get("name"), given.get("data"), given.get("skew")) if v)
+        where = " ".join(str(v) for v in (entry.get("name"), options.get("data"), options.get("skew")) if v)
         raise ValueError(f"{method}{f' ({where})' if where else ''}: {error}") from None
     for name in (scenario.get("name"), entry.get("name")):
         if name is not None and not (isinstance(name, str) and re.fullmatch(r"\w[\w.-]*", name)):
@@ -154,8 +154,10 @@ def _run(seed: int, scenario: Mapping[str, Any], entry: Mapping[str, Any], chang
             )
         if name is not None and len(os.fsencode(name)) > LONGEST:
             raise ValueError(f"a name must be at most {LONGEST} bytes long, got {shortened(name)}")
-    data, named = ("-".join(filter(None, pair)) for pair in ((data, scenario.get("name")), (method, entry.get("name"))))
-    return Run(Path(data) / named / number, method, settings, given)
+    data, variant = (
+        "-".join(filter(None, pair)) for pair in ((data, scenario.get("name")), (method, entry.get("name")))
+    )
+    return Run(Path(data) / variant / number, method, settings, options)
 
 
 def _known(kind: str, table: Mapping[str, Any], known: Sequence[str]) -> None:
@@ -165,12 +167,12 @@ def _known(kind: str, table: Mapping[str, Any], known: Sequence[str]) -> None:
 
 
 def _tables(name: str, table: Mapping[str, Any], known: Sequence[str]) -> list[dict[str, Any]]:
-    found = table.get(name, [])
-    if not isinstance(found, list) or not all(isinstance(entry, dict) for entry in found):
-        raise ValueError(f"{name} must be tables, [[{name}]], got {shortened(found)}")
-    for entry in found:
+    entries = table.get(name, [])
+    if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
+        raise ValueError(f"{name} must be tables, [[{name}]], got {shortened(entries)}")
+    for entry in entries:
         _known(f"key of a {name}", entry, known)
-    return found
+    return entries
 
 
 def _listed(name: str, value: Any, kind: type) -> list[Any]:
@@ -191,12 +193,12 @@ def shard(runs: Sequence[Run], text: str) -> list[Run]:
     >>> [len(shard([Run(Path(str(n)), "fedcc") for n in range(8)], part)) for part in ("1/3", "2/3", "3/3")]
     [3, 3, 2]
     """
-    found = re.fullmatch(r"(\d+)/(\d+)", text)
-    if not found or not 1 <= int(found[1]) <= int(found[2]):
+    match = re.fullmatch(r"(\d+)/(\d+)", text)
+    if not match or not 1 <= int(match[1]) <= int(match[2]):
         raise ValueError(f"--shard is i/n with i from 1 to n, as 2/4, got {text!r}")
-    mixed = sorted(runs, key=lambda run: blake2b(run.place.as_posix().encode()).digest())
-    mine = {run.place for run in mixed[int(found[1]) - 1 :: int(found[2])]}
-    return [run for run in runs if run.place in mine]
+    mixed = sorted(runs, key=lambda run: blake2b(run.folder.as_posix().encode()).digest())
+    mine = {run.folder for run in mixed[int(match[1]) - 1 :: int(match[2])]}
+    return [run for run in runs if run.folder in mine]
 
 
 def duration(text: str) -> float:
@@ -219,16 +221,12 @@ def duration(text: str) -> float:
 
 
 @dataclass(frozen=True)
-class How:
-    """What a sweep's runs have in common that does not decide their numbers."""
+class SweepOptions:
+    """What the runs of a sweep have in common that does not decide their numbers."""
 
     root: Path
-    data_dir: Path | None = None
-    save_models: bool = True
-    checkpoint_every: int | None = None
-    keep_checkpoints: bool = False
-    track: tuple[str, ...] = ()
-    deadline: float | None = None  # of the clock that time.time() reads, which machines share
+    output: Output = field(default_factory=Output)
+    deadline: float | None = None  # by time.time(), which machines share
 
 
 @dataclass(frozen=True)
@@ -243,64 +241,62 @@ class Outcome:
     warnings: tuple[str, ...] = ()
 
 
-@dataclass
-class Late:
-    """Whether a round as long as the last would end behind the deadline."""
+class Deadline(Observer):
+    """Pauses a run where a round as long as the last would end after the deadline, if there is one."""
 
-    deadline: float | None
-    last: float = field(default_factory=time.time)
+    def __init__(self, deadline: float | None):
+        self.deadline, self.last = deadline, time.time()
 
-    def __call__(self) -> bool:
+    def round(self, done: FinishedRound) -> Pause | None:
         now = time.time()
         spent, self.last = now - self.last, now
-        return self.deadline is not None and now + spent > self.deadline
+        late = self.deadline is not None and now + spent > self.deadline
+        return Pause("the next round would end after the deadline") if late else None
 
 
-def perform(run: Run, how: How) -> Outcome:
-    """Run it in its folder, or go on with it; whatever goes wrong is the outcome."""
-    place, begun = how.root / run.place, time.perf_counter()
+def perform(run: Run, options: SweepOptions) -> Outcome:
+    """Run it in its folder, or resume it; whatever goes wrong is the outcome."""
+    folder, output, started = options.root / run.folder, options.output, time.perf_counter()
     warnings: list[str] = []
     resumed = 0
 
-    def ended(kind: Any, text: str = "", accuracy: float | None = None) -> Outcome:
-        return Outcome(kind, text, accuracy, time.perf_counter() - begun, resumed, tuple(warnings))
+    def outcome(kind: Any, text: str = "", accuracy: float | None = None) -> Outcome:
+        return Outcome(kind, text, accuracy, time.perf_counter() - started, resumed, tuple(warnings))
 
     try:
-        with RunFolder(place).held(), warnings_to(warnings.append):
-            state, reason = run.state(how.root)
+        with RunFolder(folder).held(), warnings_to(warnings.append):
+            state, reason = run.state(options.root)
             if state == "finished":
-                return ended("before")
+                return outcome("before")
             if state == "blocked":
-                return ended("failed", reason)
+                return outcome("failed", reason)
             start = None
             if state == "unfinished":
-                experiment, federation, start, problems = unfinished(place, how.data_dir)
+                experiment, federation, start, problems = unfinished(folder, output.data_dir)
                 warnings += problems
             else:
                 experiment = run.experiment()
-                federation = prepare(experiment, place, data_dir=how.data_dir)
+                federation = prepare(experiment, folder, data_dir=output.data_dir)
             resumed = start.snapshot.t if start else 0
-            with tracked(how.track, experiment, place, warnings.append) as told:
-                result = execute(
-                    experiment,
-                    place,
-                    federation,
-                    save_models=how.save_models,
-                    start=start,
-                    checkpoint_every=how.checkpoint_every,
-                    keep_checkpoints=how.keep_checkpoints,
-                    halt=Late(how.deadline),
-                    on_round=told,
-                )
-            return ended("finished", accuracy=result.accuracy)
+            result = execute(
+                experiment,
+                folder,
+                federation,
+                start=start,
+                observers=(Trackers(output.track, experiment, folder, warnings.append), Deadline(options.deadline)),
+                save_models=output.save_models,
+                checkpoint_every=output.interval,
+                keep_checkpoints=output.keep_checkpoints,
+            )
+            return outcome("finished", accuracy=result.accuracy)
     except InUse as error:
-        return ended("elsewhere", str(error))
-    except (Halted, Stopped, KeyboardInterrupt) as error:  # the last one is how Ray cancels
-        return ended("stopped", str(error))
+        return outcome("elsewhere", str(error))
+    except (Paused, Interrupted, KeyboardInterrupt) as error:  # the last one is how Ray cancels
+        return outcome("stopped", str(error))
     except Exception as error:
         if os.environ.get("FEDCC_DEBUG"):
             traceback.print_exc()
-        return ended("failed", explained(error))
+        return outcome("failed", error_line(error))
 
 
 # -------------------------------------------------------------------------------------------------------- all of them
@@ -315,21 +311,21 @@ class Sweep:
     began: dict[Path, float] = field(default_factory=dict)  # when those under way did
     outcomes: dict[Path, Outcome] = field(default_factory=dict)
 
-    def go(self, pool: Pool[Run, Outcome], ended: Callable[[Run, Outcome], None], tick: Callable[[], None]) -> None:
+    def go(self, pool: Pool[Run, Outcome], on_end: Callable[[Run, Outcome], None], tick: Callable[[], None]) -> None:
         """Do them all, or stop: at the deadline, or for whatever is raised here."""
         try:
             while True:
                 while self.todo and len(pool.busy) < pool.jobs and not self.late:
                     run = self.todo.popleft()
                     pool.give(run)
-                    self.began[run.place] = time.monotonic()
+                    self.began[run.folder] = time.monotonic()
                 if not pool.busy:
                     break
-                self._take(pool.wait(0.25), ended)
+                self._take(pool.wait(0.25), on_end)
                 tick()
         except BaseException:
             rest = drained(pool)
-            self._take(rest, ended, stopping=True)
+            self._take(rest, on_end, stopping=True)
             raise
         finally:
             pool.close()
@@ -341,15 +337,15 @@ class Sweep:
     def _take(
         self,
         answers: Iterator[tuple[Run, Outcome | Died]] | Sequence[tuple[Run, Outcome | Died]],
-        ended: Callable[[Run, Outcome], None],
+        on_end: Callable[[Run, Outcome], None],
         stopping: bool = False,
     ) -> None:
         for run, answer in answers:
             if isinstance(answer, Died):
                 answer = Outcome("stopped") if stopping else Outcome("failed", answer.reason)
-            self.began.pop(run.place, None)
-            self.outcomes[run.place] = answer
-            ended(run, answer)
+            self.began.pop(run.folder, None)
+            self.outcomes[run.folder] = answer
+            on_end(run, answer)
 
     def count(self, kind: str) -> int:
         return sum(outcome.kind == kind for outcome in self.outcomes.values())

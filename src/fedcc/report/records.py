@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import MISSING, dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 from fedcc.core.digests import DIGEST, DamagedFile, check_digest, check_files
+from fedcc.core.options import setting_text
 from fedcc.data.registry import DATASETS
-from fedcc.experiments.experiment import Experiment, setting_text
+from fedcc.experiments.options import DEFAULTS, MACHINE, MEASUREMENT, OPTIONS
 from fedcc.methods import METHODS, completed, outdated
 from fedcc.report import paper
 from fedcc.report.analysis import read_analysis
@@ -44,8 +45,8 @@ from fedcc.report.values import (
 )
 
 T = TypeVar("T")
-NUMERICS = ("device", "precision", "threads", "engine", "deterministic")  # how it was computed, not what
-ASIDE = ("method", "data", "skew", "seed", "settings", "client_accuracy", *NUMERICS)  # no part of the protocol
+ORDER = {name: place for place, name in enumerate(OPTIONS)}  # of options, whatever version wrote the record
+ASIDE = ("method", "data", "skew", "seed", "settings", *MEASUREMENT, *MACHINE)  # no part of the protocol
 
 
 @dataclass(frozen=True)
@@ -113,14 +114,14 @@ class RunRecord:
         usual = usual_values(self.data, self.family, self.method)
         return tuple(
             (name, setting_text(value))
-            for name, value in self.experiment.items()
+            for name, value in sorted(self.experiment.items(), key=lambda item: ORDER.get(item[0], len(ORDER)))
             if name not in ASIDE and (name not in usual or usual[name] != value)
         )
 
 
 def usual_values(data: str, family: str, method: str) -> dict[str, Any]:
     """What an experiment on this data set has where nothing else was asked for; empty parts where it is not known."""
-    values = {f.name: f.default for f in fields(Experiment) if f.default is not MISSING}
+    values = dict(DEFAULTS)
     if data in DATASETS:
         d = DATASETS[data].defaults
         one = family == "parameters" or method == "centralized"
@@ -246,6 +247,9 @@ def _read(file: Path, name: str, problems: list[tuple[str, str]]) -> RunRecord:
     settings = {k: plain(v, k) for k, v in mapping(record.get("settings"), "settings").items()}
     if old := outdated(method, settings):
         raise Odd(f"does not count: {old}")
+    if record.get("stopped"):
+        stage = " of ".join(short(table.get("rounds")) for table in (record, experiment))
+        raise Odd(f"does not count: it was stopped after round {stage} ({short(record['stopped'])})")
     label, family = text(record["method"], "method"), text(record.get("family"), "family")
     data, skew = text(record.get("data"), "data"), text(record.get("skew"), "skew")
     seed, command = whole(record.get("seed"), "seed", 0, 2**63 - 1), text(record.get("command"), "command", 20_000)

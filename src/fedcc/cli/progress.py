@@ -12,13 +12,14 @@ from rich.progress_bar import ProgressBar
 from rich.table import Column, Table
 from rich.text import Text
 
+from fedcc.cli.console import clock
 from fedcc.core.requests import Fit
 from fedcc.core.rng import SERVER
-from fedcc.run import Record
+from fedcc.experiments.rounds import FinishedRound, Observer
 
 
-class Progress:
-    """Told of fits, steps and rounds; knows the phase, the speed and the time left.
+class Progress(Observer):
+    """The phase, the speed and the time left of a run, from its fits, steps and rounds.
 
     The time left is judged by the last finished round, so it is not known in the first, and too short after one that
     has no sync phase.
@@ -28,33 +29,29 @@ class Progress:
         self.rounds, self.done = rounds, done
         self.phase, self.client = "starting", SERVER
         self.accuracy: float | None = None
-        self.begun = self.round_begun = 0.0  # set when the first fit begins: reading data is no training
+        self.started = self.round_started = 0.0  # set when the first fit begins: reading data is no training
         self.samples = self.round_samples = 0
         self.expected = 0  # samples of a round
         self.round_seconds = 0.0
         self.changed: Callable[[], None] | None = None
         self.round_ended: Callable[[], None] | None = None
 
-    # -- the engine's monitor
-
-    def fitting(self, fit: Fit) -> None:
+    def fit_started(self, fit: Fit) -> None:
         self.phase, self.client = fit.key.phase, fit.key.client
-        if not self.begun:
-            self.begun = self.round_begun = time.perf_counter()
+        if not self.started:
+            self.started = self.round_started = time.perf_counter()
         self._changed()
 
-    def trained(self, samples: int) -> None:
-        self.samples += samples
-        self.round_samples += samples
+    def samples_trained(self, number: int) -> None:
+        self.samples += number
+        self.round_samples += number
         self._changed()
 
-    # -- the run's rounds
-
-    def ended(self, record: Record) -> None:
-        now = time.perf_counter()
-        self.done, self.round_seconds = record["round"], now - (self.round_begun or now)
+    def round(self, done: FinishedRound) -> None:
+        record, now = done.record, time.perf_counter()
+        self.done, self.round_seconds = record["round"], now - (self.round_started or now)
         self.accuracy = record.get("accuracy", self.accuracy)
-        self.expected, self.round_samples, self.round_begun = self.round_samples, 0, now
+        self.expected, self.round_samples, self.round_started = self.round_samples, 0, now
         if self.round_ended:
             self.round_ended()
 
@@ -63,7 +60,7 @@ class Progress:
     @property
     def speed(self) -> float:
         """Samples a second so far."""
-        return self.samples / max(1e-9, time.perf_counter() - self.begun) if self.begun else 0.0
+        return self.samples / max(1e-9, time.perf_counter() - self.started) if self.started else 0.0
 
     @property
     def fraction(self) -> float:
@@ -108,7 +105,7 @@ class Progress:
 
 
 @contextmanager
-def shown(progress: Progress, console: Console) -> Iterator[Progress]:
+def show_progress(progress: Progress, console: Console) -> Iterator[Progress]:
     """Show progress on a console while the block runs: a line for each round and, on a terminal, the state now."""
     progress.round_ended = lambda: console.print(progress.line(), soft_wrap=True)
     if not console.is_terminal:
@@ -127,14 +124,3 @@ def shown(progress: Progress, console: Console) -> Iterator[Progress]:
 
         progress.changed = changed
         yield progress
-
-
-def clock(seconds: float | None) -> str:
-    """Seconds as people say them.
-
-    >>> clock(75), clock(4000)
-    ('1:15', '1:06:40')
-    """
-    whole = round(seconds or 0)
-    hours, minutes = whole // 3600, whole // 60 % 60
-    return f"{hours}:{minutes:02d}:{whole % 60:02d}" if hours else f"{minutes}:{whole % 60:02d}"
