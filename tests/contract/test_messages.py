@@ -21,12 +21,10 @@ from fedcc.methods import METHODS, make
 from tiny import Tiny
 
 SETTINGS: dict[str, list[dict[str, Any]]] = {
-    "fedconcat": [{"clusters": 2, "classifier_rounds": n, "cache_features": n > 2} for n in (2, 3)],
+    "fedconcat": [{"clusters": 2, "classifier_rounds": 3}],
     "fedmd": [{}, {"average": "logits", "loss": "l1"}],
     "fedmr": [{}, {"mode": "paper"}],
-    "fedhkt": [{}, {"cluster_on": "public_predictions"}],
-    "fedct": [{}, {"tie": "drop"}],
-}  # fmt: skip
+}
 CASES = [(name, given) for name in METHODS for given in SETTINGS.get(name, [{}])]
 
 

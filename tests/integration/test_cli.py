@@ -124,14 +124,14 @@ def test_settings_options_and_defaults_reach_the_experiment(
     tmp_path: Path, capsys: Capsys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    words = ("--set", "lam=0.5", "--set", "majority_recompute=false", "--set", "epochs_sync=none", "--set", "delta=0")
+    words = ("--set", "lam=0.5", "--set", "refine_joint_batch=false", "--set", "delta=0")
     options = ("--skew", "noniid-#label2", "--batch", 32, "--seed", 3, "--participation", 0.5, "--wire", "fp16")
     switches = ("--no-client-accuracy", "--no-save-models", "--stratified")
     done = call(capsys, "run", "fedcc", *QUICK, *words, *options, *switches, "--json")
     assert done.code == 0, done
     found = json.loads(done.out)
     settings, experiment = found["settings"], found["experiment"]
-    assert (settings["lam"], settings["majority_recompute"], settings["epochs_sync"]) == (0.5, False, None)
+    assert (settings["lam"], settings["refine_joint_batch"], settings["delta"]) == (0.5, False, 0.0)
     assert (experiment["skew"], experiment["batch"], experiment["wire"]) == ("classes:2", 32, "fp16")
     assert experiment["stratified"] is True
     place = tmp_path / "runs" / "digits_classes-2" / "fedcc" / "seed3"

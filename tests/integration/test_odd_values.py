@@ -41,7 +41,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("--epochs", f"-{HUGE}"),
         ("--seed", HUGE),
         ("--resize", HUGE),
-        ("--set", f"epochs_fit={HUGE}"),
+        ("--set", f"trust={HUGE}"),
         ("--set", f"lam={HUGE}"),
         ("--models", "resnet20000000000000"),
     ],

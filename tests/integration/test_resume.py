@@ -29,7 +29,7 @@ WORDS = (
     "--rounds",
     3,
     "--set",
-    "majority_recompute=false",
+    "majority_source=labels",
     "--participation",
     0.8,
     *EACH,

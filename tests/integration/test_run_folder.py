@@ -36,7 +36,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from fedcc.experiments.run import execute
 
     place = tmp_path_factory.mktemp("runs") / "r"
-    settings = {"lam": 0.3, "epochs_fit": 2}
+    settings = {"lam": 0.3, "probe_kind": "black"}
     quick: dict[str, Any] = {"rounds": 2, "epochs": 1, "models": "resnet8", "fraction": 0.2, "device": "cpu"}
     execute(Experiment.resolve("fedcc", settings=settings, **quick), place)
     return place
@@ -68,7 +68,7 @@ def test_experiment_toml_holds_every_value(folder: Path) -> None:
     assert (table["rounds"], table["epochs"], table["threads"], table["engine"]) == (2, 1, 1, "plain")
     unset = {name for name, value in experiment.settings.items() if value is None}  # TOML has no such value
     assert table["settings"].keys() == experiment.settings.keys() - unset
-    assert (table["settings"]["lam"], table["settings"]["epochs_fit"]) == (0.3, 2)
+    assert (table["settings"]["lam"], table["settings"]["probe_kind"]) == (0.3, "black")
 
 
 def test_environment_json(folder: Path) -> None:
@@ -217,7 +217,7 @@ def test_a_command_says_every_value(method: str) -> None:
         "precision": "bf16", "threads": 2, "augment": "hole=0.25,shift=0.1", "validation": 0.2,
         "schedule": "cosine", "decay": 0.9, "evaluate_every": 3, "readings": False,
     }  # fmt: skip
-    settings = {"fedcc": {"lam": 0.1, "epochs_fit": 0, "probe_kind": "white", "refine_joint_batch": False}}
+    settings = {"fedcc": {"lam": 0.1, "delta": 0, "probe_kind": "white", "refine_joint_batch": False}}
     experiment = Experiment.resolve(method, settings=settings.get(method), **given)
     asked: list[Experiment] = []
 

@@ -226,13 +226,14 @@ class Supervised(FedCC):
         return Predictions((await c.predict(c.public)).logits.softmax(-1))
 
 
-ALONE = FedCC(lam=0.0, refine_joint_batch=False, refine_epoch="labelled")
+ALONE = FedCC(lam=0.0, refine_joint_batch=False)
 
 
 @pytest.mark.parametrize("labels", [[[0] * 20, [1, 2] * 6], [[0, 1, 2] * 20, [1]]])
 def test_without_the_public_loss_refine_is_supervised_training(labels: list[list[int]]) -> None:
     """Weights, running statistics and their counters, to the bit."""
-    a, b = Tiny(ALONE, labels=labels).run(1), Tiny(Supervised(), labels=labels).run(1)
+    few = {"publics": 1}  # so that an epoch is that of the private samples
+    a, b = Tiny(ALONE, labels=labels, **few).run(1), Tiny(Supervised(), labels=labels, **few).run(1)
     for one, other in zip(a.clients, b.clients, strict=True):
         assert any("running" in name for name in one.model.state)
         assert same(one.model.state, other.model.state)
@@ -241,7 +242,7 @@ def test_without_the_public_loss_refine_is_supervised_training(labels: list[list
 
 def test_a_public_forward_would_move_the_running_statistics() -> None:
     """The reason why the property asks for separate forwards: the same weights are not even reached."""
-    a, b = Tiny(replace(ALONE, refine_joint_batch=True)).run(1), Tiny(Supervised()).run(1)
+    a, b = Tiny(replace(ALONE, refine_joint_batch=True), publics=8).run(1), Tiny(Supervised(), publics=8).run(1)
     name = next(n for n in a.clients[0].model.state if "running_mean" in n)
     assert not torch.allclose(a.clients[0].model.state[name], b.clients[0].model.state[name])
 

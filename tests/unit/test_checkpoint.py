@@ -25,10 +25,9 @@ CASES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     *((name, {"classifier_rounds": 3, "clusters": 2} if name == "fedconcat" else {}, {}) for name in METHODS),
     *((name, {}, {"participation": 0.5}) for name in ("fedavg", "fedhkt", "fedcc", "feddf", "centralized", "fedmr")),
     ("fedconcat", {"classifier_rounds": 3, "clusters": 2, "histogram": "labels"}, {"participation": 0.5}),
-    ("fedconcat", {"classifier_rounds": 3, "cache_features": False}, {"wire": "fp16"}),
+    ("fedconcat", {"classifier_rounds": 3}, {"wire": "fp16"}),
     ("fednova", {"server_momentum": 0.5}, {}),
-    ("fedcc", {"majority_recompute": False}, {"wire": "fp16"}),
-    ("fedhkt", {"cluster_on": "public_predictions"}, {}),
+    ("fedcc", {"majority_source": "labels"}, {"wire": "fp16"}),
 ]
 CLIENTS = [[0, 1] * 6, [1, 2] * 6, [2, 0] * 6, [0] * 12]
 

@@ -341,7 +341,7 @@ def test_the_options_of_fedcc_have_rules() -> None:
         {"lam": -1},
         {"delta": 2},
         {"majority_threshold": 1.5},
-        {"epochs_fit": -1},
+        {"trust": -1},
         {"probe_kind": "pink"},
     ):
         with pytest.raises(ValueError, match=next(iter(settings))):

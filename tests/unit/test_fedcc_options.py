@@ -47,27 +47,18 @@ def test_every_option_moves_a_run() -> None:
         "majority_threshold": 0.4,
         "majority_source": "labels",
         "majority_empty": "alpha_zero",
-        "majority_recompute": False,
         "alpha_design": "client",
         "probe_kind": "noise",
         "entropy_space": "full",
         "sync_head": "restricted",
-        "sync_mask_unknown": False,
         "fit_head": "known",
-        "epochs_sync": 3,
-        "epochs_fit": 3,
-        "epochs_refine": 3,
         "refine_joint_batch": False,
-        "refine_epoch": "labelled",
         "bn_recalibrate": "public",
         "trust": 0.0,
     }
     assert set(others) == {f.name for f in fields(FedCC)} - {"mirror"}  # that one is for inference alone
     # settings under which the option has something to decide
-    where: dict[str, dict[str, Any]] = {
-        "majority_empty": {"majority_threshold": 0.99},
-        "majority_recompute": {"majority_threshold": 0.3},
-    }
+    where: dict[str, dict[str, Any]] = {"majority_empty": {"majority_threshold": 0.99}}
     silent = []
     plain = shared(FedCC())
     for name, value in others.items():
@@ -75,8 +66,7 @@ def test_every_option_moves_a_run() -> None:
         before = shared(base) if name in where else plain
         if torch.equal(before, shared(replace(base, **{name: value}))):
             silent.append(name)
-    # whether a sample is known to nobody is decided below, on targets made for it
-    assert silent == ["sync_mask_unknown"]
+    assert silent == []
 
 
 # -- sync
@@ -84,8 +74,8 @@ def test_every_option_moves_a_run() -> None:
 
 def test_sync_head_padded_puts_zero_at_unknown() -> None:
     q = torch.tensor([[0.2, 0.8], [0.6, 0.4]])
-    assert torch.equal(sync_target(q, "padded", True), torch.tensor([[0.2, 0.8, 0.0], [0.6, 0.4, 0.0]]))
-    assert torch.equal(sync_target(q, "restricted", True), q)
+    assert torch.equal(sync_target(q, "padded"), torch.tensor([[0.2, 0.8, 0.0], [0.6, 0.4, 0.0]]))
+    assert torch.equal(sync_target(q, "restricted"), q)
 
 
 @pytest.mark.parametrize(("head", "loss"), [("padded", Distill("public")), ("restricted", Distill("public", 3))])
@@ -107,34 +97,30 @@ def test_sync_head_restricted_leaves_the_unknown_row_alone() -> None:
 
 @pytest.mark.parametrize("classes", [2, 3, 7, 10])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
-def test_sync_mask_unknown_zeroes_what_nobody_knew(classes: int, dtype: torch.dtype) -> None:
+def test_sync_zeroes_what_nobody_knew(classes: int, dtype: torch.dtype) -> None:
     """Also after the targets crossed the wire in half precision."""
     votes = torch.randn(3, 4, classes + 1, generator=torch.Generator().manual_seed(0)).softmax(-1)
     votes[:, 1] = F.one_hot(torch.tensor(classes), classes + 1)
     sent = targets(votes).to(dtype).float()
-    masked, plain = sync_target(sent, "restricted", True), sync_target(sent, "restricted", False)
+    masked = sync_target(sent, "restricted")
     assert torch.equal(masked[1], torch.zeros(classes))
     assert torch.equal(masked[[0, 2, 3]], sent[[0, 2, 3]])
-    assert torch.equal(plain, sent)
 
 
-@pytest.mark.parametrize("mask", [True, False])
-def test_sync_mask_unknown_reaches_the_fit(mask: bool) -> None:
-    tiny = Tiny(FedCC(sync_mask_unknown=mask), labels=MIXED)
+def test_the_mask_of_what_nobody_knew_reaches_the_fit() -> None:
+    tiny = Tiny(FedCC(), labels=MIXED)
     asked = record(tiny)
     sent = torch.full((24, 3), 1 / 3, dtype=torch.float64)
     tiny.ask(tiny.method.client(tiny.clients[0], Predictions(sent)))
-    assert torch.equal(
-        asked.fits("sync")[0].streams["public"]["target"][:, :3], torch.zeros_like(sent) if mask else sent
-    )
+    assert torch.equal(asked.fits("sync")[0].streams["public"]["target"][:, :3], torch.zeros_like(sent))
 
 
-def test_sync_mask_unknown_adds_neither_loss_nor_gradient() -> None:
+def test_what_nobody_knew_adds_neither_loss_nor_gradient() -> None:
     uniform, known = (
         torch.full((1, 3), 1 / 3, dtype=torch.float64),
         torch.tensor([[0.7, 0.2, 0.1]], dtype=torch.float64),
     )
-    target = sync_target(torch.cat([uniform, known]), "padded", True)
+    target = sync_target(torch.cat([uniform, known]), "padded")
     z = torch.randn(2, 4, dtype=torch.float64, requires_grad=True)
     loss = Distill("public")(Step({"public": Batch(Outputs(z, z), {"target": target})}))
     alone = Distill("public")(Step({"public": Batch(Outputs(z[1:], z[1:]), {"target": target[1:]})}))
@@ -170,30 +156,20 @@ def test_fit_head_known_leaves_the_unknown_row_alone(head: Any, moves: bool) -> 
 # -- lengths
 
 
-@pytest.mark.parametrize("phase", ["sync", "fit", "refine"])
-def test_epochs_of_one_phase(phase: str) -> None:
-    _, base = ran(FedCC())
-    _, asked = ran(FedCC(**{f"epochs_{phase}": 5}))
-    assert {f.recipe.epochs for f in base.fits()} == {2}
-    for other in ("sync", "fit", "refine"):
-        assert {f.recipe.epochs for f in asked.fits(other)} == {5 if other == phase else 2}
-    assert asked.fitted(phase)[0][1].steps * 2 == base.fitted(phase)[0][1].steps * 5
-
-
 def test_no_epochs_at_all_leaves_the_model_as_it_is() -> None:
-    tiny = Tiny(FedCC(epochs_sync=0, epochs_fit=0, epochs_refine=0), labels=MIXED)
+    tiny = Tiny(FedCC(), labels=MIXED, recipe=Recipe(epochs=0))
     before = [c.model for c in tiny.clients]
     tiny.run(2)
     assert all(same(a.state, c.model.state) for a, c in zip(before, tiny.clients, strict=True))
 
 
 @pytest.mark.parametrize(
-    ("epoch", "private", "steps"),
-    [("max", 40, 10), ("labelled", 40, 10), ("public", 40, 6), ("max", 9, 6), ("labelled", 9, 4), ("public", 9, 6)],
+    ("private", "steps"),
+    [(40, 10), (9, 6)],
 )
-def test_refine_epoch_counts_the_batches_of_one_stream(epoch: Any, private: int, steps: int) -> None:
+def test_an_epoch_of_refine_is_that_of_the_longer_stream(private: int, steps: int) -> None:
     """Batches of 8 for two epochs: 24 public samples are 6 steps, 40 private ones 10, 9 private ones 4."""
-    _, asked = ran(FedCC(refine_epoch=epoch), rounds=1, labels=[[0] * private])
+    _, asked = ran(FedCC(), rounds=1, labels=[[0] * private])
     assert asked.fitted("refine")[0][1].steps == steps
 
 
@@ -265,13 +241,12 @@ def test_majority_empty_alpha_zero_abstains_from_everything() -> None:
     assert "majority_empty" not in client.log
 
 
-def test_majority_recompute() -> None:
+def test_majority_classes_are_found_anew_every_round() -> None:
     first, second = torch.tensor([0.98, 0.01, 0.01]), torch.tensor([0.01, 0.01, 0.98])
-    for recompute, expected in ((True, [False, False, True]), (False, [True, False, False])):
-        client, method = client_of([0]), FedCC(majority_recompute=recompute)
-        assert method.majority(client, first).tolist() == [True, False, False]
-        client.begin(2)
-        assert method.majority(client, second).tolist() == expected
+    client, method = client_of([0]), FedCC()
+    assert method.majority(client, first).tolist() == [True, False, False]
+    client.begin(2)
+    assert method.majority(client, second).tolist() == [False, False, True]
 
 
 def test_majority_threshold() -> None:
@@ -353,7 +328,7 @@ def test_trust_is_finite_where_nearly_all_abstain() -> None:
 
 
 def test_a_whole_number_becomes_the_number_that_the_option_holds() -> None:
-    assert [type(value) for value in (FedCC(lam=1).lam, FedCC(epochs_fit=1).epochs_fit)] == [float, int]
+    assert [type(value) for value in (FedCC(lam=1).lam, FedMD(digest_epochs=1).digest_epochs)] == [float, int]
 
 
 def test_trust_reaches_the_targets_and_the_prediction() -> None:

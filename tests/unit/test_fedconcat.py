@@ -11,14 +11,14 @@ from torch import Tensor
 import fedcc
 from fedcc.core.messages import Weights, nbytes
 from fedcc.core.model import HEAD, Model, Outputs, joined_state
-from fedcc.core.requests import Predict
+from fedcc.core.requests import Init, Predict
 from fedcc.core.samples import Samples
 from fedcc.engine.plan import Plan
 from fedcc.federation import Federation
+from fedcc.losses import CrossEntropy
 from fedcc.methods import FedAvg, FedConcat
-from fedcc.methods.clusterwise import Encoder, histograms
 from fedcc.methods.fedavg import average
-from fedcc.methods.fedconcat import Classifier
+from fedcc.methods.fedconcat import Classifier, Encoder, label_shares
 from private_steps import draw, same
 from recording import record
 from tiny import DIMENSIONS, Mlp, Tiny
@@ -100,12 +100,11 @@ def test_one_cluster_is_fedavg_and_then_a_new_head() -> None:
 
 
 def test_the_last_stage_leaves_the_encoders_alone() -> None:
-    for cached in (True, False):
-        tiny = run(FedConcat(clusters=2, classifier_rounds=4, cache_features=cached))
-        sent = tiny.rounds[1].downs[0].encoders
-        assert any("running_var" in name for name in sent)
-        for model in (tiny.server.models["concat"], *(c.model for c in tiny.clients)):
-            assert all(torch.equal(model.state[name], value) for name, value in sent.items())
+    tiny = run(FedConcat(clusters=2, classifier_rounds=4))
+    sent = tiny.rounds[1].downs[0].encoders
+    assert any("running_var" in name for name in sent)
+    for model in (tiny.server.models["concat"], *(c.model for c in tiny.clients)):
+        assert all(torch.equal(model.state[name], value) for name, value in sent.items())
 
 
 def test_features_stand_side_by_side() -> None:
@@ -163,8 +162,20 @@ def test_heads_are_averaged_without_weights() -> None:
             torch.testing.assert_close(done.downs[0].head[name], torch.stack([h[name] for h in heads]).mean(0))
 
 
-def test_cached_features_change_nothing_without_augmentation() -> None:
-    cached, fresh = run(), run(FedConcat(clusters=2, classifier_rounds=4, cache_features=False))
+class Inside(FedConcat):
+    """The head is trained inside the network, on images that are forwarded anew in every step."""
+
+    async def classify(self, c: Any, down: Classifier) -> Classifier:
+        if down.encoders is not None:
+            c.model = (await Init(c.arch.times(down.trunks), c.key.of(phase="concat"))).with_(down.encoders)
+        c.model = c.model.with_(down.head)
+        recipe = c.recipe_with(steps=self.classifier_steps, lr=self.classifier_lr, momentum=0.9, reset="phase")
+        await c.fit("head", CrossEntropy("private"), recipe=recipe, private=c.private, only="head")
+        return Classifier({name: c.model.state[name] for name in HEAD})
+
+
+def test_features_computed_once_change_nothing_without_augmentation() -> None:
+    cached, fresh = run(), run(Inside(clusters=2, classifier_rounds=4))
     for name, value in cached.server.models["concat"].state.items():
         torch.testing.assert_close(value, fresh.server.models["concat"].state[name], rtol=1e-10, atol=1e-12)
 
@@ -179,12 +190,11 @@ def test_a_client_takes_three_steps_a_classifier_round() -> None:
 
 def test_the_head_learns_by_sgd_with_momentum_even_where_adams_state_outlives_phases() -> None:
     recipe = Tiny(FedAvg()).recipe
-    for cached in (True, False):
-        tiny = Tiny(replace(SMALL, cache_features=cached), labels=LABELS, recipe=replace(recipe, reset="round"))
-        asked = record(tiny)
-        tiny.run(2)
-        assert {(f.recipe.lr, f.recipe.momentum, f.recipe.reset) for f in asked.fits("head")} == {(0.01, 0.9, "phase")}
-        assert {f.recipe.momentum for f in asked.fits("fit")} == {None}
+    tiny = Tiny(SMALL, labels=LABELS, recipe=replace(recipe, reset="round"))
+    asked = record(tiny)
+    tiny.run(2)
+    assert {(f.recipe.lr, f.recipe.momentum, f.recipe.reset) for f in asked.fits("head")} == {(0.01, 0.9, "phase")}
+    assert {f.recipe.momentum for f in asked.fits("fit")} == {None}
 
 
 def test_a_clients_round_for_the_head_is_three_steps_of_torchs_sgd_with_momentum() -> None:
@@ -212,9 +222,8 @@ def test_heads_of_clients_with_two_classes_each_add_up() -> None:
     assert found.rounds[-1]["accuracy"] > 60
 
 
-@pytest.mark.parametrize("cached", [True, False])
-def test_every_classifier_round_starts_from_the_servers_head(cached: bool) -> None:
-    tiny = Tiny(FedConcat(clusters=2, classifier_rounds=3, cache_features=cached), labels=LABELS)
+def test_every_classifier_round_starts_from_the_servers_head() -> None:
+    tiny = Tiny(FedConcat(clusters=2, classifier_rounds=3), labels=LABELS)
     fits, serve = [], tiny.executor.fit
     tiny.executor.fit = lambda fit: fits.append(fit) or serve(fit)  # type: ignore[method-assign, func-returns-value]
     tiny.run(1)
@@ -282,7 +291,7 @@ def test_before_there_is_a_head_the_clusters_predict_together() -> None:
 
 
 def test_inferred_histograms_are_the_models_own_and_nothing_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedcc.methods.clusterwise.NOISE", 50)
+    monkeypatch.setattr("fedcc.methods.fedconcat.NOISE", 50)
     tiny = run(FedConcat(clusters=2, classifier_rounds=1, histogram="inferred"))
     ups = tiny.rounds[0].ups
     assert all(up.histogram is None for done in tiny.rounds[:2] for up in done.ups.values())
@@ -292,7 +301,7 @@ def test_inferred_histograms_are_the_models_own_and_nothing_is_told(monkeypatch:
     seen: list[Predict] = []
     predict = tiny.executor.predict
     tiny.executor.predict = lambda request: seen.append(request) or predict(request)  # type: ignore[method-assign, func-returns-value]
-    found = tiny.ask(histograms(tiny.server, ups))
+    found = tiny.ask(label_shares(tiny.server, ups))
     noise = seen[0].samples.view.clean(seen[0].samples.x)
     assert noise.shape == (50, DIMENSIONS)
     assert 0 <= float(noise.min()) < 0.05
@@ -300,7 +309,7 @@ def test_inferred_histograms_are_the_models_own_and_nothing_is_told(monkeypatch:
     for k, up in ups.items():
         own = outputs(tiny, tiny.server.models["init"].with_(up.state), noise).logits.softmax(-1).mean(0)
         torch.testing.assert_close(found[k], own)
-    told = tiny.ask(histograms(tiny.server, {**ups, 0: Encoder(ups[0].state, 1, -1, torch.tensor([0.5, 0.5, 0]))}))
+    told = tiny.ask(label_shares(tiny.server, {**ups, 0: Encoder(ups[0].state, 1, -1, torch.tensor([0.5, 0.5, 0]))}))
     assert told[0].tolist() == [0.5, 0.5, 0.0]
     centres = [torch.stack([found[k] for k in group]).mean(0) for group in tiny.server.memory["clusters"]]
     torch.testing.assert_close(tiny.server.memory["centres"], torch.stack(centres))

@@ -8,19 +8,16 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fedcc.core.messages import Labels, nbytes
+from fedcc.core.messages import nbytes
 from fedcc.core.requests import Recipe
-from fedcc.core.rng import Key
-from fedcc.core.samples import Samples
 from fedcc.losses import CrossEntropy
 from fedcc.methods import FedCT
-from fedcc.methods.fedct import ballot, compact, consensus, labelled, majority, tied
+from fedcc.methods.fedct import ballot, compact, majority, tied
 from steps import assert_same_under_vmap, draw, equal, labels, servers, value, watch
 from tiny import Mlp, Tiny
 
 K, N, C = 5, 60, 4
 VOTES = labels(0, C, K, N)
-KEY = Key(0, 3, phase="tie")
 
 
 def winners(n: int) -> list[int]:
@@ -33,25 +30,10 @@ def test_the_consensus_against_a_loop() -> None:
     best = [winners(n) for n in range(N)]
     assert 5 < sum(len(b) > 1 for b in best) < 55
     assert tied(votes).tolist() == [len(b) > 1 for b in best]
-    assert consensus(votes, "lowest", KEY).tolist() == [b[0] for b in best]
-    assert consensus(votes, "drop", KEY).tolist() == [b[0] if len(b) == 1 else C for b in best]
-    chance = consensus(votes, "random", KEY).tolist()
-    assert all(found in b for found, b in zip(chance, best, strict=True))
-    assert chance == consensus(votes, "random", KEY).tolist()
-    assert chance != consensus(votes, "random", KEY.of(round=4)).tolist()
-    assert {b.index(found) for found, b in zip(chance, best, strict=True) if len(b) > 1} >= {0, 1}
-
-
-def test_random_ties_fall_anew_every_round() -> None:
-    tiny = Tiny(FedCT(tie="random"))
-    votes = {k: Labels(torch.full((60,), k, dtype=torch.uint8)) for k in range(3)}
-    found = []
-    for t in (1, 2, 2):
-        tiny.server.begin(t)
-        found.append(tiny.ask(tiny.method.server(tiny.server, votes))[0].values)
-    assert set(found[0].tolist()) == {0, 1, 2}
-    assert not torch.equal(found[0], found[1])
-    assert torch.equal(found[1], found[2])
+    tiny = Tiny(FedCT(), classes=C)
+    downs = tiny.ask(tiny.method.server(tiny.server, {k: compact(own, C) for k, own in enumerate(VOTES)}))
+    assert downs[0].values.tolist() == [b[0] for b in best]  # the lowest class wins
+    assert tiny.server.log["ties"] == sum(len(b) > 1 for b in best) / N
 
 
 def test_labels_take_the_smallest_integers_that_hold_them() -> None:
@@ -61,14 +43,6 @@ def test_labels_take_the_smallest_integers_that_hold_them() -> None:
         assert last.values.dtype == kind
         assert last.values.long().tolist() == [0, different - 1]
     assert nbytes(compact(torch.zeros(5000, dtype=torch.long), 200)) == 5000
-
-
-def test_the_mark_of_a_dropped_sample_is_no_class_even_with_256_of_them() -> None:
-    tiny = Tiny(FedCT(tie="drop"))
-    tiny.server.classes = 256
-    votes = {k: Labels(torch.tensor([k, 255], dtype=torch.uint8)) for k in range(2)}
-    down = tiny.ask(tiny.method.server(tiny.server, votes))[0]
-    assert down.values.long().tolist() == [256, 255]
 
 
 def test_a_bare_majority_beats_one_that_is_sure() -> None:
@@ -122,25 +96,6 @@ def test_the_loss_is_the_same_under_vmap() -> None:
     logits = {"private": draw(3, 2, 6, C), "public": draw(4, 2, 5, C)}
     columns = {"private": {"y": labels(5, C, 2, 6)}, "public": {"y": labels(6, C, 2, 5)}}
     assert_same_under_vmap(loss, logits, columns)
-
-
-def test_dropped_samples_are_left_out() -> None:
-    public = Samples({"x": torch.arange(4.0)[:, None]})
-    some = labelled(public, Labels(torch.tensor([3, 1, 3, 0], dtype=torch.uint8)), 3)
-    assert some is not None
-    assert (some.x[:, 0].tolist(), some["y"].tolist()) == ([1.0, 3.0], [1, 0])
-    every = labelled(public, Labels(torch.tensor([2, 1, 0, 0], dtype=torch.uint8)), 3)
-    assert every is not None
-    assert every["y"].tolist() == [2, 1, 0, 0]
-    assert labelled(public, Labels(torch.full((4,), 3, dtype=torch.uint8)), 3) is None
-
-
-def test_if_all_is_dropped_clients_train_on_what_they_have() -> None:
-    tiny = Tiny(FedCT(tie="drop"), recipe=Recipe(lr=0.05, batch=8, epochs=20))
-    fits = watch(tiny)
-    tiny.run(2)
-    assert (tiny.rounds[0].downs[0].values == 3).all()
-    assert all(list(fit.streams) == ["private"] for fit in fits)
 
 
 def test_one_client_teaches_itself() -> None:

@@ -18,7 +18,7 @@ EXTRA: list[AnyMethod] = [
     FedMR(mode="paper"),
     FedLC(denominator="exclude"),
     FedVLS(suppress="code", gamma=0.1),
-    FedConcat(clusters=2, classifier_rounds=3, cache_features=False, head_init="joined"),
+    FedConcat(clusters=2, classifier_rounds=3, head_init="joined"),
 ]
 METHODS = [replace(m, classifier_rounds=5) if isinstance(m, FedConcat) else m for m in map(make, NAMES)] + EXTRA  # type: ignore[type-var]
 HARD = ((0,) * 20, (1,), (1, 1, 2), (0, 2) * 6)  # one class; one sample; three; class 3 is nowhere

@@ -36,10 +36,11 @@ def states(tiny: Tiny) -> list[Any]:
 
 def test_without_the_public_loss_it_is_continued_supervised_training() -> None:
     """To the bit, running statistics included, if the public batch is not forwarded."""
-    method = SSL(lam=0.0, refine_joint_batch=False, refine_epoch="labelled")
-    a, b = (states(Tiny(m, labels=LABELS).run(2)) for m in (method, Supervised()))
+    method = SSL(lam=0.0, refine_joint_batch=False)
+    few = 8  # public samples, so that an epoch is that of the private ones
+    a, b = (states(Tiny(m, labels=LABELS, publics=few).run(2)) for m in (method, Supervised()))
     assert all(same(x, y) for x, y in zip(a, b, strict=True))
-    other = states(Tiny(SSL(lam=0.1, refine_joint_batch=False, refine_epoch="labelled"), labels=LABELS).run(2))
+    other = states(Tiny(SSL(lam=0.1, refine_joint_batch=False), labels=LABELS, publics=few).run(2))
     assert not any(same(x, y) for x, y in zip(a, other, strict=True))
 
 
@@ -80,11 +81,10 @@ class Certain(FedCC):
         return F.one_hot(logits.argmax(-1), c.classes).to(logits.dtype)
 
 
-@pytest.mark.parametrize("epoch", ["max", "labelled", "public"])
 @pytest.mark.parametrize("joint", [True, False])
-def test_it_is_fedcc_without_unknown_and_without_doubt(epoch: Any, joint: bool) -> None:
+def test_it_is_fedcc_without_unknown_and_without_doubt(joint: bool) -> None:
     """Phases two and three of FedCC, to the bit."""
-    settings: dict[str, Any] = {"lam": 0.3, "refine_epoch": epoch, "refine_joint_batch": joint}
+    settings: dict[str, Any] = {"lam": 0.3, "refine_joint_batch": joint}
     a, b = (states(Tiny(m(**settings), labels=LABELS).run(1)) for m in (SSL, Certain))
     assert all(same(x, y) for x, y in zip(a, b, strict=True))
 
@@ -107,27 +107,14 @@ def test_the_threshold_reaches_the_fit(threshold: float, share: float) -> None:
     assert float(asked.fits("refine")[0].streams["public"]["target"].sum()) == 24 * share
 
 
-# -- cycles
-
-
-def test_cycles_end_before_the_rounds_do() -> None:
-    tiny = Tiny(SSL(cycles=2), labels=LABELS)
-    asked = record(tiny)
-    tiny.run(4)
-    assert [f.key.round for f in asked.fits("fit", 0)] == [1, 2]
-    two = Tiny(SSL(), labels=LABELS).run(2)
-    assert all(same(x, y) for x, y in zip(states(tiny), states(two), strict=True))
-
-
 # -- lengths, sharing, prediction
 
 
-@pytest.mark.parametrize(("epoch", "steps"), [("max", 6), ("labelled", 4), ("public", 6)])
-def test_refine_epoch(epoch: Any, steps: int) -> None:
-    tiny = Tiny(SSL(refine_epoch=epoch), labels=[[0, 1] * 6])
+def test_an_epoch_is_that_of_the_longer_stream() -> None:
+    tiny = Tiny(SSL(), labels=[[0, 1] * 6])
     asked = record(tiny)
     tiny.run(1)
-    assert asked.fitted("refine")[0][1].steps == steps
+    assert asked.fitted("refine")[0][1].steps == 6  # 24 public samples in batches of 8, twice
 
 
 def test_nothing_is_shared_and_each_predicts_alone() -> None:

@@ -323,16 +323,16 @@ def test_an_older_folder_without_a_newer_setting_is_the_same(tmp_path: Path) -> 
     assert run.state(tmp_path) == ("unfinished", "")
 
 
-def test_an_older_folder_of_a_method_that_was_mended_is_another_run(tmp_path: Path) -> None:
+def test_a_folder_of_an_earlier_algorithm_is_another_run(tmp_path: Path) -> None:
     (run,) = plan(SHORT.replace("fedcc", "fedconcat"))
     place = begun(tmp_path, run)
     assert run.state(tmp_path) == ("unfinished", "")
     toml = place / "experiment.toml"
-    toml.write_text(toml.read_text().replace("classifier_lr = 0.01\n", ""))
+    toml.write_text(toml.read_text().replace("classifier_lr = 0.01\n", "").replace("version = 2\n", ""))
     (place / "summary.json").write_text(SUMMARY)
     state, reason = run.state(tmp_path)
     assert state == "blocked"
-    assert "another run (it was made before FedConcat had classifier_lr, by another algorithm)" in reason
+    assert "another run (version 1 of FedConcat is another algorithm than version 2)" in reason
 
 
 def test_an_older_folder_of_a_method_with_another_default_is_another_run(tmp_path: Path) -> None:
@@ -340,7 +340,7 @@ def test_an_older_folder_of_a_method_with_another_default_is_another_run(tmp_pat
     place = begun(tmp_path, run)
     assert run.state(tmp_path) == ("unfinished", "")
     toml = place / "experiment.toml"
-    toml.write_text(toml.read_text().replace('statistics = "normalised"\n', ""))
+    toml.write_text(toml.read_text().replace('statistics = "normalised"\n', "").replace("version = 2\n", ""))
     assert "another run (statistics is average there, normalised here)" in run.state(tmp_path)[1]
 
 

@@ -20,6 +20,7 @@ from fedcc.core.samples import Samples
 Up = TypeVar("Up")
 Down = TypeVar("Down")
 Family = Literal["parameters", "distillation", "bound"]
+LOST: Any = object()  # in ``Method.earlier``: no value of the option gives the numbers of that version
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,6 +54,9 @@ class Method(ABC, Generic[Up, Down]):
     averaged: ClassVar[bool] = False  # predicts with an average, whose BatchNorm statistics fit no data
     read_with: ClassVar[tuple[Mapping[str, Any], ...]] = ()  # settings that matter to ``predict``, as readings
     uploads_models: ClassVar[bool] = False  # clients hand their models over once, at the end, for prediction
+    version: ClassVar[int] = 1  # counts the changes after which the same settings give other numbers
+    earlier: ClassVar[Mapping[int, Mapping[str, Any]]] = {}  # by version: settings that give its numbers today
+    retired: ClassVar[Mapping[str, Any]] = {}  # options it used to have: the values that it still follows
 
     def __post_init__(self) -> None:
         check_options(self)

@@ -37,19 +37,16 @@ def option(
     below: float | None = None,
     most: float | None = None,
     images: bool = False,
-    mended: bool = False,
-    before: T | None = None,
     agreed: bool = False,
 ) -> T:
     """A field with its meaning, the place its default comes from, and the range it may take.
 
     ``low`` and ``high`` are allowed, ``above`` and ``below`` are not; ``most`` stops slips of the finger that would
     fill the memory. ``images``: keeps its default where inputs are no images. ``agreed``: the sites of a federation
-    must have the same value. ``mended``: the method was another one before it had this option, so runs that do not
-    name it are outdated. ``before``: the value of runs that do not name it, where that is not the default.
+    must have the same value.
     """
     limits = {"low": low, "high": high, "above": above, "below": below, "most": most}
-    marks = {"images": images, "agreed": agreed, "mended": mended, "before": default if before is None else before}
+    marks = {"images": images, "agreed": agreed}
     return field(default=default, metadata={"meaning": meaning, "source": source, "limits": limits} | marks)
 
 

@@ -37,7 +37,7 @@ from fedcc.experiments.rounds import FinishedRound, Observer, Pause
 from fedcc.experiments.store import RunFolder, RunFolderError, lines
 from fedcc.federate import Snapshot
 from fedcc.federation import Federation, Models
-from fedcc.methods import completed, outdated
+from fedcc.methods import recorded_settings
 
 FORMAT = 1
 KEPT = 2
@@ -143,8 +143,10 @@ class Checkpoints(Observer):
             if about.get("format") != FORMAT:
                 raise RunFolderError(f"{path} has format {about.get('format')}, this fedcc reads format {FORMAT}")
             options = about["experiment"] = {**DEFAULTS, **current_values(about["experiment"])}
-            if not outdated(options["method"], options["settings"]):
-                options["settings"] = json.loads(json.dumps(completed(options["method"], options["settings"])))
+            settings, reason = recorded_settings(options["method"], options["settings"], options.get("version"))
+            if reason:
+                raise RunFolderError(f"{path} is a checkpoint of another experiment ({reason})")
+            options |= {"settings": json.loads(json.dumps(settings)), "version": self.method.version}
             for part, mine in self.identity.items():
                 if (found := about[part]) != mine:
                     difference = _difference(part, found, mine)

@@ -25,7 +25,7 @@ from fedcc.experiments.options import (
 )
 from fedcc.experiments.toml import dumps, load
 from fedcc.federation import Federation, several
-from fedcc.methods import METHODS, make
+from fedcc.methods import METHODS, make, recorded_settings
 from fedcc.nets import network
 
 
@@ -78,7 +78,7 @@ class Experiment:
     @staticmethod
     def of(method: str, settings: Mapping[str, Any], values: Mapping[str, Any]) -> Experiment:
         """An experiment of options by name, none resolved; options that an older file lacks have their defaults."""
-        values = current_values(values)
+        values = {name: value for name, value in current_values(values).items() if name != "version"}
         check_names("setting of a run", values, OPTIONS)
         if missing := [n for n, o in OPTIONS.items() if o.default is MISSING and n not in values]:
             raise ValueError(f"{missing[0]} is missing")
@@ -98,7 +98,12 @@ class Experiment:
         if "method" not in table:
             raise ValueError(f"{path} names no method")
         try:
-            return Experiment.resolve(table.pop("method"), settings=table.pop("settings", None), **table)
+            method, settings, version = table.pop("method"), table.pop("settings", None), table.pop("version", None)
+            if version is not None:
+                settings, reason = recorded_settings(method, settings or {}, version)
+                if reason:
+                    raise ValueError(reason)
+            return Experiment.resolve(method, settings=settings, **table)
         except ValueError as error:
             raise ValueError(f"{path}: {error}") from None
 
@@ -106,7 +111,8 @@ class Experiment:
         """Everything as one flat table, as files hold it."""
         groups = (self.split, self.training, self.measurement, self.machine)
         options = {name: value for group in groups for name, value in asdict(group).items()}
-        return {"method": self.method, **options, "settings": dict(self.settings)}
+        version = METHODS[self.method].version
+        return {"method": self.method, "version": version, **options, "settings": dict(self.settings)}
 
     def with_options(self, **options: Any) -> Experiment:
         """The experiment with some options changed."""
@@ -137,7 +143,9 @@ class Experiment:
             flag = "--" + name.replace("_", "-")
             if isinstance(value, bool):
                 words.append(flag if value else f"--no-{flag[2:]}")
-            elif name not in ("method", "settings") and not (name in ("resize", "validation") and value == 0):
+            elif name not in ("method", "version", "settings") and not (
+                name in ("resize", "validation") and value == 0
+            ):
                 words += [flag, str(value)]
         defaults = asdict(METHODS[self.method]())  # type: ignore[call-overload]
         for name, value in self.settings.items():
@@ -166,8 +174,8 @@ def _check_types(values: Mapping[str, Any]) -> None:
 def parse_settings(method: str, pairs: Sequence[str]) -> dict[str, Any]:
     """``["lam=0.5", "sync_head=restricted"]`` as settings of a method, each in its own type.
 
-    >>> parse_settings("fedcc", ["lam=1", "majority_recompute=false", "epochs_fit=none"])
-    {'lam': 1.0, 'majority_recompute': False, 'epochs_fit': None}
+    >>> parse_settings("fedcc", ["lam=1", "refine_joint_batch=false"])
+    {'lam': 1.0, 'refine_joint_batch': False}
     """
     if method.lower() not in METHODS:
         raise unknown("method", method, METHODS)

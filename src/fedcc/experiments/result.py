@@ -25,7 +25,7 @@ from fedcc.core.samples import View
 from fedcc.engine import Plain, drive
 from fedcc.experiments.record import Record
 from fedcc.federation import Models, as_samples, several
-from fedcc.methods import METHODS, completed, make
+from fedcc.methods import METHODS, make, recorded_settings
 from fedcc.nets import ResNet, build, network
 
 ABOUT, TENSORS = "models.json", "models.safetensors"
@@ -97,6 +97,7 @@ class Result:
         """Write ``models.safetensors`` and ``models.json`` into a folder; :meth:`load` reads them."""
         about = {
             "method": self.method.name,
+            "version": self.method.version,
             "settings": asdict(self.method),  # type: ignore[call-overload]
             "classes": self.trained.classes,
             "labels": list(self.labels),
@@ -124,7 +125,9 @@ class Result:
                     f"{about['method']} is a method of yours: give load(..., method=...) the same as before"
                 )
             try:
-                method = make(about["method"], completed(about["method"], about["settings"]))
+                method = make(
+                    about["method"], recorded_settings(about["method"], about["settings"], about.get("version"))[0]
+                )
             except ValueError as error:
                 raise ValueError(f"{folder}/{ABOUT}: {error}") from None
         elif method.name != about["method"]:

@@ -27,7 +27,7 @@ from fedcc.experiments.store import InUse, RunFolder, RunFolderError
 from fedcc.experiments.toml import load
 from fedcc.experiments.tracking import Trackers
 from fedcc.experiments.workers import Pool, WorkerDeath, drain
-from fedcc.methods import METHODS, completed, outdated
+from fedcc.methods import METHODS, recorded_settings
 from fedcc.signals import Interrupted
 
 NAMES = tuple(name for name in OPTIONS if name != "seed")
@@ -73,12 +73,13 @@ class Run:
         for name in MACHINE:
             if (mine := self.options.get(name, "auto")) not in ("auto", there.get(name)):
                 return f"{name} is {there.get(name)} there, {mine} here"
-        method, settings = there.pop("method", ""), there.pop("settings", {})
-        if old := outdated(method, settings):
-            return old
+        method, version = there.pop("method", ""), there.pop("version", None)
+        settings, reason = recorded_settings(method, there.pop("settings", {}), version)
+        if reason:
+            return reason
         stored, planned = (
             _without_machine(*what).values()
-            for what in ((method, completed(method, settings), there), (self.method, self.settings, self.options))
+            for what in ((method, settings, there), (self.method, self.settings, self.options))
         )
         for name in planned:
             if stored[name] == planned[name]:

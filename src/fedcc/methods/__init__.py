@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
-from fedcc.core.method import AnyMethod
+from fedcc.core.method import LOST, AnyMethod
 from fedcc.core.naming import unknown
+from fedcc.core.options import check_value
 from fedcc.methods.bounds import Centralized, Local
 from fedcc.methods.fedavg import FedAvg
 from fedcc.methods.fedcc import FedCC
@@ -52,7 +53,7 @@ METHODS: dict[str, type[AnyMethod]] = {
 
 
 def make(name: str, settings: Mapping[str, Any] | None = None) -> AnyMethod:
-    """A method by name with some hyper-parameters set.
+    """Build a method by name with some hyper-parameters set.
 
     >>> make("FedCC", {"lam": 0.5}).lam
     0.5
@@ -60,41 +61,47 @@ def make(name: str, settings: Mapping[str, Any] | None = None) -> AnyMethod:
     kind = METHODS.get(name.lower())
     if kind is None:
         raise unknown("method", name, METHODS)
-    known = [f.name for f in fields(kind)]  # type: ignore[arg-type]
-    for key in settings or {}:
-        if key not in known:
-            raise (
-                unknown(f"setting of {kind.__name__}", key, known)
-                if known
-                else ValueError(f"{kind.__name__} has no settings, got {key!r}")
-            )
-    return kind(**(settings or {}))
+    known, values = [f.name for f in fields(kind)], dict(settings or {})  # type: ignore[arg-type]
+    for key, value in (settings or {}).items():
+        if key in kind.retired:
+            if values.pop(key) != kind.retired[key]:
+                raise ValueError(f"{kind.__name__} no longer has {key}={value}, only {key}={kind.retired[key]}")
+        elif not known:
+            raise ValueError(f"{kind.__name__} has no settings, got {key!r}")
+        elif key not in known:
+            raise unknown(f"setting of {kind.__name__}", key, known)
+    return kind(**values)
 
 
-def outdated(name: str, settings: Mapping[str, Any]) -> str:
-    """Why a run with exactly these settings was made by the method before it was mended; empty if it was not.
+def recorded_settings(
+    name: str, settings: Mapping[str, Any], version: int | None = None
+) -> tuple[dict[str, Any], str | None]:
+    """A recorded run's settings by today's options, and the reason why today's method gives other numbers, if any.
 
-    >>> outdated("fedconcat", {"clusters": 4})
-    'it was made before FedConcat had classifier_lr, by another algorithm'
+    Files from before versions were recorded have none; which it was follows from the options that they lack.
+
+    >>> recorded_settings("fednova", {"normaliser": "steps"})[0]["statistics"]
+    'average'
+    >>> recorded_settings("fedconcat", {"clusters": 4})[1]
+    'version 1 of FedConcat is another algorithm than version 2'
     """
     kind = METHODS.get(name.lower())
     if kind is None:
-        return ""
-    for f in fields(kind):  # type: ignore[arg-type]
-        if f.metadata.get("mended") and f.name not in settings:
-            return f"it was made before {kind.__name__} had {f.name}, by another algorithm"
-    return ""
-
-
-def completed(name: str, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of a run that may be older than some of its method's options: these as the method was then.
-
-    >>> completed("fednova", {"normaliser": "steps"})["statistics"]
-    'average'
-    """
-    kind = METHODS.get(name.lower())
-    then = {f.name: f.metadata.get("before", f.default) for f in fields(kind)} if kind else {}  # type: ignore[arg-type]
-    return then | dict(settings)
+        return dict(settings), None
+    if version is None:
+        older = (v for v, values in sorted(kind.earlier.items()) if not values or values.keys() - settings.keys())
+        version = next(older, kind.version)
+    check_value("version", version, int, 1)
+    values = kind.earlier.get(version, {}) if version != kind.version else {}
+    reason = None
+    if version != kind.version and (not values or LOST in values.values()):
+        reason = f"version {version} of {kind.__name__} is another algorithm than version {kind.version}"
+    for key, kept in kind.retired.items():
+        if settings.get(key, kept) != kept:
+            reason = f"{kind.__name__} no longer has {key}={settings[key]}"
+    usual = {f.name: f.default for f in fields(kind)}  # type: ignore[arg-type]
+    current = {key: value for key, value in settings.items() if key not in kind.retired}
+    return usual | {key: value for key, value in values.items() if value is not LOST} | current, reason
 
 
 __all__ = [
@@ -118,7 +125,6 @@ __all__ = [
     "FedSAM",
     "FedVLS",
     "Local",
-    "completed",
     "make",
-    "outdated",
+    "recorded_settings",
 ]

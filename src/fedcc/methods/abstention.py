@@ -91,11 +91,10 @@ def targets(votes: Tensor, exponent: float = 1.0) -> Tensor:
     return torch.where(nobody, torch.full_like(known, 1 / known.shape[-1]), known / mass.masked_fill(nobody, 1))
 
 
-def sync_target(targets: Tensor, head: str, mask_unknown: bool) -> Tensor:
+def sync_target(targets: Tensor, head: str) -> Tensor:
     """Targets as the sync phase takes them: padded with 0 at "unknown" (F-1), all zero where nobody knew (F-3)."""
-    if mask_unknown:
-        uniform = (targets == targets[:, :1]).all(-1, keepdim=True)  # also where the wire rounded 1 / C
-        targets = targets.masked_fill(uniform, 0)
+    uniform = (targets == targets[:, :1]).all(-1, keepdim=True)  # also where the wire rounded 1 / C
+    targets = targets.masked_fill(uniform, 0)
     return F.pad(targets, (0, 1)) if head == "padded" else targets
 
 

@@ -2,7 +2,6 @@
 
 McMahan et al., "Communication-efficient learning of deep networks from decentralized data", AISTATS 2017.
 Shares weights and running statistics; receives the average; predicts with the averaged model.
-Deviations: none. Integer BatchNorm counters are neither sent nor averaged.
 """
 
 from __future__ import annotations

@@ -2,15 +2,14 @@
 
 Ye, Ayan, An and Carle, "FedCC: Towards Addressing Label Distribution Skews in Distillation-Based Federated Learning".
 Shares C + 1 probabilities on the public samples [n_u, C + 1], the last one "unknown"; receives C soft targets
-[n_u, C]; predicts by the ensemble of all clients' models, Eq. (11).
-Deviations and the choices where the paper is silent: docs/deviations.md, F-1 to F-30.
+[n_u, C]; predicts by the ensemble of all clients' models, Eq. (11). F-1 to F-30 are explained in docs/deviations.md.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -23,7 +22,6 @@ from fedcc.core.roles import Client, Server
 from fedcc.core.samples import Samples
 from fedcc.losses import CrossEntropy, Distill, SoftCrossEntropy
 from fedcc.methods import abstention as eq
-from fedcc.methods.ssl import PACES
 
 
 @dataclass(frozen=True)
@@ -34,6 +32,14 @@ class FedCC(Method[Predictions, Predictions]):
     source: ClassVar[str] = "Ye et al., FedCC"
     scores = "shares"
     uploads_models: ClassVar[bool] = True
+    retired: ClassVar[Mapping[str, Any]] = {
+        "majority_recompute": True,
+        "sync_mask_unknown": True,
+        "epochs_sync": None,
+        "epochs_fit": None,
+        "epochs_refine": None,
+        "refine_epoch": "max",
+    }
     read_with = ({"trust": 2.0}, {"trust": 4.0}, {"mirror": True}, {"mirror": True, "trust": 4.0})
 
     lam: float = option(0.2, "weight of the public loss in Eq. (4)", "Sec. V-A", low=0)
@@ -41,18 +47,12 @@ class FedCC(Method[Predictions, Predictions]):
     majority_threshold: float = option(0.02, "a majority class is above this probability", "Sec. V-A", low=0, high=1)
     majority_source: Literal["probe", "labels"] = option("probe", "majority classes by probe or label counts", "F-21")
     majority_empty: Literal["argmax", "alpha_zero"] = option("argmax", "if no class is above the threshold", "F-13")
-    majority_recompute: bool = option(True, "find the majority classes anew every round", "F-16")
     alpha_design: eq.Design = option("sample", "Eq. (10), without the sample's entropy, or always 1", "F-28")
     probe_kind: eq.Probe = option("cdmad_ones", "the featureless input of the probe", "F-7")
     entropy_space: Literal["known", "full"] = option("known", "entropies over C or C + 1 outputs", "F-9, F-10")
     sync_head: Literal["padded", "restricted"] = option("padded", "targets with 0 at unknown, or C outputs", "F-1")
-    sync_mask_unknown: bool = option(True, "no loss on samples that nobody knows (exactly uniform targets)", "F-3")
     fit_head: Literal["full", "known"] = option("full", "softmax over C + 1 or C outputs on private data", "F-4")
-    epochs_sync: int | None = option(None, "epochs of the sync phase; the run's by default", "F-5", low=0)
-    epochs_fit: int | None = option(None, "epochs of the fit phase; the run's by default", "F-5", low=0)
-    epochs_refine: int | None = option(None, "epochs of the refine phase; the run's by default", "F-5", low=0)
     refine_joint_batch: bool = option(True, "private and public batch in one forward pass (decisive)", "F-14")
-    refine_epoch: Literal["max", "labelled", "public"] = option("max", "which set's length makes an epoch", "F-15")
     bn_recalibrate: Literal["none", "public"] = option("none", "BatchNorm's statistics from public data", "F-19")
     trust: float = option(1.0, "exponent of the known mass in the weights mu; 0 for equal weights", "F-29", low=0)
     mirror: bool = option(False, "each image and its mirror image at inference", "F-30", images=True)
@@ -64,11 +64,10 @@ class FedCC(Method[Predictions, Predictions]):
         known = c.classes
         if down is not None:
             distill = Distill("public", known if self.sync_head == "restricted" else None)
-            public = c.public.with_(target=eq.sync_target(down.values, self.sync_head, self.sync_mask_unknown))
-            await c.fit("sync", distill, public=public, recipe=c.recipe_with(epochs=self.epochs_sync))
+            await c.fit("sync", distill, public=c.public.with_(target=eq.sync_target(down.values, self.sync_head)))
 
         supervised = CrossEntropy("private", known if self.fit_head == "known" else None)
-        await c.fit("fit", supervised, private=c.private, recipe=c.recipe_with(epochs=self.epochs_fit))  # theta_0
+        await c.fit("fit", supervised, private=c.private)  # theta_0
 
         bias, clean = await gather(c.predict(eq.featureless(c, self.probe_kind)), c.predict(c.public))
         labels = self.pseudo_labels(c, bias.logits, clean.logits)
@@ -78,7 +77,6 @@ class FedCC(Method[Predictions, Predictions]):
             private=c.private,
             public=c.public.with_(target=labels),
             joint=self.refine_joint_batch,
-            recipe=c.recipe_with(epochs=self.epochs_refine, pace=PACES[self.refine_epoch]),
         )
         if self.bn_recalibrate == "public":
             c.model = await Recalibrate(c.model, c.public, c.key.of(phase="recalibrate"))
@@ -109,12 +107,9 @@ class FedCC(Method[Predictions, Predictions]):
 
     def majority(self, c: Client, p: Tensor) -> Tensor:
         """C_J as a mask [C]: p_c above the threshold (strictly), Sec. V-A."""
-        if not self.majority_recompute and "majority" in c.memory:
-            return torch.as_tensor(c.memory["majority"])
         share = p if self.majority_source == "probe" else c.counts() / len(c.private)
         mask = eq.majority_classes(share, self.majority_threshold)
         if not mask.any() and self.majority_empty == "argmax":
             mask = F.one_hot(share.argmax(), c.classes).bool()
             c.log["majority_empty"] = 1
-        c.memory["majority"] = mask
         return mask

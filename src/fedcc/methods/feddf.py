@@ -3,9 +3,6 @@
 Lin et al., "Ensemble distillation for robust model fusion in federated learning", NeurIPS 2020.
 Shares weights; receives the student of the own architecture; predicts with the student of the last distinct
 architecture in client order (ResNet20 where clients have ResNet14 and ResNet20).
-Deviations: no labelled validation set exists here, so the last student of a fixed length counts by default, and
-``early_stop=kl`` validates against the teacher on held-out public samples; teachers see clean images; if nobody of an
-architecture answers, its student goes on from the last one. Length: the run's epochs instead of at most 10,000 steps.
 """
 
 from __future__ import annotations

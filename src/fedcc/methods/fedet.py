@@ -3,10 +3,6 @@
 Cho et al., "Heterogeneous ensemble knowledge transfer for training large models in federated learning" (Fed-ET),
 IJCAI 2022. Shares weights; receives the average of the own architecture with the server's head; predicts with the
 server's model.
-Deviations: no official code exists; where the two public ports differ the weights sum to 1, and a sample without
-dissenters (or with weightless ones only) has no diversity term, where the ports pull it to uniform. Adam and the
-run's epochs as in all methods here. Heads of another width than the server's are neither averaged nor replaced.
-The server is as large as the clients' last distinct network by default (the original: larger).
 """
 
 from __future__ import annotations

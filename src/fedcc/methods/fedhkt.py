@@ -2,9 +2,6 @@
 
 Deng et al., "A hierarchical knowledge transfer framework for heterogeneous federated learning", INFOCOM 2023.
 Shares weights, and label counts until it has a cluster; receives its cluster's model; predicts with the server's model.
-Deviations: only the abstract could be read, so formulas and numbers are ours and reports say "reconstruction". One
-server plays cloud and edges, so their exchange costs no bytes here. Clusters are made from the first uplinks, until
-when the clients of an architecture have one model; a client that appears later joins the nearest cluster.
 """
 
 from __future__ import annotations
@@ -12,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -24,7 +21,7 @@ from fedcc.core.roles import Client, Server
 from fedcc.core.samples import Samples
 from fedcc.losses import CrossEntropy, Distill
 from fedcc.methods.abstention import entropy
-from fedcc.methods.clusters import cluster_models, cluster_of, model_of, place
+from fedcc.methods.clusters import cluster_models, cluster_of, join, model_of
 from fedcc.methods.groups import (
     by_architecture,
     chosen_network,
@@ -33,7 +30,6 @@ from fedcc.methods.groups import (
     first_models,
     logits,
     merge,
-    uploaded,
 )
 
 
@@ -58,10 +54,10 @@ class FedHKT(Method[Counted, Clustered]):
     family: ClassVar[Family] = "distillation"
     source: ClassVar[str] = "Deng et al., INFOCOM 2023"
     note: ClassVar[str] = "reconstruction"
+    retired: ClassVar[Mapping[str, Any]] = {"cluster_on": "histogram"}
 
     clusters: int = option(4, "clusters, shared evenly by the architectures", "ours", low=1)
     kappa: float = option(0.9, "samples with a target this sure are always selected", "ours", low=0, high=1)
-    cluster_on: Literal["histogram", "public_predictions"] = option("histogram", "what makes clients similar", "ours")
     epochs: int | None = option(None, "epochs of both distillations; the run's by default", "parity", low=0)
     server_arch: str | None = option(None, "the server's network; the clients' last distinct one by default", "parity")
 
@@ -77,12 +73,13 @@ class FedHKT(Method[Counted, Clustered]):
         assert down is not None
         c.model = c.model.with_(down.state)
         await c.fit("fit", CrossEntropy("private"), private=c.private)
-        counts = c.counts().int() if down.cluster < 0 and self.cluster_on == "histogram" else None
+        counts = c.counts().int() if down.cluster < 0 else None
         return Counted(c.model.floating, len(c.private), counts)
 
     async def server(self, s: Server, ups: Mapping[int, Counted]) -> Mapping[int, Clustered]:
+        update_memory(s.memory)
         kappa = self.kappa if cluster_models(s) else 0.0  # everything is selected in round 1
-        place(s, await self.likeness(s, ups), max(1, self.clusters // len(distinct(s.archs))))
+        assign(s, ups, max(1, self.clusters // len(distinct(s.archs))))
         merge(s, ups, by_architecture(s.archs))  # for clients that have no cluster yet
         merge(s, ups, {k: f"cluster {cluster_of(s, k)}" for k in ups})
 
@@ -103,15 +100,28 @@ class FedHKT(Method[Counted, Clustered]):
         return (await Predict(t.server["global"], samples)).logits
 
     def downlinks(self, s: Server) -> dict[int, Clustered]:
-        return {k: Clustered(model_of(s, k).floating, cluster=cluster_of(s, k)) for k in s.archs}
+        groups = by_architecture(s.archs)
+        return {k: Clustered(model_of(s, k, groups[k]).floating, cluster=cluster_of(s, k)) for k in s.archs}
 
-    async def likeness(self, s: Server, ups: Mapping[int, Counted]) -> dict[int, Tensor]:
-        """What clusters are made from, [C] for each client without one: its label shares, or its mean prediction."""
-        new = {k: up for k, up in ups.items() if cluster_of(s, k) < 0}
-        if self.cluster_on == "histogram":
-            return {k: up.counts / up.counts.sum() for k, up in new.items() if up.counts is not None}
-        outputs = await gather(*(Predict(model, s.public) for model in uploaded(s, new, by_architecture(s.archs))))
-        return {k: out.logits.softmax(-1).mean(0) for k, out in zip(new, outputs, strict=True)}
+
+def assign(s: Server, ups: Mapping[int, Counted], number: int) -> None:
+    """Give each client without a cluster, by its label shares, one of up to ``number`` of its architecture."""
+    groups, seed = by_architecture(s.archs), s.key.of(round=0, phase="clusters").integer()
+    new = {k: up.counts / up.counts.sum() for k, up in ups.items() if cluster_of(s, k) < 0 and up.counts is not None}
+    for arch in distinct(s.archs):
+        if shares := {k: row for k, row in new.items() if s.archs[k] == arch}:
+            models = cluster_models(s)
+            join(s.memory, shares, number, seed, own=[m for m, model in enumerate(models) if model.arch == arch])
+            first = s.models[groups[next(iter(shares))]]
+            s.models |= {f"cluster {m}": first for m in range(len(models), len(s.memory["clusters"]))}
+
+
+def update_memory(memory: dict[str, Any]) -> None:
+    """Bring clusters from a checkpoint of an older version, a table of clients, into today's form."""
+    if isinstance(memory.get("clusters"), dict):
+        numbers, centres = memory["clusters"], memory["centres"]
+        memory["clusters"] = [[int(k) for k, m in numbers.items() if m == n] for n in range(len(centres))]
+        memory["centres"] = torch.tensor(centres, dtype=torch.float64)
 
 
 def confidence(q: Tensor) -> Tensor:

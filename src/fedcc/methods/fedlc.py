@@ -2,8 +2,6 @@
 
 Zhang et al., "Federated learning with label distribution skew via logits calibration", ICML 2022.
 Shares, receives and predicts as FedAvg: plain logits when predicting.
-Deviations: the published formula leaves the true class out of the denominator, on which training collapses (FL-bench,
-issue 5); as in all code, it stays in (``denominator="include"``). Missing classes leave the softmax altogether.
 """
 
 from __future__ import annotations

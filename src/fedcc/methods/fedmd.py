@@ -3,16 +3,13 @@
 Li and Wang, "FedMD: heterogenous federated learning via model distillation", NeurIPS workshop 2019.
 Shares probabilities on the public samples [n_u, C]; receives their average; predicts by the mean probabilities of all
 clients.
-Deviations: KL on probabilities, as in Eqs. (1) and (2) of the FedCC paper; the authors' code has ``loss="l1",
-average="logits"``. No pre-training on labelled public data (there is none); the run's epochs for both phases; the
-original reports the clients' own accuracy, which the record holds too.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -33,6 +30,8 @@ class FedMD(Method[Predictions, Predictions]):
     family: ClassVar[Family] = "distillation"
     source: ClassVar[str] = "Li & Wang, NeurIPS workshop 2019"
     uploads_models: ClassVar[bool] = True
+    version: ClassVar[int] = 2
+    earlier: ClassVar[Mapping[int, Mapping[str, Any]]] = {1: {"loss": "l1", "average": "logits"}}
 
     loss: Literal["l1", "mse", "kl"] = option("kl", "distance to the average while digesting", "Eq. (2)")
     average: Literal["logits", "probs"] = option("probs", "what is shared and averaged", "Eq. (1)")

@@ -2,8 +2,6 @@
 
 Fan et al., "Federated learning under partially class-disjoint data via manifold reshaping", TMLR 2023.
 Shares, receives and predicts as FedAvg; with ``mode="paper"`` also class means of the features [C, d] and their counts.
-Deviations: as in the released code, the first of the paper's two losses alone (``mode="code"``); the second, in
-``mode="paper"``, is a reconstruction from the abstract. A class that nobody brings keeps its last prototype.
 """
 
 from __future__ import annotations

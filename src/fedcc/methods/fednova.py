@@ -2,16 +2,13 @@
 
 Wang et al., "Tackling the objective inconsistency problem in heterogeneous federated optimization", NeurIPS 2020.
 Shares weights, running statistics and the number of local steps; receives and predicts as FedAvg.
-Deviations: the theory does not cover Adam; a_k is the number of steps. Running statistics follow the rule of the
-weights that they belong to, as in NIID-Bench. That rule extrapolates (its coefficients add up to 1 or more), so a
-variance is kept from falling below 0. With ``statistics="average"`` they are averaged as in FedAvg.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -43,12 +40,12 @@ class FedNova(Method[Update, Weights]):
     family: ClassVar[Family] = "parameters"
     source: ClassVar[str] = "Wang et al., NeurIPS 2020"
     averaged: ClassVar[bool] = True
+    version: ClassVar[int] = 2
+    earlier: ClassVar[Mapping[int, Mapping[str, Any]]] = {1: {"statistics": "average"}}
     normaliser: Literal["steps", "momentum"] = option("steps", "a_k: steps, or as for SGD with momentum", "Adam")
     momentum: float = option(0.9, "the momentum that normaliser=momentum reckons with", "paper", low=0, high=1)
     server_momentum: float = option(0.0, "momentum of the server's update", "paper", low=0, high=1)
-    statistics: Literal["average", "normalised"] = option(
-        "normalised", "rule for BatchNorm's running statistics", "NIID-Bench", before="average"
-    )
+    statistics: Literal["average", "normalised"] = option("normalised", "rule for BatchNorm's statistics", "NIID-Bench")
 
     async def start(self, s: Server) -> Mapping[int, Weights]:
         s.models["global"] = await s.init(one_network(self.name, s.archs))

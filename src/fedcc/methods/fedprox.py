@@ -1,6 +1,6 @@
 """FedProx: a pull to the received weights. Li et al., "Federated optimization in heterogeneous networks", MLSys 2020.
 
-Shares, receives and predicts as FedAvg. Deviations: none; Adam rescales the pull, so a huge mu freezes no client.
+Shares, receives and predicts as FedAvg.
 """
 
 from dataclasses import dataclass

@@ -2,8 +2,6 @@
 
 Li and Zhan, "FedRS: federated learning with restricted softmax for label distribution non-IID data", KDD 2021.
 Shares, receives and predicts as FedAvg: plain logits when predicting.
-Deviations: the official code scales by ``rule="continuous"``, drops the head's bias and clips gradients; here the
-paper's binary rule scales the whole logit, bias included. With Adam the restriction does not hold (see the deviations).
 """
 
 from __future__ import annotations

@@ -2,8 +2,6 @@
 
 Qu et al., "Generalized federated learning via sharpness aware minimization", ICML 2022.
 Shares, receives and predicts as FedAvg.
-Deviations: SAM at the clients alone (MoFedSAM's momentum is another method); only the first of the two passes moves
-BatchNorm's running statistics; Adam, as all methods here.
 """
 
 from __future__ import annotations

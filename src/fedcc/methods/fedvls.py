@@ -2,9 +2,6 @@
 
 Guo et al., "Exploring vacant classes in label-skewed federated learning", AAAI 2025.
 Shares, receives and predicts as FedAvg; the received model is also the frozen teacher (evaluation mode).
-Deviations: L_logit and its weight 0.005 are the released code's: the paper's form (``suppress="paper"``) has no lower
-bound, and with Adam it alone moves the model once the cross entropy is fitted, whatever its weight. Vacant classes
-leave the softmax altogether, where the code adds ln 1e-9; the paper's L_dis has its ratio the wrong way round.
 """
 
 from __future__ import annotations

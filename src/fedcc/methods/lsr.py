@@ -3,9 +3,6 @@
 Yuan et al., "Revisiting knowledge distillation via label smoothing regularization", CVPR 2020: distillation acts as
 label smoothing, so a hand-made teacher can stand in for a trained one.
 Shares probabilities on the public samples [n_u, C]; receives their mean; predicts by the mean probability.
-Deviations: the cited work is not federated and the FedCC paper gives no protocol; ours is FedMD's, which
-a = 0 gives bit for bit. ``tfkd_reg`` follows the official code, not the formula: the virtual
-teacher's probabilities pass a softmax of temperature 20 once more, the student's has none.
 """
 
 from __future__ import annotations

@@ -2,15 +2,13 @@
 
 Plain self-training (Yarowsky, ACL 1995), Eq. (3) of the FedCC paper; the comparison of its Table II.
 Shares and receives nothing; each client predicts with its own model.
-Deviations: one cycle of fit and self-training a round, to equal the rounds of the others; no confidence threshold by
-default, as in the equation (the prose speaks of high confidence).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar
 
 import torch.nn.functional as F
 from torch import Tensor
@@ -21,8 +19,6 @@ from fedcc.core.samples import Samples
 from fedcc.losses import CrossEntropy, SoftCrossEntropy
 from fedcc.methods.bounds import each_client
 
-PACES: dict[str, str | None] = {"max": None, "labelled": "private", "public": "public"}
-
 
 @dataclass(frozen=True)
 class SSL(Method[None, None]):
@@ -30,16 +26,13 @@ class SSL(Method[None, None]):
 
     family: ClassVar[Family] = "bound"
     source: ClassVar[str] = "Yarowsky, ACL 1995; Eq. (3)"
+    retired: ClassVar[Mapping[str, Any]] = {"cycles": None, "refine_epoch": "max"}
 
     lam: float = option(0.2, "weight of the public loss", "Sec. V-A", low=0)
     threshold: float = option(0.0, "pseudo labels below this confidence are left out", "Eq. (3)", low=0, high=1)
-    cycles: int | None = option(None, "cycles of fit and self-training; one a round by default", "parity", low=1)
     refine_joint_batch: bool = option(True, "private and public batch in one forward pass", "as FedCC")
-    refine_epoch: Literal["max", "labelled", "public"] = option("max", "which set's length makes an epoch", "as FedCC")
 
     async def client(self, c: Client, down: None) -> None:
-        if self.cycles is not None and c.round > self.cycles:
-            return
         await c.fit("fit", CrossEntropy("private"), private=c.private)
         logits = (await c.predict(c.public)).logits
         await c.fit(
@@ -48,7 +41,6 @@ class SSL(Method[None, None]):
             private=c.private,
             public=c.public.with_(target=hard_labels(logits, self.threshold)),
             joint=self.refine_joint_batch,
-            recipe=c.recipe_with(pace=PACES[self.refine_epoch]),
         )
 
     async def server(self, s: Server, ups: Mapping[int, None]) -> Mapping[int, None]:

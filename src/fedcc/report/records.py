@@ -12,7 +12,7 @@ from fedcc.core.digests import DIGEST, DamagedFile, check_digest, check_files
 from fedcc.core.options import setting_text
 from fedcc.data.registry import DATASETS
 from fedcc.experiments.options import DEFAULTS, MACHINE, MEASUREMENT, OPTIONS
-from fedcc.methods import METHODS, completed, outdated
+from fedcc.methods import METHODS, recorded_settings
 from fedcc.report import paper
 from fedcc.report.analysis import read_analysis
 from fedcc.report.parts import (
@@ -46,7 +46,7 @@ from fedcc.report.values import (
 
 T = TypeVar("T")
 ORDER = {name: place for place, name in enumerate(OPTIONS)}  # of options, whatever version wrote the record
-ASIDE = ("method", "data", "skew", "seed", "settings", *MEASUREMENT, *MACHINE)  # no part of the protocol
+ASIDE = ("method", "version", "data", "skew", "seed", "settings", *MEASUREMENT, *MACHINE)  # no part of the protocol
 
 
 @dataclass(frozen=True)
@@ -103,8 +103,7 @@ class RunRecord:
         kind = METHODS.get(self.method)
         usual = {f.name: f.default for f in fields(kind)} if kind else {}  # type: ignore[arg-type]
         told = {
-            n: float(v) if isinstance(usual.get(n), float) and type(v) is int else v
-            for n, v in completed(self.method, self.settings).items()
+            n: float(v) if isinstance(usual.get(n), float) and type(v) is int else v for n, v in self.settings.items()
         }
         return tuple((n, setting_text(v)) for n, v in told.items() if n not in usual or usual[n] != v)
 
@@ -245,8 +244,10 @@ def _read(file: Path, name: str, problems: list[tuple[str, str]]) -> RunRecord:
     experiment = read_experiment(record.get("experiment"))
     method = text(experiment.get("method"), "experiment.method").lower()
     settings = {k: plain(v, k) for k, v in mapping(record.get("settings"), "settings").items()}
-    if old := outdated(method, settings):
-        raise Odd(f"does not count: {old}")
+    version = whole(experiment["version"], "experiment.version", 1) if "version" in experiment else None
+    settings, reason = recorded_settings(method, settings, version)
+    if reason:
+        raise Odd(f"does not count: {reason}")
     if record.get("stopped"):
         stage = " of ".join(short(table.get("rounds")) for table in (record, experiment))
         raise Odd(f"does not count: it was stopped after round {stage} ({short(record['stopped'])})")

@@ -4,7 +4,8 @@ from typing import Any
 
 import torch
 
-from fedcc.clustering import clusters, join
+from fedcc.methods.clusters import join
+from fedcc.methods.clusters import k_means as clusters
 from private_steps import draw
 
 ONE_HOT = torch.eye(6)
