@@ -19,9 +19,9 @@ from fedcc.core.requests import Fit, Init, Predict, Recalibrate, Recipe
 from fedcc.core.rng import Key
 from fedcc.core.samples import Samples
 from fedcc.core.step import Loss, Step
-from fedcc.ending import explained
 from fedcc.engine import Plain
 from fedcc.engine.fused import Fused
+from fedcc.errors import error_line
 from fedcc.evaluate.accuracy import evaluate
 from fedcc.methods import METHODS, FedAvg, make
 from tiny import Mlp, Tiny
@@ -48,8 +48,8 @@ def test_a_learning_rate_that_ruins_the_weights(name: str, engine: str) -> None:
     with pytest.raises(FloatingPointError) as caught:
         fedcc.run(make(name), digits(), 1, epochs=1, observers=[NoRound()], **settings)
     who = "server" if name == "centralized" else "client 0"
-    assert f"({who}, round 1, 'fit')" in explained(caught.value)
-    assert "after step 1 of 1 with lr 1e+38" in explained(caught.value)
+    assert f"({who}, round 1, 'fit')" in error_line(caught.value)
+    assert "after step 1 of 1 with lr 1e+38" in error_line(caught.value)
 
 
 class Poison(Loss):

@@ -27,7 +27,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fedcc.ending import explained
+from fedcc.errors import error_line
 
 Case = Mapping[str, bytes | None]
 """An input: files by name (None: not there), or other named bytes."""
@@ -75,7 +75,7 @@ class Target(ABC):
             return f"{type(error).__name__} came through"
         if not isinstance(error, self.refusals):
             return f"{type(error).__name__} is not among the refusals"
-        text = explained(error)
+        text = error_line(error)
         if not str(error).strip() or "this should not happen" in text:
             return "the refusal says nothing"
         if str(folder) not in text and self.names_files:

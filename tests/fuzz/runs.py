@@ -21,17 +21,18 @@ import torch
 from torch import Tensor
 
 import fedcc
-from fedcc import cli
+from fedcc.cli import run as command
 from fedcc.core import method
 from fedcc.core.method import Trained
 from fedcc.core.model import Arch, Model
 from fedcc.core.rng import Key
 from fedcc.core.samples import View
-from fedcc.experiments import analyse, execute, experiment, result, tracking
+from fedcc.experiments import analyse, experiment, result, tracking
 from fedcc.experiments.checkpoint import DIGEST, Checkpoints, packed
 from fedcc.experiments.experiment import Experiment
 from fedcc.experiments.result import Result
 from fedcc.experiments.rounds import FinishedRound, Observer, Pause, Paused
+from fedcc.experiments.run import execute
 from fedcc.federation import Federation
 from fedcc.methods import make
 from fedcc.nets import build
@@ -186,7 +187,7 @@ class RunFolders(Target):
 
     def prepare(self, folder: Path) -> None:
         common: dict[str, Any] = {"data": "digits", "skew": "classes:5", "clients": 2, "models": "resnet8", "rounds": 3}
-        self.experiment = Experiment.resolved("fedcc", **common, epochs=0, fraction=0.1, device="cpu")
+        self.experiment = Experiment.resolve("fedcc", **common, epochs=0, fraction=0.1, device="cpu")
         with frozen_clock():
             execute(self.experiment, folder / WHOLE)
             with suppress(Paused):
@@ -209,7 +210,7 @@ class RunFolders(Target):
     @contextmanager
     def stubs(self, place: Path) -> Iterator[None]:
         """Nothing is trained and nothing computed: only what is read counts."""
-        before = cli.train, analyse.inspected
+        before = command.train, analyse.inspected
 
         def train(described: Any, place: Path, *_: Any, start: Any = None, **__: Any) -> None:
             self.seen = (described, start)
@@ -218,11 +219,11 @@ class RunFolders(Target):
             trackers.end(None)
 
         tracking.TRACKERS["telling"] = (Telling, ())  # type: ignore[assignment]
-        cli.train, analyse.inspected = train, lambda result, *_: self.note(result)
+        command.train, analyse.inspected = train, lambda result, *_: self.note(result)
         try:
             yield
         finally:
-            cli.train, analyse.inspected = before
+            command.train, analyse.inspected = before
             del tracking.TRACKERS["telling"]
 
     def note(self, result: Result) -> dict[str, Any]:
@@ -286,7 +287,7 @@ class RunFolders(Target):
     def resumed(self, place: Path, said: Noticed) -> None:
         self.seen = None
         with said():
-            cli.resume(place, None, True, True, None, False, None, False)
+            command.resume(folder=place, as_json=False)
 
     def read_half(self, place: Path) -> bool:
         said = Noticed()
@@ -305,7 +306,7 @@ class RunFolders(Target):
         return True
 
     def bits(self, start: Any) -> bytes:
-        return in_order(packed(start.snapshot, self.experiment.made(), {}))
+        return in_order(packed(start.snapshot, self.experiment.build_method(), {}))
 
     def read_whole(self, place: Path) -> bool:
         taken = 0

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 import fedcc
-from fedcc.experiments import Experiment, RunFolder
+from fedcc.experiments.experiment import Experiment
+from fedcc.experiments.store import RunFolder
 from program import QUICK, call
 from tiny import finished
 
@@ -127,9 +128,9 @@ def test_more_threads_than_the_machine_serves_are_refused_when_a_run_starts(caps
     call(capsys, "bench", "--threads", 1024).refused(rule)
     assert not Path("r").exists()
     assert not Path("runs").exists()
-    assert Experiment.resolved("local", threads=1024, device="cpu").threads == 1024  # of another machine
+    assert Experiment.resolve("local", threads=1024, device="cpu").machine.threads == 1024  # of another machine
     Path("r").mkdir()
-    Path("r/experiment.toml").write_text(Experiment.resolved("local", threads=1024, device="cpu").toml())
+    Path("r/experiment.toml").write_text(Experiment.resolve("local", threads=1024, device="cpu").toml())
     call(capsys, "resume", "r").refused(rule)
 
 
@@ -192,7 +193,7 @@ def test_a_damaged_summary_is_refused_by_its_name(text: str, capsys: Capsys) -> 
 def test_a_damaged_tracking_file_is_named_and_tracking_continues(text: str, tmp_path: Path) -> None:
     from fedcc.experiments.tracking import Trackers
 
-    experiment = Experiment.resolved("local", device="cpu")
+    experiment = Experiment.resolve("local", device="cpu")
     (tmp_path / "tracking.json").write_text(text)
     said: list[str] = []
     trackers = Trackers(("tensorboard",), experiment, tmp_path, said.append)

@@ -12,8 +12,9 @@ import pytest
 import fedcc.experiments.tracking
 from fedcc.core.method import Trained
 from fedcc.core.samples import View
-from fedcc.experiments import Experiment, RunFolder
+from fedcc.experiments.experiment import Experiment
 from fedcc.experiments.result import Result
+from fedcc.experiments.store import RunFolder
 from fedcc.experiments.tracking import Trackers, flat, numbers
 from fedcc.methods import make
 from program import QUICK, call
@@ -218,7 +219,7 @@ def test_a_run_that_is_stopped_is_closed_as_such(tmp_path: Path, monkeypatch: py
             closed.append(finished)
 
     monkeypatch.setitem(fedcc.experiments.tracking.TRACKERS, "wandb", (Told, ()))
-    experiment = Experiment.resolved("local", device="cpu")
+    experiment = Experiment.resolve("local", device="cpu")
 
     interrupted, whole = (Trackers(("wandb",), experiment, tmp_path, print) for _ in range(2))
     interrupted.round(finished(round=1))
@@ -236,7 +237,7 @@ def test_a_damaged_memory_is_said_and_begun_anew(tmp_path: Path, monkeypatch: py
         def close(self, finished: bool) -> None: ...
 
     monkeypatch.setitem(fedcc.experiments.tracking.TRACKERS, "wandb", (Quiet, ()))
-    experiment, said = Experiment.resolved("local", device="cpu"), list[str]()
+    experiment, said = Experiment.resolve("local", device="cpu"), list[str]()
     path = tmp_path / "tracking.json"
     for content in ('{"wandb": {"step": 7', '{"wandb": {"step": 9}, "sha256": "0"}', "[]"):
         path.write_text(content)

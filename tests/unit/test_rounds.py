@@ -14,8 +14,10 @@ import fedcc
 from fedcc import FedAvg, FedCC, Federation, FinishedRound, Local, Observer, Pause, Result, Stop
 from fedcc.core.model import Model
 from fedcc.core.requests import Fit, Recipe
-from fedcc.experiments import Experiment, RunFolder, execute, unfinished
+from fedcc.experiments.experiment import Experiment
 from fedcc.experiments.rounds import Paused
+from fedcc.experiments.run import execute, unfinished
+from fedcc.experiments.store import RunFolder
 from fedcc.federate import Snapshot
 from fedcc.report.records import find
 from tiny import Mlp, Tiny, blobs
@@ -169,7 +171,7 @@ def test_in_the_last_round_there_is_nothing_to_stop() -> None:
 
 def digits(**options: Any) -> Experiment:
     common: dict[str, Any] = {"skew": "classes:5", "clients": 2, "models": "resnet8", "fraction": 0.05, "epochs": 0}
-    return Experiment.resolved("fedavg", device="cpu", rounds=4, **common, **options)
+    return Experiment.resolve("fedavg", device="cpu", rounds=4, **common, **options)
 
 
 def test_a_stopped_run_is_finished_marked_and_left_out_of_reports(tmp_path: Path) -> None:

@@ -13,12 +13,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedcc.core.samples import View
+from fedcc.errors import UserError
 
 Images = NDArray[np.uint8]
 Labels = NDArray[np.int64]
 
 
-class DataError(RuntimeError):
+class DataError(UserError):
     """The fault of files: missing, truncated, altered, or no room for them. A wrong argument is a ValueError."""
 
 

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from fedcc.core.digests import DIGEST, Unchecked
-from fedcc.core.method import check_value
 from fedcc.core.model import Outputs
+from fedcc.core.options import check_value
 from fedcc.core.requests import Executor, Predict
 from fedcc.core.rng import Key
 from fedcc.core.samples import Samples
@@ -26,7 +26,7 @@ from fedcc.evaluate.example import example
 from fedcc.evaluate.margins import histograms
 from fedcc.evaluate.predictions import PredictionCache
 from fedcc.experiments.environment import commit
-from fedcc.experiments.experiment import Experiment, present_spelling
+from fedcc.experiments.experiment import Experiment
 from fedcc.experiments.result import Result
 from fedcc.experiments.store import RunFolder, RunFolderError
 from fedcc.federation import Federation
@@ -81,7 +81,7 @@ def analyse(
     """Analyse a run folder: its ``analysis.json``, which is written there too."""
     options, summary = options or Options(), check(place)
     try:
-        experiment = Experiment(**present_spelling(summary["experiment"]))  # not the TOML, whose device may not be here
+        experiment = Experiment.stored(summary["experiment"])  # not the TOML, whose device may not be here
     except (TypeError, ValueError) as error:
         raise RunFolderError(f"{place / 'summary.json'} is damaged, in its 'experiment': {error}") from None
     with warnings.catch_warnings():
@@ -93,8 +93,8 @@ def analyse(
     for name, found in (("data_sha256", federation.fingerprint), ("partition_sha256", split.sha256)):
         if summary[name] != found:
             raise RunFolderError(f"{place} was run on other data: its {name} is {summary[name]}, here {found}")
-    with fixed_threads(min(experiment.threads, cores())):  # the record may come from a larger machine
-        parts = inspected(result, federation, options, experiment.seed, device)
+    with fixed_threads(min(experiment.machine.threads, cores())):  # the record may come from a larger machine
+        parts = inspected(result, federation, options, experiment.training.seed, device)
     analysis = {
         "format": ANALYSIS_FORMAT,
         **{name: summary[name] for name in COPIED},

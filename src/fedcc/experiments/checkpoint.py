@@ -15,7 +15,7 @@ import re
 import time
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import MISSING, asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from hashlib import blake2b
 from math import prod
 from pathlib import Path
@@ -26,11 +26,13 @@ from torch import Tensor
 
 from fedcc.core.digests import DamagedFile
 from fedcc.core.files import uninterrupted, written_whole
-from fedcc.core.method import AnyMethod, check_value
+from fedcc.core.method import AnyMethod
 from fedcc.core.model import Arch, Model
+from fedcc.core.options import check_value
 from fedcc.core.tree import Classes, Pack, Unpack, message_classes
 from fedcc.engine import choose_device
-from fedcc.experiments.experiment import Experiment, present_spelling
+from fedcc.experiments.experiment import Experiment
+from fedcc.experiments.options import DEFAULTS, current_values
 from fedcc.experiments.record import Record
 from fedcc.experiments.result import Result, described, rebuilt
 from fedcc.experiments.rounds import FinishedRound, Observer, Pause
@@ -74,13 +76,17 @@ class Checkpoints(Observer):
         every: int | None = None,
         keep: bool = False,
     ):
-        self.folder, self.method, self.device = folder, experiment.made(), choose_device(experiment.device)
+        self.folder, self.method, self.device = (
+            folder,
+            experiment.build_method(),
+            choose_device(experiment.machine.device),
+        )
         self.every, self.keep = every, keep
         partition = federation.partition
         self.identity = json.loads(
             json.dumps(
                 {
-                    "experiment": asdict(experiment),
+                    "experiment": experiment.values(),
                     "data_sha256": federation.fingerprint,
                     "partition_sha256": partition.sha256 if partition else None,
                 }
@@ -153,8 +159,7 @@ class Checkpoints(Observer):
             about, tree = header(content)
             if about.get("format") != FORMAT:
                 raise RunFolderError(f"{path} has format {about.get('format')}, this fedcc reads format {FORMAT}")
-            defaults = {f.name: f.default for f in fields(Experiment) if f.default is not MISSING}
-            options = about["experiment"] = {**defaults, **present_spelling(about["experiment"])}
+            options = about["experiment"] = {**DEFAULTS, **current_values(about["experiment"])}
             if not outdated(options["method"], options["settings"]):
                 options["settings"] = json.loads(json.dumps(completed(options["method"], options["settings"])))
             for part, mine in self.identity.items():

@@ -6,7 +6,6 @@ docs/design.md says what each key means.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from fedcc.evaluate import Evaluation
@@ -50,7 +49,7 @@ def round_record(
 
 def summary(experiment: Experiment, result: Result, seconds: float) -> dict[str, Any]:
     """The record that tables are made from, complete in itself."""
-    machine = environment(experiment.device, experiment.threads)
+    machine = environment(experiment.machine.device, experiment.machine.threads)
     best_round, best = result.best if result.curve else (None, None)  # a federation may have no test set
     rounds, last = result.rounds, result.rounds[-1]
     return {
@@ -59,13 +58,13 @@ def summary(experiment: Experiment, result: Result, seconds: float) -> dict[str,
         "family": result.method.family,
         "note": result.method.note,
         "settings": dict(experiment.settings),
-        "data": experiment.data,
-        "skew": experiment.skew,
-        "seed": experiment.seed,
-        "clients": experiment.clients,
-        "models": experiment.models,
+        "data": experiment.split.data,
+        "skew": experiment.split.skew,
+        "seed": experiment.training.seed,
+        "clients": experiment.split.clients,
+        "models": experiment.split.models,
         "rounds": len(rounds),
-        "epochs": experiment.epochs,
+        "epochs": experiment.training.epochs,
         **({"stopped": result.stopped} if result.stopped else {}),
         "accuracy": {
             "final": result.accuracy if result.curve else None,
@@ -89,14 +88,14 @@ def summary(experiment: Experiment, result: Result, seconds: float) -> dict[str,
         },
         "seconds": round(seconds, 3),
         **sharing(rounds),
-        "engine": experiment.engine,
+        "engine": experiment.machine.engine,
         "device": machine["gpu"] or machine["processor"],
-        "precision": experiment.precision,
-        "threads": experiment.threads,
+        "precision": experiment.machine.precision,
+        "threads": experiment.machine.threads,
         "versions": {name: machine[name] for name in ("fedcc", "python", "torch", "numpy")},
         "commit": machine["commit"],
         "command": experiment.command(),
-        "experiment": asdict(experiment),
+        "experiment": experiment.values(),
     }
 
 

@@ -279,3 +279,6 @@ def rebuilt(descriptions: Mapping[str, Any], models: Models | None) -> dict[str,
                 )
         archs[who] = Arch(tuple(trunks), about["outputs"], shape, about["tokens"])
     return archs
+
+
+load = Result.load

@@ -14,11 +14,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from fedcc.core.method import AnyMethod
-from fedcc.core.requests import Executor, Fit, Recipe
+from fedcc.core.requests import Executor, Fit
 from fedcc.core.roles import Server
 from fedcc.engine import Fused, Monitor, Plain
 from fedcc.engine.counting import Counting
 from fedcc.evaluate import Evaluation, evaluate, readings_of
+from fedcc.experiments.options import Measurement, Training
 from fedcc.experiments.record import Record, round_record
 from fedcc.federate import Cohort, Round, Simulated, Snapshot, build_roles, federate
 from fedcc.federation import Federation
@@ -174,22 +175,20 @@ class Simulation:
         self,
         method: AnyMethod,
         federation: Federation,
-        recipe: Recipe,
+        training: Training,
+        measurement: Measurement,
         engine: Plain | Fused,
         *,
-        seed: int = 0,
-        participation: float = 1.0,
-        wire: str = "fp32",
-        client_accuracy: bool = True,
-        readings: bool = True,
         start: Snapshot | None = None,
     ):
-        self.method, self.federation, self.engine, self.readings = method, federation, engine, readings
-        self.server, clients = build_roles(method, federation, recipe, seed, engine.device)
+        self.method, self.federation, self.engine, self.readings = method, federation, engine, measurement.readings
+        self.server, clients = build_roles(method, federation, training.recipe(), training.seed, engine.device)
         self.executor = Counting(engine)  # of what training asks for; evaluation is not counted
-        self.cohort = Simulated(method, clients, self.executor, participation=participation, wire=wire, start=start)
+        self.cohort = Simulated(
+            method, clients, self.executor, participation=training.participation, wire=training.wire, start=start
+        )
         self.test = federation.test.to(engine.device)
-        wanted = client_accuracy and method.trains_clients
+        wanted = measurement.client_accuracy and method.trains_clients
         self.counts = {c.id: c.counts().cpu() for c in clients} if wanted else {}
 
     def details(self, messages: Round) -> dict[str, Any]:

@@ -6,24 +6,17 @@ import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from fedcc.core.method import AnyMethod, Method, check_value
+from fedcc.core.method import AnyMethod, Method
+from fedcc.core.options import Engine, Precision, Reset, Schedule, Wire, check_value
 from fedcc.core.requests import Fit, Recipe
-from fedcc.engine import (
-    Monitor,
-    Plain,
-    Precision,
-    be_deterministic,
-    choose_device,
-    drive,
-    usual_engine,
-    usual_precision,
-)
+from fedcc.engine import Monitor, Plain, be_deterministic, choose_device, drive
 from fedcc.engine import engine as engine_named
 from fedcc.engine.threads import check_threads, fixed_threads, warn_of_threads
 from fedcc.experiments.checkpoint import Checkpoint, Checkpoints
-from fedcc.experiments.experiment import Experiment
+from fedcc.experiments.experiment import Experiment, resolve_machine
+from fedcc.experiments.options import OPTIONS, Machine, Measurement, Training, group_of
 from fedcc.experiments.record import Record, summary
 from fedcc.experiments.result import Result
 from fedcc.experiments.rounds import FinishedRound, Observer, Simulation, engine_monitor, follow, observed, run_rounds
@@ -40,22 +33,22 @@ def run(
     rounds: int | None = None,
     *,
     epochs: int | None = None,
-    lr: float = 1e-3,
-    schedule: Literal["constant", "cosine"] = "constant",
-    decay: float = 1.0,
-    batch: int = 64,
-    participation: float = 1.0,
-    seed: int = 0,
-    device: str = "auto",
+    lr: float | None = None,
+    schedule: Schedule | None = None,
+    decay: float | None = None,
+    batch: int | None = None,
+    reset: Reset | None = None,
+    participation: float | None = None,
+    wire: Wire | None = None,
+    seed: int | None = None,
+    client_accuracy: bool | None = None,
+    evaluate_every: int | None = None,
+    readings: bool | None = None,
+    device: str | None = None,
     precision: Precision | None = None,
-    engine: str | None = None,
-    deterministic: bool = False,
-    threads: int = 1,
-    wire: str = "fp32",
-    reset: Literal["phase", "round"] = "phase",
-    client_accuracy: bool = True,
-    evaluate_every: int = 1,
-    readings: bool = True,
+    engine: Engine | None = None,
+    threads: int | None = None,
+    deterministic: bool | None = None,
     observers: Sequence[Observer] = (),
     start: Snapshot | Checkpoint | None = None,
     on_round: Callable[[Record], None] | None = None,
@@ -64,40 +57,47 @@ def run(
 ) -> Result:
     """Train a method on a federation; rounds and epochs are those of the data set by default.
 
-    ``observers`` follow the run and may stop it (:class:`~fedcc.experiments.rounds.Observer`). With ``start``, a
-    snapshot that an observer took, the run continues after that round, and its result has the rounds from there on.
-    The same seed gives the same numbers for the same number of CPU ``threads``; on a GPU, up to rounding unless
-    ``deterministic``. By default the engine is ``fused`` with bf16 on a GPU, and ``plain`` with fp32 on a CPU.
-    ``on_round``, ``monitor`` and ``on_snapshot`` are deprecated: use an observer.
+    The other options have the defaults that `fedcc run --help` gives. ``observers`` follow the run and may stop it
+    (:class:`~fedcc.experiments.rounds.Observer`). With ``start``, a snapshot that an observer took, the run continues
+    after that round, and its result has the rounds from there on. The same seed gives the same numbers for the same
+    number of CPU ``threads``; on a GPU, up to rounding unless ``deterministic``. ``on_round``, ``monitor`` and
+    ``on_snapshot`` are deprecated: use an observer.
     """
+    options = {name: value for name, value in locals().items() if name in OPTIONS and value is not None}
     method = make(method) if isinstance(method, str) else method
     if not isinstance(method, Method):
         raise TypeError(f"a method is a name or an instance, as FedCC(), got {method!r}")
-    number = federation.rounds if rounds is None else rounds
-    check_value("rounds", number, int, 1)
-    check_value("seed", seed, int, 0)
-    check_value("evaluate_every", evaluate_every, int, 1)
-    check_threads(threads)
-    warn_of_threads(threads)
     if on_round or monitor or on_snapshot:
         text = "on_round=, monitor= and on_snapshot= are deprecated: give fedcc.run(..., observers=[...]) an Observer"
         warnings.warn(text, DeprecationWarning, stacklevel=2)
         observers = [*observers, Callbacks(on_round, monitor, on_snapshot)]
-    length = federation.epochs if epochs is None else epochs
-    recipe = Recipe(lr=lr, batch=batch, epochs=length, schedule=schedule, reset=reset, decay=decay)
-    target = choose_device(device)
-    served = engine_named(
-        engine or usual_engine(target), target, precision or usual_precision(target), engine_monitor(observers)
-    )
-    be_deterministic(deterministic)
+    options = resolve_machine({"rounds": federation.rounds, "epochs": federation.epochs, **options})
+    groups = (group_of(Training, options), group_of(Measurement, options), group_of(Machine, options))
     before = start if isinstance(start, Checkpoint) else Checkpoint(start) if start else None
-    snapshot = before.snapshot if before else None
-    begun = time.perf_counter() - (before.seconds if before else 0.0)
-    with observed(observers) as results, fixed_threads(threads):
-        simulation = Simulation(method, federation, recipe, served, seed=seed, participation=participation, wire=wire,
-                                client_accuracy=client_accuracy, readings=readings, start=snapshot)  # fmt: skip
-        every = run_rounds(simulation, number, evaluate_every=evaluate_every, start=snapshot)
-        records, stopped = follow(every, observers, before.records if before else ())
+    return train(method, federation, *groups, observers=observers, start=before)
+
+
+def train(
+    method: AnyMethod,
+    federation: Federation,
+    training: Training,
+    measurement: Measurement,
+    machine: Machine,
+    *,
+    observers: Sequence[Observer] = (),
+    start: Checkpoint | None = None,
+) -> Result:
+    """Train a method on a federation, as :func:`run` does, with the options as values."""
+    check_threads(machine.threads)
+    warn_of_threads(machine.threads)
+    executor = engine_named(machine.engine, choose_device(machine.device), machine.precision, engine_monitor(observers))
+    be_deterministic(machine.deterministic)
+    snapshot = start.snapshot if start else None
+    begun = time.perf_counter() - (start.seconds if start else 0.0)
+    with observed(observers) as results, fixed_threads(machine.threads):
+        simulation = Simulation(method, federation, training, measurement, executor, start=snapshot)
+        rounds = run_rounds(simulation, training.rounds, evaluate_every=measurement.evaluate_every, start=snapshot)
+        records, stopped = follow(rounds, observers, start.records if start else ())
         public, trained = federation.public, simulation.cohort.trained(simulation.server)
         dtype, seconds = str(public.x.dtype).removeprefix("torch."), time.perf_counter() - begun
         results.append(Result(method, trained, public.view, dtype, records, seconds, federation.labels, stopped))
@@ -141,10 +141,10 @@ def check_start(method: AnyMethod, federation: Federation) -> None:
 
 def prepare(experiment: Experiment, out: Path, *, data_dir: Path | None = None, overwrite: bool = False) -> Federation:
     """Read and split the data. Whatever is wrong with the call is raised here, before anything is written."""
-    check_threads(experiment.threads)
+    check_threads(experiment.machine.threads)
     RunFolder(out).check(experiment, overwrite)
     federation = experiment.federation(data_dir)
-    check_start(experiment.made(), federation)
+    check_start(experiment.build_method(), federation)
     return federation
 
 
@@ -155,14 +155,10 @@ def unfinished(out: Path, data_dir: Path | None = None) -> tuple[Experiment, Fed
     """
     notes = RunFolder(out).check_start()
     experiment = Experiment.read(out / "experiment.toml")
-    check_threads(experiment.threads)
+    check_threads(experiment.machine.threads)
     federation = experiment.federation(data_dir)
     start, problems = Checkpoints(out, experiment, federation).latest()
     return experiment, federation, start, notes + problems
-
-
-OPTIONS = ("epochs", "lr", "batch", "participation", "seed", "device", "precision", "engine", "deterministic",
-           "threads", "wire", "reset", "client_accuracy")  # of :func:`run`, as an experiment has them  # fmt: skip
 
 
 def execute(
@@ -186,14 +182,15 @@ def execute(
     if federation is None:
         federation = prepare(experiment, folder)
     checkpoints = Checkpoints(folder, experiment, federation, every=checkpoint_every, keep=keep_checkpoints)
-    with shared(experiment.device) as others:
+    with shared(experiment.machine.device) as others:
         writer = FolderWriter(experiment, federation, checkpoints, others, save_models)
         writer.begin(start)
-        return run(
-            experiment.made(),
+        return train(
+            experiment.build_method(),
             federation,
-            experiment.rounds,
-            **{name: getattr(experiment, name) for name in OPTIONS},
+            experiment.training,
+            experiment.measurement,
+            experiment.machine,
             observers=[writer, *observers, checkpoints],
             start=start,
         )

@@ -15,8 +15,8 @@ from typing import Any
 
 from fedcc.core.digests import BESIDE, DIGEST, UNCHECKED, DamagedFile, check_files, file_digest, read_json, write_json
 from fedcc.core.files import make_folder, written_whole
-from fedcc.core.method import check_value
 from fedcc.core.naming import shortened
+from fedcc.core.options import check_value
 from fedcc.data.partition import Partition
 from fedcc.experiments.environment import environment
 from fedcc.experiments.experiment import Experiment
@@ -166,7 +166,11 @@ class RunFolder:
                 partition.save(split)
             self.digests[split.name] = file_digest(split)
         if lost or not machine.exists():
-            about = read_json(machine) if machine.exists() else environment(experiment.device, experiment.threads)
+            about = (
+                read_json(machine)
+                if machine.exists()
+                else environment(experiment.machine.device, experiment.machine.threads)
+            )
             self.write(machine.name, about | {BESIDE: dict(self.digests)})
         self.digests[machine.name] = file_digest(machine)
 

@@ -11,15 +11,14 @@ import re
 import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
 
 from fedcc.core.digests import read_json, write_json
-from fedcc.core.method import LARGEST
 from fedcc.core.naming import unknown
-from fedcc.ending import explained
+from fedcc.core.options import LARGEST
+from fedcc.errors import error_line
 from fedcc.experiments.experiment import Experiment
 from fedcc.experiments.record import Record
 from fedcc.experiments.result import Result
@@ -65,7 +64,7 @@ class MLflow:
         if "run" not in state:
             run = self.client.create_run(name, run_name=title(place), tags={"folder": str(place)})
             state["run"] = run.info.run_id
-            for key, value in flat(asdict(experiment)).items():
+            for key, value in flat(experiment.values()).items():
                 self.client.log_param(state["run"], key, value)
         else:
             self.client.update_run(state["run"], status="RUNNING")
@@ -104,7 +103,7 @@ class WandB:
             id=state["run"],
             name=title(place),
             dir=str(place),
-            config=flat(asdict(experiment)),
+            config=flat(experiment.values()),
             resume="allow",
             reinit="create_new",
             settings=quiet,
@@ -186,7 +185,7 @@ def read_states(path: Path, warn: Warn) -> dict[str, State]:
         if not all(map(_is_state, states.values())):
             raise ValueError(f"{path} is damaged: each tracker must have a run and a step")
     except (OSError, ValueError) as error:
-        warn(f"{explained(error)}; trackers begin a new run")
+        warn(f"{error_line(error)}; trackers begin a new run")
         return {}
     return states
 

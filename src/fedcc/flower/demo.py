@@ -20,6 +20,7 @@ from rich.table import Table
 from fedcc.engine import choose_device, engine
 from fedcc.engine.threads import fixed_threads
 from fedcc.experiments.experiment import Experiment
+from fedcc.experiments.options import Measurement
 from fedcc.experiments.rounds import Simulation, run_rounds
 from fedcc.experiments.store import RunFolder
 from fedcc.flower.fingerprint import fingerprint
@@ -85,12 +86,12 @@ def demo(out: Path, methods: tuple[str, ...], given: dict[str, Any], console: Co
 def simulate(experiment: Experiment) -> Ran:
     """An experiment as ``fedcc run`` would run it, with the fingerprint of every uplink; its end alone is evaluated."""
     e, begun = experiment, time.perf_counter()
-    executor = engine(e.engine, choose_device(e.device), e.precision)  # type: ignore[arg-type]
+    executor = engine(e.machine.engine, choose_device(e.machine.device), e.machine.precision)
     uplinks: dict[tuple[int, str], str] = {}
-    with fixed_threads(e.threads):
-        simulation = Simulation(e.made(), e.federation(), e.recipe(), executor, seed=e.seed, wire=e.wire,
-                                client_accuracy=False, readings=False)  # fmt: skip
-        for done in run_rounds(simulation, e.rounds, evaluate_every=e.rounds):
+    with fixed_threads(e.machine.threads):
+        measurement = Measurement(client_accuracy=False, readings=False)
+        simulation = Simulation(e.build_method(), e.federation(), e.training, measurement, executor)
+        for done in run_rounds(simulation, e.training.rounds, evaluate_every=e.training.rounds):
             uplinks |= {(done.t, CLIENTS[k]): fingerprint(up) for k, up in done.messages.ups.items()}
     return Ran(uplinks, done.record["accuracy"], time.perf_counter() - begun)
 

@@ -63,8 +63,8 @@ class Server(Observer):
     def __init__(self, folder: FederationFolder, run: str, post: Post, journal: Journal):
         self.folder, self.run, self.post, self.journal = folder, run, post, journal
         e = self.experiment = folder.experiment
-        self.method, device = e.made(), choose_device(e.device)
-        self.engine = self.executor = engine(e.engine, device, e.precision)  # type: ignore[arg-type]
+        self.method, device = e.build_method(), choose_device(e.machine.device)
+        self.engine = self.executor = engine(e.machine.engine, device, e.machine.precision)
         self.public = folder.task.public_samples(folder.path / "public.npz").to(device)
         self.test = folder.test()
         self.federation = Federation((), self.public, Samples({"x": self.public.x[:0]}), folder.task.classes, (),
@@ -72,15 +72,19 @@ class Server(Observer):
         self.checkpoints = Checkpoints(folder.run, e, self.federation, every=1, keep=True)
         self.writer = FolderWriter(e, self.federation, self.checkpoints)
         archs = folder.archs(self.method)
-        self.server = build_server(self.method, self.public, folder.task.classes, e.recipe(), e.seed, archs)
+        self.server = build_server(
+            self.method, self.public, folder.task.classes, e.training.recipe(), e.training.seed, archs
+        )
 
     def train(self) -> None:
         """All rounds that are not done yet, and the summary."""
-        with fixed_threads(self.experiment.threads):
-            start, number = self.start(), self.experiment.rounds
+        with fixed_threads(self.experiment.machine.threads):
+            start, number, measurement = self.start(), self.experiment.training.rounds, self.experiment.measurement
             self.cohort = self.connect(start)
             self.trained: Trained | None = None
-            rounds = run_rounds(self, number, start=start.snapshot if start else None)
+            rounds = run_rounds(
+                self, number, evaluate_every=measurement.evaluate_every, start=start.snapshot if start else None
+            )
             records, _ = follow(rounds, [self.writer, self.checkpoints, self], start.records if start else ())
             if self.trained is None:  # interrupted after the last round
                 self.trained, _ = self.ensemble(self.cohort, self.method.rounds(number), None)
@@ -106,7 +110,9 @@ class Server(Observer):
         samples = Samples({"x": self.test["x"], "y": self.test["y"]}, self.folder.task.view).to(self.engine.device)
         self.trained, executor = self.ensemble(self.cohort, messages.t, samples)
         asked = executor is not self.engine  # sites are not asked again for the sake of other readings
-        readings = {} if asked else readings_of(self.method, self.public, last)
+        readings = (
+            {} if asked or not self.experiment.measurement.readings else readings_of(self.method, self.public, last)
+        )
         return evaluate(
             self.method, self.trained, samples, executor, downs=messages.downs, hidden=hidden, readings=readings,
             detailed=last,
@@ -129,7 +135,7 @@ class Server(Observer):
                 self.journal.say(f"warning: {problem}")
         self.writer.begin(start)
         if start is None:
-            clients, rounds = len(self.folder.clients), self.experiment.rounds
+            clients, rounds = len(self.folder.clients), self.experiment.training.rounds
             self.journal.say(f"{self.method.label}: {clients} clients, {rounds} rounds")
         else:
             self.journal.say(f"going on after round {start.snapshot.t}")
@@ -138,7 +144,7 @@ class Server(Observer):
 
     def connect(self, start: Checkpoint | None) -> Across:
         clients = start.snapshot.clients if start else None
-        rehearsal = Rehearsal(self.method, self.server, self.experiment.wire, self.run, clients)
+        rehearsal = Rehearsal(self.method, self.server, self.experiment.training.wire, self.run, clients)
 
         def changed() -> None:
             self.journal.update(clients={n: asdict(s) for n, s in cohort.standing.items()})
@@ -193,7 +199,7 @@ class Server(Observer):
             raise ValueError(f"{self.folder.run} holds no trained federation yet; `fedcc federation run` trains one")
         self.server.models = dict(start.snapshot.models)
         samples = Samples({"x": torch.from_numpy(x)}, self.folder.task.view).to(self.engine.device)
-        with fixed_threads(self.experiment.threads):
+        with fixed_threads(self.experiment.machine.threads):
             trained, executor = self.ensemble(self.connect(start), start.snapshot.t, samples)
             scores = drive([self.method.predict(trained, samples)], executor)[0].cpu().numpy()
         with written_whole(target) as file:

@@ -6,10 +6,10 @@ import shlex
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, get_type_hints
+from typing import Any
 
-from fedcc.core.method import check_value
-from fedcc.experiments.experiment import Experiment, present_spelling, present_words, setting_text
+from fedcc.core.options import check_value, setting_text
+from fedcc.experiments.options import OPTIONS, current_values, current_words
 from fedcc.methods import METHODS, make
 from fedcc.report.values import (
     Disagreement,
@@ -43,9 +43,9 @@ class Scored:
 
 def read_experiment(value: Any) -> dict[str, Any]:
     """All values of the run but the settings, those that this version knows in their own types."""
-    values = present_spelling(mapping(value, "experiment"))
+    values = current_values(mapping(value, "experiment"))
     stored = {k: plain(v, f"experiment.{k}") for k, v in values.items() if k != "settings"}
-    hints = get_type_hints(Experiment)
+    hints = {"method": str} | {name: str if o.choices else o.hint for name, o in OPTIONS.items()}  # of any version
     for name in stored.keys() & hints.keys():
         try:
             check_value(f"experiment.{name}", stored[name], hints[name])
@@ -77,7 +77,7 @@ def check_twice(record: Mapping[str, Any], scored: Scored, method: str, settings
 def check_command(command: str, experiment: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
     """The options on the command line are the run's values."""
     try:
-        words = present_words(shlex.split(command))
+        words = current_words(shlex.split(command))
     except ValueError as error:
         raise Odd(f"command is not a command line: {error}") from None
     if words[:2] != ["fedcc", "run"]:  # a federation's values are in its folder

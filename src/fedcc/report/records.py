@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import MISSING, dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 from fedcc.core.digests import DIGEST, DamagedFile, check_digest, check_files
+from fedcc.core.options import setting_text
 from fedcc.data.registry import DATASETS
-from fedcc.experiments.experiment import Experiment, setting_text
+from fedcc.experiments.options import DEFAULTS, MACHINE, MEASUREMENT
 from fedcc.methods import METHODS, completed, outdated
 from fedcc.report import paper
 from fedcc.report.analysis import read_analysis
@@ -44,8 +45,7 @@ from fedcc.report.values import (
 )
 
 T = TypeVar("T")
-NUMERICS = ("device", "precision", "threads", "engine", "deterministic")  # how it was computed, not what
-ASIDE = ("method", "data", "skew", "seed", "settings", "client_accuracy", *NUMERICS)  # no part of the protocol
+ASIDE = ("method", "data", "skew", "seed", "settings", *MEASUREMENT, *MACHINE)  # no part of the protocol
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,7 @@ class RunRecord:
 
 def usual_values(data: str, family: str, method: str) -> dict[str, Any]:
     """What an experiment on this data set has where nothing else was asked for; empty parts where it is not known."""
-    values = {f.name: f.default for f in fields(Experiment) if f.default is not MISSING}
+    values = dict(DEFAULTS)
     if data in DATASETS:
         d = DATASETS[data].defaults
         one = family == "parameters" or method == "centralized"

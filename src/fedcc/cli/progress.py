@@ -12,6 +12,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Column, Table
 from rich.text import Text
 
+from fedcc.cli.console import clock
 from fedcc.core.requests import Fit
 from fedcc.core.rng import SERVER
 from fedcc.experiments.rounds import FinishedRound, Observer
@@ -123,14 +124,3 @@ def shown(progress: Progress, console: Console) -> Iterator[Progress]:
 
         progress.changed = changed
         yield progress
-
-
-def clock(seconds: float | None) -> str:
-    """Seconds as people say them.
-
-    >>> clock(75), clock(4000)
-    ('1:15', '1:06:40')
-    """
-    whole = round(seconds or 0)
-    hours, minutes = whole // 3600, whole // 60 % 60
-    return f"{hours}:{minutes:02d}:{whole % 60:02d}" if hours else f"{minutes}:{whole % 60:02d}"
