@@ -210,7 +210,7 @@ class RunFolders(Target):
     @contextmanager
     def stubs(self, place: Path) -> Iterator[None]:
         """Nothing is trained and nothing computed: only what is read counts."""
-        before = command.train, analyse.inspected
+        before = command.train, analyse.inspect_models
 
         def train(described: Any, place: Path, *_: Any, start: Any = None, **__: Any) -> None:
             self.seen = (described, start)
@@ -219,11 +219,11 @@ class RunFolders(Target):
             trackers.end(None)
 
         tracking.TRACKERS["telling"] = (Telling, ())  # type: ignore[assignment]
-        command.train, analyse.inspected = train, lambda result, *_: self.note(result)
+        command.train, analyse.inspect_models = train, lambda result, *_: self.note(result)
         try:
             yield
         finally:
-            command.train, analyse.inspected = before
+            command.train, analyse.inspect_models = before
             del tracking.TRACKERS["telling"]
 
     def note(self, result: Result) -> dict[str, Any]:

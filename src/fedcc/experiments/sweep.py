@@ -262,7 +262,7 @@ def perform(run: Run, options: SweepOptions) -> Outcome:
         return Outcome(kind, text, accuracy, time.perf_counter() - begun, resumed, tuple(warnings))
 
     try:
-        with RunFolder(place).held(), warnings_to(warnings.append):
+        with RunFolder(place).lock(), warnings_to(warnings.append):
             state, reason = run.state(options.root)
             if state == "finished":
                 return ended("before")
