@@ -34,7 +34,7 @@ from fedcc.engine import choose_device
 from fedcc.experiments.experiment import Experiment
 from fedcc.experiments.options import DEFAULTS, current_values
 from fedcc.experiments.record import Record
-from fedcc.experiments.result import Result, described, rebuilt
+from fedcc.experiments.result import Result, describe_archs, rebuild_archs
 from fedcc.experiments.rounds import FinishedRound, Observer, Pause
 from fedcc.experiments.store import CHECKPOINT, RunFolder, RunFolderError, lines
 from fedcc.federate import Snapshot
@@ -243,7 +243,7 @@ def packed(snapshot: Any, method: AnyMethod, about: Mapping[str, Any]) -> bytes:
 
     pack = _Pack(message_classes(method))
     tree = {f.name: pack(getattr(snapshot, f.name)) for f in fields(snapshot)}
-    archs = described({str(n): arch for n, arch in enumerate(pack.archs)})
+    archs = describe_archs({str(n): arch for n, arch in enumerate(pack.archs)})
     metadata = {"about": json.dumps(dict(about)), "tree": json.dumps({"snapshot": tree, "archs": archs})}
     return save(pack.joined(), metadata)
 
@@ -260,7 +260,7 @@ def unpacked(
     from safetensors.torch import load
 
     tensors = {n: value if n.endswith(".cpu") else value.to(device) for n, value in load(content).items()}
-    archs = {int(n): arch for n, arch in rebuilt(tree["archs"], models).items()}
+    archs = {int(n): arch for n, arch in rebuild_archs(tree["archs"], models).items()}
     unpack = _Unpack(message_classes(method), tensors, archs)
     return kind(**{name: unpack(value) for name, value in tree["snapshot"].items()})
 

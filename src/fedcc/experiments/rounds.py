@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from fedcc.core.method import AnyMethod
@@ -84,23 +85,11 @@ class Deployment(Protocol):
 
     @property
     def cohort(self) -> Cohort: ...
-
     @property
-    def executor(self) -> Executor:
-        """Serves the server in training: the engine, or one that counts what the engine does."""
-        ...
-
-    def details(self, messages: Round) -> dict[str, Any]:
-        """What a round's record holds beside messages and evaluation."""
-        ...
-
-    def evaluate(self, messages: Round, last: bool) -> Evaluation:
-        """What the models are worth after a round."""
-        ...
-
-    def snapshot(self, messages: Round) -> Snapshot:
-        """What the next round depends on."""
-        ...
+    def executor(self) -> Executor: ...  # serves the server in training: the engine, possibly counted
+    def details(self, messages: Round) -> dict[str, Any]: ...  # further entries of a round's record
+    def evaluate(self, messages: Round, last: bool) -> Evaluation: ...
+    def snapshot(self, messages: Round) -> Snapshot: ...  # what the next round depends on
 
 
 def run_rounds(
@@ -109,63 +98,62 @@ def run_rounds(
     """Run the rounds, or those after ``start``; the last one is always evaluated."""
     d, total = deployment, deployment.method.rounds(number)
     for messages in federate(d.method, d.server, d.cohort, number, d.executor, start):
-        details = d.details(messages)
+        t, details, evaluation = messages.t, d.details(messages), Evaluation()
         seconds, begun = {**details.pop("seconds", {}), **d.engine.seconds}, time.perf_counter()
-        last, evaluation = messages.t == total, Evaluation()
-        if d.method.evaluates(messages.t, number) and (last or messages.t % evaluate_every == 0):
-            evaluation = d.evaluate(messages, last)
+        if d.method.evaluates(t, number) and (t == total or t % evaluate_every == 0):
+            evaluation = d.evaluate(messages, t == total)
         seconds["evaluate"] = time.perf_counter() - begun
         d.engine.seconds = {}
         record = round_record(messages, evaluation, seconds, details)
-        yield FinishedRound(messages.t, total, record, messages, lambda m=messages: d.snapshot(m))  # type: ignore[misc]
+        yield FinishedRound(t, total, record, messages, partial(d.snapshot, messages))
 
 
 def follow(
     rounds: Iterable[FinishedRound], observers: Sequence[Observer], records: Sequence[Record] = ()
 ) -> tuple[list[Record], str]:
-    """Run the rounds before their observers; all records, and why an observer stopped the run (empty if none did)."""
-    every = list(records)
+    """Show each round to the observers; all records, and why one of them stopped the run (empty if none did)."""
+    all_records = list(records)
     for done in rounds:
-        every.append(done.record)
+        all_records.append(done.record)
         for observer in observers:
             request = observer.round(done)
             done.request = done.request or request
         if done.request is not None and not done.is_last:
             if isinstance(done.request, Pause):
                 raise Paused(f"stopped after round {done.t} of {done.total}: {done.request.reason}")
-            return every, done.request.reason
-    return every, ""
+            return all_records, done.request.reason
+    return all_records, ""
 
 
 @contextmanager
 def observed(observers: Sequence[Observer]) -> Iterator[list[Result]]:
-    """Tell the observers when the block ends, the first one first; the block puts its result into the list."""
+    """Tell the observers of the end of the block, the first one first; the block puts its result into the list."""
     results: list[Result] = []
     with ExitStack() as stack:  # so that each is told, whatever another one raises
         for observer in reversed(observers):
 
-            def end(kind: Any, *_: Any, observer: Observer = observer) -> None:
-                observer.end(results[0] if kind is None else None)
+            def end(error: Any, *_: Any, observer: Observer = observer) -> None:
+                observer.end(None if error else results[0])
 
             stack.push(end)
         yield results
 
 
 def engine_monitor(observers: Sequence[Observer]) -> Monitor | None:
-    """What tells the observers of an engine's fits and steps; None if no observer wants to know."""
+    """A monitor that tells the observers of fits and steps; None if no observer wants to know, as that costs time."""
     own = [o for o in observers if type(o).fit_started is not Observer.fit_started]
-    own_steps = [o for o in observers if type(o).samples_trained is not Observer.samples_trained]
+    own += [o for o in observers if type(o).samples_trained is not Observer.samples_trained and o not in own]
 
-    class Telling:
+    class FanOut:
         def fitting(self, fit: Fit) -> None:
             for observer in own:
                 observer.fit_started(fit)
 
         def trained(self, samples: int) -> None:
-            for observer in own_steps:
+            for observer in own:
                 observer.samples_trained(samples)
 
-    return Telling() if own or own_steps else None
+    return FanOut() if own else None
 
 
 class Simulation:

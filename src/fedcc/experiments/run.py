@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -104,16 +105,13 @@ def train(
     return results[0]
 
 
+@dataclass(eq=False)
 class Callbacks(Observer):
     """The callbacks that :func:`run` took before it had observers."""
 
-    def __init__(
-        self,
-        on_round: Callable[[Record], None] | None,
-        monitor: Monitor | None,
-        on_snapshot: Callable[[Snapshot], None] | None,
-    ):
-        self.on_round, self.monitor, self.on_snapshot = on_round, monitor, on_snapshot
+    on_round: Callable[[Record], None] | None
+    monitor: Monitor | None
+    on_snapshot: Callable[[Snapshot], None] | None
 
     def fit_started(self, fit: Fit) -> None:
         if self.monitor:
@@ -196,22 +194,21 @@ def execute(
         )
 
 
+@dataclass(eq=False)
 class FolderWriter(Observer):
     """Writes a run's folder: its description, a line of ``metrics.jsonl`` a round, in the end models and summary.
 
     ``others`` counts the other runs on the device, for the record.
     """
 
-    def __init__(
-        self,
-        experiment: Experiment,
-        federation: Federation,
-        checkpoints: Checkpoints,
-        others: Callable[[], int | None] | None = None,
-        save_models: bool = True,
-    ):
-        self.experiment, self.federation, self.checkpoints = experiment, federation, checkpoints
-        self.folder, self.others, self.save_models = RunFolder(checkpoints.folder), others, save_models
+    experiment: Experiment
+    federation: Federation
+    checkpoints: Checkpoints
+    others: Callable[[], int | None] | None = None
+    save_models: bool = True
+
+    def __post_init__(self) -> None:
+        self.folder = RunFolder(self.checkpoints.folder)
 
     def begin(self, start: Checkpoint | None) -> None:
         """Make the folder of a new run, or put that of an unfinished one back to where its checkpoint left it."""
