@@ -24,6 +24,7 @@ from fedcc.engine.fused import Fused
 from fedcc.errors import error_line
 from fedcc.evaluate.accuracy import evaluate
 from fedcc.methods import METHODS, FedAvg, make
+from steps import batches
 from tiny import Mlp, Tiny
 
 ENGINES: list[Any] = [partial(Plain, "cpu", "fp64"), partial(Fused, "cpu", "fp64")]
@@ -81,8 +82,6 @@ def poisoned(client: int, **recipe: Any) -> list[Fit]:
 @both
 @pytest.mark.parametrize("client", [0, 2])
 def test_the_step_is_the_first_whose_loss_is_not_finite(engine: Any, client: int) -> None:
-    from fedcc.engine.plan import batches
-
     requests = poisoned(client)
     plan = batches(requests[client].key.of(stream="private"), 8, 2, 8)
     step = 1 + int((plan == 7).any(1).nonzero()[0])

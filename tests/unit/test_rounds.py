@@ -268,7 +268,7 @@ def test_a_role_knows_the_rate_of_its_round() -> None:
     rates = []
     for t in (1, 2, 4):
         client.begin(t)
-        rates.append((client.recipe_().lr, client.recipe_(epochs=3).lr, client.recipe_(lr=0.3).lr))
+        rates.append((client.recipe_with().lr, client.recipe_with(epochs=3).lr, client.recipe_with(lr=0.3).lr))
     assert rates == [(0.8, 0.8, 0.3), (0.4, 0.4, 0.3), (0.1, 0.1, 0.3)]
     with pytest.raises(ValueError, match="decay must be at least 0, got -1"):
         Recipe(decay=-1)

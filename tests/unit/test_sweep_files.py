@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import tomllib
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from fedcc.experiments.experiment import Experiment
+from fedcc.experiments.rounds import Pause
 from fedcc.experiments.store import RunFolder
-from fedcc.experiments.sweep import Late, Run, duration, planned, read, shard
+from fedcc.experiments.sweep import Deadline, Run, duration, planned, read, shard
 from fedcc.methods import METHODS
 from program import call
 
@@ -217,9 +218,10 @@ def test_late_is_when_another_round_would_not_fit() -> None:
     import time
 
     now = time.time()
-    assert not Late(None, now - 1000)()
-    assert not Late(now + 100, now - 90)()
-    assert Late(now + 100, now - 110)()
+    for deadline, spent, late in ((None, 1000, False), (now + 100, 90, False), (now + 100, 110, True)):
+        observer = Deadline(deadline)
+        observer.last = now - spent
+        assert isinstance(observer.round(cast("Any", None)), Pause) == late
 
 
 # ----------------------------------------------------------------------------------------------------- what is done

@@ -12,7 +12,7 @@ from fedcc.core.method import Trained
 from fedcc.core.model import Model, Outputs
 from fedcc.core.requests import Executor, Predict, Request
 from fedcc.core.samples import Samples, View
-from fedcc.engine.finite import NotFinite
+from fedcc.engine.finite import NotFiniteError
 
 
 class PredictionCache:
@@ -44,7 +44,7 @@ class PredictionCache:
     def answers(self, requests: Sequence[Request[Any]]) -> list[Any]:
         try:
             return self.executor.serve(requests)
-        except NotFinite as error:
+        except NotFiniteError as error:
             owners = {id(model): f"client {k}" for k, model in self.trained.clients.items()}
             owners |= {id(model): f"the server's model {name!r}" for name, model in self.trained.server.items()}
             error.add_note(f"{owners.get(id(error.model), 'a model')}, 'evaluate'")

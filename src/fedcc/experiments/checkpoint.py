@@ -305,7 +305,7 @@ class _Unpack(Unpack):
         super().__init__(classes)
         self.tensors = tensors
         self.cut: dict[tuple[str, int, tuple[int, ...]], Tensor] = {}
-        self.made["model"] = lambda arch, state: Model(archs[arch], self(state))
+        self.builders["model"] = lambda arch, state: Model(archs[arch], self(state))
 
     def tensor(self, *about: Any) -> Tensor:
         name, begin, shape = about
