@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from fedcc.core.method import AnyMethod
 from fedcc.core.requests import Executor, Fit
 from fedcc.core.roles import Server
-from fedcc.engine import Fused, Monitor, Plain
+from fedcc.engine import Fused, Plain
 from fedcc.engine.counting import Counting
 from fedcc.evaluate import Evaluation, evaluate, readings_of
 from fedcc.experiments.options import Measurement, Training
@@ -76,6 +76,39 @@ class Observer:
         """The run is over; ``result`` is None if it was paused, interrupted or failed."""
 
 
+class Observers(Observer):
+    """Several observers as one, called in their order."""
+
+    def __init__(self, *observers: Observer):
+        self.all = observers
+        methods = {method for o in observers for method in (type(o).fit_started, type(o).samples_trained)}
+        unused = methods <= {Observer.fit_started, Observer.samples_trained}
+        self.monitor = None if unused else self  # for an engine, which is faster without one
+
+    def fit_started(self, fit: Fit) -> None:
+        for observer in self.all:
+            observer.fit_started(fit)
+
+    def samples_trained(self, number: int) -> None:
+        for observer in self.all:
+            observer.samples_trained(number)
+
+    def round(self, done: FinishedRound) -> Stop | None:
+        for observer in self.all:
+            request = observer.round(done)
+            done.request = done.request or request
+        return done.request
+
+    def end(self, result: Result | None) -> None:
+        with ExitStack() as stack:  # each observer is told, whatever another one raises
+            for observer in reversed(self.all):
+
+                def end(error: Any, *_: Any, observer: Observer = observer) -> None:
+                    observer.end(None if error else result)
+
+                stack.push(end)
+
+
 class Deployment(Protocol):
     """Where a method's server and clients run: in this process, or the clients at their sites."""
 
@@ -109,51 +142,18 @@ def run_rounds(
 
 
 def follow(
-    rounds: Iterable[FinishedRound], observers: Sequence[Observer], records: Sequence[Record] = ()
+    rounds: Iterable[FinishedRound], observer: Observer, records: Sequence[Record] = ()
 ) -> tuple[list[Record], str]:
-    """Show each round to the observers; all records, and why one of them stopped the run (empty if none did)."""
+    """Show each round to an observer; all records, and why the observer stopped the run (empty if it did not)."""
     all_records = list(records)
     for done in rounds:
         all_records.append(done.record)
-        for observer in observers:
-            request = observer.round(done)
-            done.request = done.request or request
-        if done.request is not None and not done.is_last:
-            if isinstance(done.request, Pause):
-                raise Paused(f"stopped after round {done.t} of {done.total}: {done.request.reason}")
-            return all_records, done.request.reason
+        request = observer.round(done)
+        if isinstance(request, Pause) and not done.is_last:
+            raise Paused(f"stopped after round {done.t} of {done.total}: {request.reason}")
+        if request is not None and not done.is_last:
+            return all_records, request.reason
     return all_records, ""
-
-
-@contextmanager
-def observed(observers: Sequence[Observer]) -> Iterator[list[Result]]:
-    """Tell the observers of the end of the block, the first one first; the block puts its result into the list."""
-    results: list[Result] = []
-    with ExitStack() as stack:  # so that each is told, whatever another one raises
-        for observer in reversed(observers):
-
-            def end(error: Any, *_: Any, observer: Observer = observer) -> None:
-                observer.end(None if error else results[0])
-
-            stack.push(end)
-        yield results
-
-
-def engine_monitor(observers: Sequence[Observer]) -> Monitor | None:
-    """A monitor that tells the observers of fits and steps; None if no observer wants to know, as that costs time."""
-    own = [o for o in observers if type(o).fit_started is not Observer.fit_started]
-    own += [o for o in observers if type(o).samples_trained is not Observer.samples_trained and o not in own]
-
-    class FanOut:
-        def fitting(self, fit: Fit) -> None:
-            for observer in own:
-                observer.fit_started(fit)
-
-        def trained(self, samples: int) -> None:
-            for observer in own:
-                observer.samples_trained(samples)
-
-    return FanOut() if own else None
 
 
 class Simulation:

@@ -12,7 +12,7 @@ from typing import Any
 from fedcc.core.method import AnyMethod, Method
 from fedcc.core.options import Engine, Precision, Reset, Schedule, Wire, check_value
 from fedcc.core.requests import Fit, Recipe
-from fedcc.engine import Monitor, Plain, be_deterministic, choose_device, drive
+from fedcc.engine import Plain, be_deterministic, choose_device, drive
 from fedcc.engine import engine as engine_named
 from fedcc.engine.threads import check_threads, fixed_threads, warn_of_threads
 from fedcc.experiments.checkpoint import Checkpoint, Checkpoints
@@ -20,7 +20,7 @@ from fedcc.experiments.experiment import Experiment, resolve_machine
 from fedcc.experiments.options import OPTIONS, Machine, Measurement, Training, group_of
 from fedcc.experiments.record import Record, summary
 from fedcc.experiments.result import Result
-from fedcc.experiments.rounds import FinishedRound, Observer, Simulation, engine_monitor, follow, observed, run_rounds
+from fedcc.experiments.rounds import FinishedRound, Observer, Observers, Simulation, follow, run_rounds
 from fedcc.experiments.sharing import shared
 from fedcc.experiments.store import RunFolder
 from fedcc.federate import Snapshot, build_roles
@@ -53,7 +53,7 @@ def run(
     observers: Sequence[Observer] = (),
     start: Snapshot | Checkpoint | None = None,
     on_round: Callable[[Record], None] | None = None,
-    monitor: Monitor | None = None,
+    monitor: Any = None,
     on_snapshot: Callable[[Snapshot], None] | None = None,
 ) -> Result:
     """Train a method on a federation; rounds and epochs are those of the data set by default.
@@ -91,18 +91,22 @@ def train(
     """Train a method on a federation, as :func:`run` does, with the options as values."""
     check_threads(machine.threads)
     warn_of_threads(machine.threads)
-    executor = engine_named(machine.engine, choose_device(machine.device), machine.precision, engine_monitor(observers))
+    observer, result = Observers(*observers), None
+    executor = engine_named(machine.engine, choose_device(machine.device), machine.precision, observer.monitor)
     be_deterministic(machine.deterministic)
-    snapshot = start.snapshot if start else None
-    begun = time.perf_counter() - (start.seconds if start else 0.0)
-    with observed(observers) as results, fixed_threads(machine.threads):
-        simulation = Simulation(method, federation, training, measurement, executor, start=snapshot)
-        rounds = run_rounds(simulation, training.rounds, evaluate_every=measurement.evaluate_every, start=snapshot)
-        records, stopped = follow(rounds, observers, start.records if start else ())
+    snapshot, before, past = (start.snapshot, start.records, start.seconds) if start else (None, [], 0.0)
+    begun = time.perf_counter() - past
+    try:
+        with fixed_threads(machine.threads):
+            simulation = Simulation(method, federation, training, measurement, executor, start=snapshot)
+            rounds = run_rounds(simulation, training.rounds, evaluate_every=measurement.evaluate_every, start=snapshot)
+            records, stopped = follow(rounds, observer, before)
         public, trained = federation.public, simulation.cohort.trained(simulation.server)
         dtype, seconds = str(public.x.dtype).removeprefix("torch."), time.perf_counter() - begun
-        results.append(Result(method, trained, public.view, dtype, records, seconds, federation.labels, stopped))
-    return results[0]
+        result = Result(method, trained, public.view, dtype, records, seconds, federation.labels, stopped)
+    finally:
+        observer.end(result)
+    return result
 
 
 @dataclass(eq=False)
@@ -110,7 +114,7 @@ class Callbacks(Observer):
     """The callbacks that :func:`run` took before it had observers."""
 
     on_round: Callable[[Record], None] | None
-    monitor: Monitor | None
+    monitor: Any  # with fitting(fit) and trained(samples)
     on_snapshot: Callable[[Snapshot], None] | None
 
     def fit_started(self, fit: Fit) -> None:

@@ -28,7 +28,7 @@ from fedcc.evaluate.predictions import RemotePredictions
 from fedcc.experiments.checkpoint import Checkpoint, Checkpoints
 from fedcc.experiments.record import Record
 from fedcc.experiments.result import Result
-from fedcc.experiments.rounds import FinishedRound, Observer, follow, run_rounds
+from fedcc.experiments.rounds import FinishedRound, Observer, Observers, follow, run_rounds
 from fedcc.experiments.run import FolderWriter
 from fedcc.federate import Round, Snapshot, build_server
 from fedcc.federation import Federation
@@ -85,7 +85,7 @@ class Server(Observer):
             rounds = run_rounds(
                 self, number, evaluate_every=measurement.evaluate_every, start=start.snapshot if start else None
             )
-            records, _ = follow(rounds, [self.writer, self.checkpoints, self], start.records if start else ())
+            records, _ = follow(rounds, Observers(self.writer, self.checkpoints, self), start.records if start else ())
             if self.trained is None:  # interrupted after the last round
                 self.trained, _ = self.ensemble(self.cohort, self.method.rounds(number), None)
             self.finish(records, self.trained)
