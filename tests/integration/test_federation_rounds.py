@@ -234,7 +234,7 @@ def test_without_a_quorum_the_run_stops_and_says_who_is_missing(tmp_path: Path) 
 
 def test_a_site_refuses_an_experiment_that_it_has_not_agreed_to(tmp_path: Path) -> None:
     folder = make(tmp_path / "f", rules={"strikes": 1})
-    changed = dataclasses.replace(folder, experiment=dataclasses.replace(folder.experiment, epochs=7))
+    changed = dataclasses.replace(folder, experiment=folder.experiment.with_options(epochs=7))
     with pytest.raises(NoQuorum, match="epochs is 7 on the server and 1 here"):
         Desk(changed).server().train()
 
