@@ -29,9 +29,10 @@ from fedcc.core.model import Arch, Model
 from fedcc.core.rng import Key
 from fedcc.core.samples import View
 from fedcc.experiments import analyse, result, tracking
-from fedcc.experiments.checkpoint import DIGEST, Checkpoints, packed
+from fedcc.experiments.checkpoint import Checkpoints, packed
 from fedcc.experiments.experiment import Experiment
 from fedcc.experiments.result import Result
+from fedcc.experiments.round_files import CHECKSUM_BYTES
 from fedcc.experiments.rounds import FinishedRound, Observer, Pause, Paused
 from fedcc.experiments.run import execute
 from fedcc.federation import Federation
@@ -72,7 +73,7 @@ def put_in_order(folder: Path) -> None:
     for path in folder.glob("checkpoint-*"):
         content = in_order(path.read_bytes())
         path.unlink()
-        digest = blake2b(content, digest_size=DIGEST).hexdigest()
+        digest = blake2b(content, digest_size=CHECKSUM_BYTES).hexdigest()
         path.with_name(f"checkpoint-{path.name.split('-')[1]}-{digest}.safetensors").write_bytes(content)
 
 
@@ -361,7 +362,7 @@ class CheckpointFiles(RunFolders):
         names = [n for n in self.files[HALF] if n.startswith("checkpoint-")]
         name = rng.choice(names)
         content = with_header(rng, self.small[name]) if rng.random() < 0.7 else mutated_bytes(rng, self.small[name])
-        digest = blake2b(content, digest_size=DIGEST).hexdigest()
+        digest = blake2b(content, digest_size=CHECKSUM_BYTES).hexdigest()
         t = name.split("-")[1]
         return {f"{HALF}/checkpoint-{t}-{digest}.safetensors": content}
 
