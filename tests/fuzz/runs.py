@@ -29,8 +29,9 @@ from fedcc.core.model import Arch, Model
 from fedcc.core.rng import Key
 from fedcc.core.samples import View
 from fedcc.experiments import analyse, result, tracking
-from fedcc.experiments.checkpoint import Checkpoints, packed
+from fedcc.experiments.checkpoint import Checkpoints
 from fedcc.experiments.experiment import Experiment
+from fedcc.experiments.packing import to_bytes
 from fedcc.experiments.result import Result
 from fedcc.experiments.round_files import CHECKSUM_BYTES
 from fedcc.experiments.rounds import FinishedRound, Observer, Pause, Paused
@@ -310,7 +311,7 @@ class RunFolders(Target):
         return True
 
     def bits(self, start: Any) -> bytes:
-        return in_order(packed(start.snapshot, self.experiment.build_method(), {}))
+        return in_order(to_bytes(start.snapshot, self.experiment.build_method(), {}))
 
     def read_whole(self, place: Path) -> bool:
         taken = 0

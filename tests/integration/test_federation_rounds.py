@@ -289,7 +289,7 @@ def test_a_site_computes_the_learning_rate_of_a_round(tmp_path: Path, monkeypatc
 
     with monkeypatch.context() as patch:
         patch.setattr(Plain, "fit", recorded)
-        Desk(folder).server().train()
+        LocalTransport(folder).server().train()
     assert rates == {1: (0.001, "cosine"), 2: (0.0005, "cosine")}
     assert sent(folder) == simulate(folder.experiment).uplinks
     constant = simulate(folder.experiment.with_options(decay=1.0)).uplinks
@@ -298,7 +298,7 @@ def test_a_site_computes_the_learning_rate_of_a_round(tmp_path: Path, monkeypatc
 
 def test_a_federation_evaluates_as_often_as_it_is_asked_to(tmp_path: Path) -> None:
     folder = make(tmp_path / "f", "fedavg", rounds=3, evaluate_every=2, readings=False)
-    Desk(folder).server().train()
+    LocalTransport(folder).server().train()
     assert [r["accuracy"] is None for r in records(folder)] == [True, False, False]
     assert [r["readings"] for r in records(folder)] == [{}, {}, {}]
     assert records(folder)[-1]["accuracy"] == simulate(folder.experiment).accuracy

@@ -86,9 +86,7 @@ def analyse(
         warnings.simplefilter("ignore", Unchecked)  # the caller sees from the summary that the run is an older one
         result = Result.load(path)
     federation = experiment.federation(data_dir)
-    assert federation.partition is not None
-    fingerprints = {"data_sha256": federation.fingerprint, "partition_sha256": federation.partition.sha256}
-    for name, value in fingerprints.items():
+    for name, value in federation.digests.items():
         if summary[name] != value:
             raise RunFolderError(f"{path} was run on other data: its {name} is {summary[name]}, here {value}")
     with fixed_threads(min(experiment.machine.threads, cores())):  # the record may come from a larger machine

@@ -236,11 +236,7 @@ class FolderWriter(Observer):
         """Write the models and the summary, with further facts."""
         if self.save_models:
             result.save(self.folder.path)
-        federation, checkpoints = self.federation, self.checkpoints
-        content = summary(self.experiment, result, checkpoints.seconds) | {
-            **facts,
-            "data_sha256": federation.fingerprint,
-            "partition_sha256": federation.partition.sha256 if federation.partition else None,
-            "checkpoint_bytes": checkpoints.size,
-        }
+        checkpoints = self.checkpoints
+        content = summary(self.experiment, result, checkpoints.seconds) | dict(facts)
+        content |= {**self.federation.digests, "checkpoint_bytes": checkpoints.size}
         self.folder.finish(content, result.rounds, checkpoints.paths() if checkpoints.keep else [])

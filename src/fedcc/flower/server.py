@@ -109,11 +109,10 @@ class FlowerServer(Observer):
         samples = Samples({"x": self.test["x"], "y": self.test["y"]}, self.folder.task.view).to(self.engine.device)
         self.trained, executor = self.ensemble(self.cohort, messages.t, samples)
         asked = executor is not self.engine  # other readings are not worth asking the sites again
-        wanted = self.experiment.measurement.readings and not asked
-        readings = readings_of(self.method, self.public, last) if wanted else {}
+        readings = {} if asked else readings_of(self.method, self.public, last)
         return evaluate(
-            self.method, self.trained, samples, executor, downs=messages.downs, hidden=hidden, readings=readings,
-            detailed=last,
+            self.method, self.trained, samples, executor, downs=messages.downs, hidden=hidden, detailed=last,
+            readings=readings if self.experiment.measurement.readings else None,
         )  # fmt: skip
 
     def round(self, done: FinishedRound) -> None:
