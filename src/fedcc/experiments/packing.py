@@ -1,8 +1,8 @@
 """Values that last between rounds as the bytes of one safetensors file.
 
-They are dataclasses of models, messages, tensors and JSON values. The tensors of one type and device are joined into one
-tensor of the file, each once however often it occurs (a file of thousands of small tensors would take several times as
-long); the rest becomes JSON in the file's metadata. Nothing is unpickled.
+They are dataclasses of models, messages, tensors and JSON values. The tensors of one type and device are joined into
+one tensor of the file, each once however often it occurs (a file of thousands of small tensors would take several times
+as long); the rest becomes JSON in the metadata. Nothing is unpickled.
 """
 
 from __future__ import annotations
