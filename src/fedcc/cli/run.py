@@ -79,7 +79,7 @@ def resume(
 
 
 def _resume(path: Path, output: Output, as_json: bool) -> None:
-    from fedcc.experiments.run import unfinished
+    from fedcc.experiments.run import load_unfinished
     from fedcc.experiments.store import RunFolder
     from fedcc.experiments.tracking import check_trackers
 
@@ -102,7 +102,7 @@ def _resume(path: Path, output: Output, as_json: bool) -> None:
     with folder.lock():
         if finished():  # by another process, meanwhile
             return
-        experiment, federation, start, problems = unfinished(path, output.data_dir)
+        experiment, federation, start, problems = load_unfinished(path, output.data_dir)
         for problem in problems:
             warn(problem)
         terminal.print(describe(experiment), soft_wrap=True)

@@ -132,7 +132,7 @@ class Callbacks(Observer):
             self.on_snapshot(done.snapshot())
 
 
-def check_start(method: AnyMethod, federation: Federation) -> None:
+def check_method(method: AnyMethod, federation: Federation) -> None:
     """Raise what the first moments of a run would: a method and networks that do not go together."""
     server, _ = build_roles(method, federation, Recipe(), 0, "cpu")
     drive([method.start(server)], Plain("cpu"))
@@ -146,16 +146,18 @@ def prepare(experiment: Experiment, out: Path, *, data_dir: Path | None = None, 
     check_threads(experiment.machine.threads)
     RunFolder(out).check(experiment, overwrite)
     federation = experiment.federation(data_dir)
-    check_start(experiment.build_method(), federation)
+    check_method(experiment.build_method(), federation)
     return federation
 
 
-def unfinished(out: Path, data_dir: Path | None = None) -> tuple[Experiment, Federation, Checkpoint | None, list[str]]:
+def load_unfinished(
+    out: Path, data_dir: Path | None = None
+) -> tuple[Experiment, Federation, Checkpoint | None, list[str]]:
     """What :func:`execute` needs to resume a folder's run, and what is wrong with files that cannot be used.
 
     Without a checkpoint the run starts again.
     """
-    notes = RunFolder(out).check_start()
+    notes = RunFolder(out).check_description()
     experiment = Experiment.read(out / "experiment.toml")
     check_threads(experiment.machine.threads)
     federation = experiment.federation(data_dir)

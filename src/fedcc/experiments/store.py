@@ -135,7 +135,7 @@ class RunFolder:
         for name in partial + [n for n in FILES if n in paths]:
             paths[name].unlink()
 
-    def check_start(self) -> list[str]:
+    def check_description(self) -> list[str]:
         """Refuse an unfinished run whose description has changed since it began; notes on what cannot be checked."""
         path = self.path / "environment.json"
         if not path.exists():

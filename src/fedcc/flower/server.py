@@ -126,7 +126,7 @@ class FlowerServer(Observer):
         """The checkpoint that the folder's run resumes from; None if it starts."""
         start = None
         if (self.folder.run / "experiment.toml").is_file():
-            notes = self.writer.folder.check_start()
+            notes = self.writer.folder.check_description()
             start, problems = self.checkpoints.latest()
             for problem in notes + problems:
                 self.log.say(f"warning: {problem}")
