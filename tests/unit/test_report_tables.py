@@ -19,7 +19,7 @@ from fedcc.report.cells import Table, Value
 from fedcc.report.client_tables import client_table
 from fedcc.report.page import TEMPLATE, embedded, page
 from fedcc.report.readings import readings
-from fedcc.report.records import Found, RunRecord, find
+from fedcc.report.records import Records, RunRecord, find_records
 from fedcc.report.standings import Margin, filled, leads, standing
 from fedcc.report.style import look
 from fedcc.report.tables import tables
@@ -28,10 +28,10 @@ CIFAR = {"data": "cifar10", "skew": "classes:1"}
 EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(2)>|`[x](javascript:1)\n# &"
 
 
-def read(place: Path, *records: dict[str, Any]) -> Found:
+def read(place: Path, *records: dict[str, Any]) -> Records:
     for i, made in enumerate(records):
         synthetic.write(made, place / f"r{i}.json")
-    return find([place])
+    return find_records([place])
 
 
 def built(place: Path, *records: dict[str, Any]) -> list[Table]:
@@ -90,7 +90,9 @@ def test_runs_are_found_wherever_they_lie(tmp_path: Path) -> None:
     synthetic.write(synthetic.record("fedcc", **CIFAR), tmp_path / "runs" / "deep" / "fedcc" / "seed0", analysed=True)
     synthetic.write(synthetic.record("fedavg", **CIFAR), tmp_path / "results" / "a.json", analysed=True)
     synthetic.write(synthetic.record("fedmd", **CIFAR), tmp_path / "single.json")
-    found = find([tmp_path / "runs", tmp_path / "results", tmp_path / "single.json", tmp_path / "results" / "a.json"])
+    found = find_records(
+        [tmp_path / "runs", tmp_path / "results", tmp_path / "single.json", tmp_path / "results" / "a.json"]
+    )
     assert [r.name for r in found.runs] == ["results/a.json", "runs/deep/fedcc/seed0", "single.json"]
     assert found.problems == ()
     by_method = {r.method: r for r in found.runs}
@@ -98,7 +100,7 @@ def test_runs_are_found_wherever_they_lie(tmp_path: Path) -> None:
     assert set(by_method["fedavg"].analysis or ()) == {"margins", "embeddings"}  # no example without "unknown"
     assert by_method["fedmd"].analysis is None
     with pytest.raises(ValueError, match="is not there"):
-        find([tmp_path / "nowhere"])
+        find_records([tmp_path / "nowhere"])
 
 
 @pytest.mark.parametrize(
@@ -155,7 +157,7 @@ def test_an_odd_part_is_left_out_and_the_rest_counts(tmp_path: Path) -> None:
     )
     found = read(tmp_path, made)
     (run,) = found.runs
-    assert (run.log, run.counts, run.sent) == ({}, (), None)
+    assert (run.log, run.counts, run.traffic.total) == ({}, (), None)
     assert [said.partition(" left out")[0] for _, said in found.problems] == ["bytes", "log", "counts"]
     averaged = synthetic.record("fedavg", rounds=2)
     averaged["accuracy"]["readings"]["re-estimated"]["best"] = "high"
@@ -181,7 +183,7 @@ def test_an_odd_analysis_is_left_out(part: str, inner: str, value: Any, tmp_path
     stored = json.loads(beside.read_text())
     stored[part][inner] = value
     beside.write_text(json.dumps(stored))
-    found = find([tmp_path])
+    found = find_records([tmp_path])
     assert found.runs[0].analysis is None
     assert "a.analysis.json left out" in found.problems[0][1]
 
@@ -429,7 +431,7 @@ def test_averaged_models_stand_twice_in_a_table_of_their_own(tmp_path: Path) -> 
     averaged, anew = (row.cells["cifar10", "classes:1"] for row in again.rows)
     assert (str(averaged.final), str(anew.final)) == ("20.5 ±0.7", "23.5 ±0.7")
     assert [r.readings["re-estimated"].best for r in anew.runs] == [r.best for r in anew.runs]
-    text = markdown.page(Found(tuple(table.runs), ()), [table], tmp_path)
+    text = markdown.page(Records(tuple(table.runs), ()), [table], tmp_path)
     assert "| FedAvg, averaged | 20.5 ±0.7" in text
     assert "| FedAvg, re-estimated | 23.5 ±0.7" in text
     assert "averaged" not in markdown.block([table], tmp_path)
@@ -463,7 +465,7 @@ def test_a_record_from_before_an_option_has_what_its_method_did_then(tmp_path: P
     authors = synthetic.record("fedmd", settings={"loss": "l1", "average": "logits"}, **CIFAR)
     table, variants = built(tmp_path, old, authors, synthetic.record("fednova", **{**CIFAR, "seed": 1}))
     assert [(r.method, r.seed) for r in table.runs] == [("fednova", 1)]
-    assert {r.method: r.changed for r in variants.runs if r.changed} == {
+    assert {r.method: r.changed_settings for r in variants.runs if r.changed_settings} == {
         "fednova": (("statistics", "average"),),
         "fedmd": (("loss", "l1"), ("average", "logits")),
     }
@@ -494,7 +496,7 @@ def test_other_readings_stand_below_the_table_but_not_in_a_readme(tmp_path: Path
         "FedCC, read with mirror,trust=4": "26.5 ±0.7",
     }
     assert readings(variants) == []  # each would have five rows
-    page = markdown.page(Found(tuple(table.runs), ()), [table], tmp_path)
+    page = markdown.page(Records(tuple(table.runs), ()), [table], tmp_path)
     assert page.count("### Other readings\n") == 1
     assert page.index("## Table I") < page.index("| FedCC, read with mirror | 25.5 ±0.7") < page.index("## Records")
     assert "read with" not in markdown.block([table], tmp_path)
@@ -518,7 +520,7 @@ def test_a_page_has_readings_of_some_seeds_alone(tmp_path: Path) -> None:
     old, *new = [synthetic.record(m, seed=s, **CIFAR) for m in ("fedcc", "fedavg") for s in range(2)]
     del old["accuracy"]["readings"], new[1]["accuracy"]["readings"]
     made = built(tmp_path, old, *new)
-    html = page(Found(tuple(made[0].runs), ()), made, tmp_path, "Title")
+    html = page(Records(tuple(made[0].runs), ()), made, tmp_path, "Title")
     linked = re.search(r"read with mirror</small>.*?href=\"#(runs-\d+)\"", html, re.DOTALL)
     assert linked is not None
     assert html.count(f'id="{linked[1]}"') == 1
@@ -579,7 +581,7 @@ def test_markdown_links_each_number_to_its_record(made: list[Table], tmp_path: P
 
 
 def test_a_page_in_markdown_has_records_commands_and_what_is_open(made: list[Table], tmp_path: Path) -> None:
-    found = Found(tuple(r for t in made for r in t.runs), (("x.json", "is not valid JSON"),))
+    found = Records(tuple(r for t in made for r in t.runs), (("x.json", "is not valid JSON"),))
     text = markdown.page(found, made, tmp_path)
     for run in found.runs:
         assert run.name.rpartition("/")[2] in text
@@ -687,5 +689,5 @@ def test_old_records_are_still_read(tmp_path: Path) -> None:
     found = read(tmp_path, made)
     run: RunRecord = found.runs[0]
     assert found.problems == ()
-    assert (run.log, run.counts, run.sent_rounds, run.targets) == ({}, (), (), ())
+    assert (run.log, run.counts, run.traffic.rounds, run.targets) == ({}, (), (), ())
     assert page(found, tables(found.runs), tmp_path, "old").startswith("<!doctype html>")

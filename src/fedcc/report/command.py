@@ -27,16 +27,16 @@ def report(
     figures: Annotated[bool, typer.Option("--figures/--no-figures", help="draw figures for print too")] = True,
 ) -> None:
     """Tables, figures and one page to look at, from the records of finished runs."""
-    from fedcc.report.records import find
+    from fedcc.report.records import find_records
     from fedcc.report.tables import tables
     from fedcc.report.values import printable
     from fedcc.report.write import TITLE, page_file, readme_block
     from fedcc.report.write import report as write
 
-    found = find(paths)
+    found = find_records(paths)
     for name, reason in found.problems:
         print(f"fedcc: warning: {name}: {reason}", file=sys.stderr)
-    if unchecked := sum(not run.checked for run in found.runs):
+    if unchecked := sum(not run.has_digest for run in found.runs):
         print(f"fedcc: note: {unchecked} records have no digest: damage to them cannot be noticed", file=sys.stderr)
     if not found.runs:
         raise ValueError(f"no record of a finished run below {', '.join(map(printable, paths))}")

@@ -69,7 +69,7 @@ def pictures(tables: Sequence[Table]) -> Iterator[tuple[str, Callable[[], Figure
             about, name = literal(heading(table, s)), f"{table.slug}_{slug(' '.join(s))}"
             styles = {literal(row.title): look(row.method).print for row, _ in rows if not row.extra}
             yield f"{name}_curves", partial(curves_figure, _curves(rows), about, styles=styles, rounds=_asked(rows))
-            if any(runs[0].sent_rounds for _, runs in rows):
+            if any(runs[0].traffic.rounds for _, runs in rows):
                 yield f"{name}_bytes", partial(bytes_figure, _sent(rows), about, styles)
             held = next((r for _, runs in rows for r in runs if r.counts), None)
             if held is not None and (key := (s, held.seed, held.counts)) not in partitions:
@@ -88,7 +88,7 @@ def pictures(tables: Sequence[Table]) -> Iterator[tuple[str, Callable[[], Figure
 
 def _asked(rows: Rows) -> int:
     """The rounds T of a table's protocol."""
-    return max(r.asked for _, runs in rows for r in runs)
+    return max(r.requested_rounds for _, runs in rows for r in runs)
 
 
 def heading(table: Table, scenario: Scenario) -> str:
@@ -113,11 +113,14 @@ def _sent(rows: Rows) -> dict[str, dict[str, Any]]:
     """The first seed's accuracies and bytes, as a summary has them."""
     return {
         literal(row.title): {
-            "bytes": {"rounds": {"up": r.sent_rounds, "down": [0] * len(r.sent_rounds)}, "models": r.handed},
+            "bytes": {
+                "rounds": {"up": r.traffic.rounds, "down": [0] * len(r.traffic.rounds)},
+                "models": r.traffic.models,
+            },
             "accuracy": {"rounds": r.curve},
         }
         for row, (r, *_) in rows
-        if r.sent_rounds
+        if r.traffic.rounds
     }
 
 

@@ -11,7 +11,7 @@ from fedcc.report import paper
 from fedcc.report.cells import ACCURACIES, Accuracy, Cell, MethodRow, Table
 from fedcc.report.client_tables import TESTS, ClientCell, ClientTable, client_table
 from fedcc.report.readings import readings
-from fedcc.report.records import Found, RunRecord
+from fedcc.report.records import Records, RunRecord
 from fedcc.report.standings import filled, leads, standing
 from fedcc.report.titles import scenario_title, title_of
 from fedcc.report.values import relative_link
@@ -136,7 +136,7 @@ different things.
 """
 
 
-def page(found: Found, made: Sequence[Table], beside: Path) -> str:
+def page(found: Records, made: Sequence[Table], beside: Path) -> str:
     """Everything on one page: tables, what is open, and each run with its record and its command."""
     parts = [
         "# Results\n",

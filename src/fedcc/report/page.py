@@ -15,7 +15,7 @@ from fedcc.report.cells import ACCURACIES, MethodRow, Table
 from fedcc.report.client_tables import TESTS, client_table
 from fedcc.report.paper import Scenario
 from fedcc.report.readings import readings
-from fedcc.report.records import Found, RunRecord
+from fedcc.report.records import Records, RunRecord
 from fedcc.report.standings import filled, leads, standing
 from fedcc.report.style import PALETTE, look
 from fedcc.report.titles import scenario_title, skew_title, title_of
@@ -27,7 +27,7 @@ MOST_CLIENTS = 100  # lines in one picture
 TEMPLATE = Path(__file__).parent / "template"
 
 
-def page(found: Found, tables: Sequence[Table], out: Path, title: str, downloads: Sequence[str] = ()) -> str:
+def page(found: Records, tables: Sequence[Table], out: Path, title: str, downloads: Sequence[str] = ()) -> str:
     """The whole page, to be written into the folder ``out``; ``downloads`` are files there that it links to."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
     from markupsafe import Markup
@@ -179,10 +179,13 @@ def _lines(row: MethodRow, runs: Sequence[RunRecord], cells: Cells) -> dict[str,
         "link": cells.id(runs),
         "variant": bool(row.extra),
         "seeds": [r.seed for r in runs],
-        "asked": max(r.asked for r in runs),
+        "asked": max(r.requested_rounds for r in runs),
         "curves": [_rounded(r.curve) for r in runs],
         "targets": [_rounded(r.targets) for r in runs if any(v is not None for v in r.targets)],
-        "sent": [list(accumulate(r.sent_rounds)) or ([r.sent] if r.sent is not None else []) for r in runs],
+        "sent": [
+            list(accumulate(r.traffic.rounds)) or ([r.traffic.total] if r.traffic.total is not None else [])
+            for r in runs
+        ],
     }
 
 

@@ -58,9 +58,9 @@ def runs(found: Sequence[RunRecord], beside: Path) -> str:
     head += ["seconds", "engine", "device", "precision", "commit", "versions", "record", "command"]
     lines = [
         [
-            r.name, r.label, _pairs(r.changed), _pairs(r.protocol), r.data, r.skew, r.seed, r.final, r.best,
-            r.best_round, r.sent, r.seconds, r.engine, r.device, r.precision, r.commit, _pairs(r.versions.items()),
-            printable(Path(os.path.relpath(r.file, beside)).as_posix()), r.command,
+            r.name, r.label, _pairs(r.changed_settings), _pairs(r.protocol), r.data, r.skew, r.seed, r.final, r.best,
+            r.best_round, r.traffic.total, r.seconds, r.engine, r.device, r.precision, r.commit,
+            _pairs(r.versions.items()), printable(Path(os.path.relpath(r.file, beside)).as_posix()), r.command,
         ]
         for r in found
     ]  # fmt: skip

@@ -53,8 +53,8 @@ def tables(runs: Sequence[RunRecord]) -> list[Table]:
 
     made: list[Table] = []
     for key in sorted(groups, key=order):
-        plain = [r for r in groups[key] if not r.changed]
-        varied = [r for r in groups[key] if r.changed]
+        plain = [r for r in groups[key] if not r.changed_settings]
+        varied = [r for r in groups[key] if r.changed_settings]
         if plain:
             made.append(_table(*key, plain))
         if varied:
@@ -76,7 +76,7 @@ def budget_matched(run: RunRecord) -> bool:
 def _table(
     place: str, changed: tuple[tuple[str, str], ...], runs: Sequence[RunRecord], reference: Sequence[RunRecord] = ()
 ) -> Table:
-    variants = bool(runs[0].changed)
+    variants = bool(runs[0].changed_settings)
     of_paper = place == "paper" and not changed and not variants
     with_paper = place == "paper" and not {n for n, _ in changed} & set(STATED)
     if variants:  # beside each variant its method as it comes, in the same scenarios
@@ -87,7 +87,7 @@ def _table(
         for method in paper.METHODS:
             held[method, _label(method), ""] = {}
     for run in runs:
-        extra = ", ".join(f"{n}={v}" for n, v in run.changed)
+        extra = ", ".join(f"{n}={v}" for n, v in run.changed_settings)
         if budget_matched(run):
             extra = f"E={run.experiment['epochs']} (budget-matched)"
         held.setdefault((run.method, run.label, extra), {}).setdefault(run.scenario, []).append(run)

@@ -10,12 +10,14 @@ from fedcc.report import latex, markdown, spreadsheet
 from fedcc.report.cells import Table
 from fedcc.report.client_tables import client_table
 from fedcc.report.readings import readings
-from fedcc.report.records import Found
+from fedcc.report.records import Records
 
 TITLE = "Federated learning under label skew"
 
 
-def report(found: Found, tables: Sequence[Table], out: Path, *, title: str = TITLE, figures: bool = True) -> list[Path]:
+def report(
+    found: Records, tables: Sequence[Table], out: Path, *, title: str = TITLE, figures: bool = True
+) -> list[Path]:
     """Write the whole report into a folder; the files that are written."""
     from fedcc.report.gallery import draw
     from fedcc.report.page import page
@@ -29,7 +31,7 @@ def report(found: Found, tables: Sequence[Table], out: Path, *, title: str = TIT
     return [_write(out / "index.html", page(found, tables, out, title, names)), *written]
 
 
-def _tables(found: Found, tables: Sequence[Table], beside: Path) -> Iterator[tuple[str, str]]:
+def _tables(found: Records, tables: Sequence[Table], beside: Path) -> Iterator[tuple[str, str]]:
     inputs = []
     for table in tables:
         yield f"{table.slug}.md", markdown.whole(table, beside)
@@ -54,7 +56,7 @@ def _tables(found: Found, tables: Sequence[Table], beside: Path) -> Iterator[tup
     yield "runs.csv", spreadsheet.runs(found.runs, beside)
 
 
-def page_file(found: Found, tables: Sequence[Table], file: Path) -> Path:
+def page_file(found: Records, tables: Sequence[Table], file: Path) -> Path:
     """Write everything as one Markdown page."""
     return _write(file, markdown.page(found, tables, file.parent))
 
