@@ -18,9 +18,9 @@ from fedcc.report import gallery, latex, markdown, paper, spreadsheet, style
 from fedcc.report.cells import Table, Value
 from fedcc.report.client_tables import client_table
 from fedcc.report.page import TEMPLATE, embedded, page
-from fedcc.report.readings import readings
+from fedcc.report.readings import reading_tables
 from fedcc.report.records import Records, RunRecord, find_records
-from fedcc.report.standings import Margin, filled, leads, standing
+from fedcc.report.standings import Margin, filled, leads, standings
 from fedcc.report.style import look
 from fedcc.report.tables import tables
 
@@ -223,7 +223,7 @@ def test_final_and_best_round_are_told_apart(tmp_path: Path) -> None:
     (table,) = built(tmp_path, made)
     cell = table.rows[-1].cells["cifar10", "classes:1"]
     assert (cell.value("final"), cell.value("best")) == (Value(40.0, None, 1), Value(70.0, None, 1))
-    assert cell.best_rounds == "3"
+    assert [run.best_round for run in cell.runs] == [3]
 
 
 @pytest.mark.parametrize(
@@ -300,7 +300,7 @@ def test_marks_leave_out_bounds_and_ties_share_them(tmp_path: Path) -> None:
     (lead,) = leads(table)
     assert (lead.scenario, lead.rivals) == (("cifar10", "classes:1"), 3)
     assert lead.margins["final"][1] == Margin("FedAvg", pytest.approx(0.04), 1, 1)
-    assert lead.printed == ("FedConcat", pytest.approx(67.3 - 12.7))  # of all that the paper printed
+    assert lead.printed == Margin("FedConcat", pytest.approx(67.3 - 12.7), 1, 1)  # of all that the paper printed
 
 
 def test_a_lead_of_another_method_is_said(tmp_path: Path) -> None:
@@ -361,12 +361,12 @@ def test_what_is_open(tmp_path: Path) -> None:
         tmp_path, synthetic.record("fedavg", 5.0, **CIFAR), *(synthetic.record(seed=s, **CIFAR) for s in range(3))
     )
     assert table.data == ["cifar10", "tiny-imagenet", "cifar100"]  # those with runs first
-    last = standing(table)[3]
+    last = standings(table)[3]
     assert last.scenario == ("cifar10", "classes:1")
     assert len(last.missing) == 14
     assert last.fewer == (("FedAvg", 1),)
     assert dict(last.below)["FedAvg"] == pytest.approx(-6.0)
-    assert len(standing(table)[-1].missing) == 16
+    assert len(standings(table)[-1].missing) == 16
 
 
 def test_an_unknown_method_and_data_set_are_shown_as_they_are(tmp_path: Path) -> None:
@@ -425,7 +425,7 @@ def test_averaged_models_stand_twice_in_a_table_of_their_own(tmp_path: Path) -> 
     del old["accuracy"]["readings"]  # a record from before there was one
     kept = [synthetic.record(m, final=20.0 + s, seed=s, **CIFAR) for m in ("fedavg", "fedcc") for s in range(2)]
     (table,) = built(tmp_path, old, *kept)
-    again = readings(table)[0].table
+    again = reading_tables(table)[0].table
     assert [row.title for row in again.rows] == ["FedAvg, averaged", "FedAvg, re-estimated"]
     assert again.scenarios == (("cifar10", "classes:1"),)
     averaged, anew = (row.cells["cifar10", "classes:1"] for row in again.rows)
@@ -434,7 +434,7 @@ def test_averaged_models_stand_twice_in_a_table_of_their_own(tmp_path: Path) -> 
     text = markdown.page(Records(tuple(table.runs), ()), [table], tmp_path)
     assert "| FedAvg, averaged | 20.5 ±0.7" in text
     assert "| FedAvg, re-estimated | 23.5 ±0.7" in text
-    assert "averaged" not in markdown.block([table], tmp_path)
+    assert "averaged" not in markdown.readme_block([table], tmp_path)
     rows = list(csv.DictReader(io.StringIO(spreadsheet.comparison(again))))
     assert [(row["variant"], row["final"]) for row in rows if row["seeds"] != "0"] == [
         ("averaged", "20.5000"), ("re-estimated", "23.5000")
@@ -447,7 +447,7 @@ def test_a_lead_is_measured_against_re_estimated_baselines_too(tmp_path: Path) -
     (lead,) = leads(table)
     assert lead.margins["final"][1] == Margin("FedAvg", pytest.approx(1.0), 1, 1)
     assert lead.reread == Margin("FedAvg", pytest.approx(-2.0), 1, 1)  # the record's reading is 3 above its accuracy
-    assert "| -2.0 (FedAvg) |" in markdown.block([table], tmp_path)
+    assert "| -2.0 (FedAvg) |" in markdown.readme_block([table], tmp_path)
 
 
 def test_a_record_of_a_method_before_it_was_mended_does_not_count(tmp_path: Path) -> None:
@@ -484,7 +484,7 @@ def test_other_readings_stand_below_the_table_but_not_in_a_readme(tmp_path: Path
     kept = [synthetic.record("fedcc", final=20.0 + s, seed=s, **CIFAR) for s in range(2)]
     varied = synthetic.record("fedcc", settings={"trust": 2.0}, **CIFAR)
     table, variants = built(tmp_path, old, *kept, varied)
-    (found,) = readings(table)
+    (found,) = reading_tables(table)
     assert (found.table.slug, found.table.title) == ("table1-readings", "Table I: Other readings")
     assert found.table.scenarios == (("cifar10", "classes:1"),)
     shown = {row.title: str(row.cells["cifar10", "classes:1"].final) for row in found.table.rows}
@@ -495,11 +495,11 @@ def test_other_readings_stand_below_the_table_but_not_in_a_readme(tmp_path: Path
         "FedCC, read with mirror": "25.5 ±0.7",
         "FedCC, read with mirror,trust=4": "26.5 ±0.7",
     }
-    assert readings(variants) == []  # each would have five rows
+    assert reading_tables(variants) == []  # each would have five rows
     page = markdown.page(Records(tuple(table.runs), ()), [table], tmp_path)
     assert page.count("### Other readings\n") == 1
     assert page.index("## Table I") < page.index("| FedCC, read with mirror | 25.5 ±0.7") < page.index("## Records")
-    assert "read with" not in markdown.block([table], tmp_path)
+    assert "read with" not in markdown.readme_block([table], tmp_path)
     rows = list(csv.DictReader(io.StringIO(spreadsheet.comparison(found.table))))
     assert [row["variant"] for row in rows if row["seeds"] != "0"][-1] == "read with mirror,trust=4"
     assert "FedCC, read with trust=2 & $23.5_{\\pm0.7}$" in latex.comparison(found.table)
@@ -509,7 +509,7 @@ def test_all_rows_of_readings_are_of_the_same_runs(tmp_path: Path) -> None:
     """Where one seed lacks a reading, its cell is empty: the mean of the others would be of other seeds."""
     kept = [synthetic.record("fedcc", final=20.0 + 9 * s, seed=s, **CIFAR) for s in range(2)]
     del kept[1]["accuracy"]["readings"]["trust=2"]
-    (found,) = readings(built(tmp_path, *kept)[0])
+    (found,) = reading_tables(built(tmp_path, *kept)[0])
     shown = {row.title: len(row.cells["cifar10", "classes:1"].runs) for row in found.table.rows}
     assert shown.pop("FedCC, read with trust=2", 0) == 0
     assert set(shown.values()) == {2}
@@ -571,7 +571,7 @@ def test_latex_is_whole(with_paper: bool, made: list[Table]) -> None:
 
 
 def test_markdown_links_each_number_to_its_record(made: list[Table], tmp_path: Path) -> None:
-    text = markdown.whole(made[0], tmp_path / "docs")
+    text = markdown.section(made[0], tmp_path / "docs")
     (line,) = [x for x in text.splitlines() if x.startswith("| FedCC |")]
     links = re.findall(r"\((\.\./r\d\.json)\)", line)
     assert len(links) == 2
@@ -594,10 +594,12 @@ def test_a_page_in_markdown_has_records_commands_and_what_is_open(made: list[Tab
 
 def test_the_block_of_a_readme_is_replaced_and_nothing_else() -> None:
     page = f"before\n{markdown.BEGIN}\nold\n{markdown.END}\nafter\n"
-    assert markdown.replaced(page, "new\n", "README.md") == f"before\n{markdown.BEGIN}\nnew\n{markdown.END}\nafter\n"
+    assert (
+        markdown.replace_block(page, "new\n", "README.md") == f"before\n{markdown.BEGIN}\nnew\n{markdown.END}\nafter\n"
+    )
     for odd in ("nothing", markdown.BEGIN, f"{markdown.END}\n{markdown.BEGIN}", page + page):
         with pytest.raises(ValueError, match=r"README.md must have one line"):
-            markdown.replaced(odd, "new\n", "README.md")
+            markdown.replace_block(odd, "new\n", "README.md")
 
 
 # ---------------------------------------------------------------------------------------------------------------- page

@@ -30,8 +30,7 @@ def report(
     from fedcc.report.records import find_records
     from fedcc.report.tables import tables
     from fedcc.report.values import printable
-    from fedcc.report.write import TITLE, page_file, readme_block
-    from fedcc.report.write import report as write
+    from fedcc.report.write import TITLE, write_page, write_readme, write_report
 
     found = find_records(paths)
     for name, reason in found.problems:
@@ -42,10 +41,10 @@ def report(
         raise ValueError(f"no record of a finished run below {', '.join(map(printable, paths))}")
     made = tables(found.runs)
     if readme is not None:
-        typer.echo(printable(readme_block(made, readme)))
+        typer.echo(printable(write_readme(made, readme)))
     if markdown is not None:
-        typer.echo(printable(page_file(found, made, markdown)))
+        typer.echo(printable(write_page(found, made, markdown)))
     if out_dir is not None or (readme is None and markdown is None):
         out = out_dir or Path("report")
-        written = write(found, made, out, title=printable(title or TITLE), figures=figures)
+        written = write_report(found, made, out, title=printable(title or TITLE), figures=figures)
         typer.echo(f"{len(found.runs)} runs, {len(written)} files: {printable(written[0])}")
