@@ -6,14 +6,16 @@ BIN := $(VENV)/bin
 export OMP_NUM_THREADS ?= 1
 FUZZ ?= 4000
 SEED ?= 0
+BASE ?= 5a24957
 
-.PHONY: demo federation-demo test test-all mutants fuzz check format wheel clean help
+.PHONY: demo federation-demo test test-all same mutants fuzz check format wheel clean help
 
 help:
 	@echo "make demo      10 clients with one digit each: FedCC against FedAvg, FedMD and the two bounds"
 	@echo "make federation-demo  a server and four clients on Flower against the simulator, bit for bit"
 	@echo "make test      the tests (minutes)"
 	@echo "make test-all  those that need a clean environment, servers or long runs too"
+	@echo "make same      another commit (BASE=5a24957) against this one, bit for bit (ten minutes; ONLY='*/fedcc*' or demo for less)"
 	@echo "make mutants   small changes of the methods, each of which must make a test fail (ten minutes)"
 	@echo "make fuzz      damaged and hostile inputs for everything that is read (FUZZ=1000000 for more, TARGET=, SEED=, INDEX=)"
 	@echo "make check     format, lint, types, import rules"
@@ -36,6 +38,9 @@ test: $(VENV)/.ready
 
 test-all: $(VENV)/.ready
 	$(BIN)/pytest -n 2 --dist worksteal
+
+same: $(VENV)/.ready
+	$(BIN)/python tests/same.py $(BASE) $(foreach pattern,$(ONLY),--only '$(pattern)')
 
 mutants: $(VENV)/.ready
 	$(BIN)/python tests/mutants.py --jobs 2

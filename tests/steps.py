@@ -10,8 +10,21 @@ from torch.func import grad, vmap
 
 from fedcc.core.model import Outputs
 from fedcc.core.requests import Fit
+from fedcc.core.rng import Key
+from fedcc.core.samples import View
 from fedcc.core.step import Batch, Loss, Step
+from fedcc.engine.plan import Plan
 from tiny import Tiny
+
+
+def batches(key: Key, samples: int, batch: int, steps: int) -> Tensor:
+    """The sample indices of a fit's steps, [steps, batch]."""
+    return Plan(key, samples, batch, View()).indices(steps)
+
+
+def augmentation(key: Key, view: View, batch: int, steps: int) -> Tensor:
+    """The draws of every image, [steps, batch, draws]."""
+    return Plan(key, 1, batch, view).augmentation(steps)
 
 
 def draw(seed: int, *shape: int, scale: float = 1.0) -> Tensor:

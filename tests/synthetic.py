@@ -6,7 +6,6 @@ import base64
 import io
 import json
 from collections.abc import Iterable
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from PIL import Image
 
 from fedcc.core.samples import Samples
 from fedcc.data import find
-from fedcc.experiments import Experiment
+from fedcc.experiments.experiment import Experiment
 from fedcc.report import paper
 
 LOGGING = ("majority", "alpha", "unknown")
@@ -26,17 +25,17 @@ def record(
     method: str = "fedcc", final: float | None = None, settings: dict[str, Any] | None = None, **given: Any
 ) -> dict[str, Any]:
     """The summary of one run; ``final`` fixes its last accuracy, the rest is drawn, the same for the same arguments."""
-    e = Experiment.resolved(method, settings=settings, device="cpu", **given)
-    rng = np.random.default_rng([e.seed, *map(ord, e.method + e.data + e.skew)])
-    classes, clients = find(e.data).classes, range(e.clients)
-    near = paper.TABLE1.get((e.method, (e.data, e.skew)), paper.Printed(50.0, 5.0))
+    e = Experiment.resolve(method, settings=settings, device="cpu", **given)
+    rng = np.random.default_rng([e.training.seed, *map(ord, e.method + e.split.data + e.split.skew)])
+    classes, clients = find(e.split.data).classes, range(e.split.clients)
+    near = paper.TABLE1.get((e.method, (e.split.data, e.split.skew)), paper.Printed(50.0, 5.0))
     end = np.clip(rng.normal(near.mean, max(near.spread, 0.2)), 1, 99) if final is None else final
-    climb = end * (1 - np.exp(-np.arange(1, e.rounds + 1) / 3)) + rng.normal(0, 0.5, e.rounds)
+    climb = end * (1 - np.exp(-np.arange(1, e.training.rounds + 1) / 3)) + rng.normal(0, 0.5, e.training.rounds)
     known = [round(float(v), 4) for v in np.clip(climb, 0, 100)]
     known[-1] = round(float(end), 4)
-    made = e.made()
-    rounds = made.rounds(e.rounds)
-    evaluated = [t for t in range(1, rounds + 1) if t == rounds or made.evaluates(t, e.rounds)]
+    made = e.build_method()
+    rounds = made.rounds(e.training.rounds)
+    evaluated = [t for t in range(1, rounds + 1) if t == rounds or made.evaluates(t, e.training.rounds)]
     curve: list[float | None] = [None] * rounds
     for t, v in zip(evaluated, known, strict=True):
         curve[t - 1] = v
@@ -55,7 +54,7 @@ def record(
         "family": made.family,
         "note": made.note,
         "settings": dict(e.settings),
-        **{n: getattr(e, n) for n in ("data", "skew", "seed", "clients", "models", "epochs")},
+        **{n: e.values()[n] for n in ("data", "skew", "seed", "clients", "models", "epochs")},
         "rounds": rounds,
         "accuracy": {
             "final": known[-1],
@@ -69,7 +68,7 @@ def record(
             **({"readings": {name: higher(curve, n + 3) for n, name in enumerate(names)}} if names else {}),
         },
         "log": {
-            name: {str(k): [round(float(v), 4) for v in rng.uniform(0, 1, e.rounds)] for k in clients}
+            name: {str(k): [round(float(v), 4) for v in rng.uniform(0, 1, e.training.rounds)] for k in clients}
             for name in LOGGING
         }
         if method == "fedcc"
@@ -83,14 +82,14 @@ def record(
         "counts": {str(k): (rng.dirichlet(np.full(classes, 0.1)) * 4500).astype(int).tolist() for k in clients},
         "public": 5000,
         "seconds": round(float(rng.uniform(10, 1000)), 3),
-        "engine": e.engine,
+        "engine": e.machine.engine,
         "device": "a machine",
-        "precision": e.precision,
-        "threads": e.threads,
+        "precision": e.machine.precision,
+        "threads": e.machine.threads,
         "versions": {"fedcc": "0.1.0", "python": "3.12.3", "torch": "2.11.0", "numpy": "2.5.2"},
         "commit": "0" * 40,
         "command": e.command(),
-        "experiment": asdict(e),
+        "experiment": e.values(),
     }
 
 

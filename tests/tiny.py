@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -16,6 +17,7 @@ from fedcc.core.rng import Key
 from fedcc.core.roles import Client, Server
 from fedcc.core.samples import Samples
 from fedcc.engine import Plain, drive
+from fedcc.experiments.rounds import FinishedRound
 from fedcc.federate import Round, Simulated, federate
 
 DIMENSIONS = 6
@@ -32,6 +34,12 @@ class Mlp:
         layers: list[nn.Module] = [nn.Linear(DIMENSIONS, self.width, bias=not self.norm)]
         layers += [nn.BatchNorm1d(self.width)] if self.norm else []
         return nn.Sequential(*layers, nn.ReLU(), nn.Linear(self.width, outputs))
+
+
+def finished(**record: Any) -> FinishedRound:
+    """A round as an observer sees it, by its record."""
+    t = record["round"]
+    return FinishedRound(t, 3, record, Round(t, {}, {}, 0, 0), lambda: pytest.fail("nobody needs a snapshot"))
 
 
 def blobs(labels: Sequence[int] | Tensor, classes: int, seed: int = 0) -> Tensor:

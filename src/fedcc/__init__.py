@@ -7,15 +7,29 @@
 torch.Size([5])
 """
 
-import fedcc.interrupts  # noqa: F401  first, before the imports that take seconds
-from fedcc.core.method import Method, option
-from fedcc.federation import Federation
-from fedcc.methods import METHODS, SSL, Centralized, FedAvg, FedCC, FedMD, Local, make
-from fedcc.run import Result, run
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+import fedcc.signals  # noqa: F401  first, before imports that take seconds
+
+if TYPE_CHECKING:
+    from fedcc.core.method import Method, option
+    from fedcc.experiments.result import Result, load
+    from fedcc.experiments.rounds import FinishedRound, Observer, Pause, Stop
+    from fedcc.experiments.run import run
+    from fedcc.federation import Federation
+    from fedcc.methods import METHODS, SSL, Centralized, FedAvg, FedCC, FedMD, Local, make
 
 __version__ = "0.1.0"
 
-load = Result.load
+_HOMES = {
+    "fedcc.core.method": ("Method", "option"),
+    "fedcc.federation": ("Federation",),
+    "fedcc.methods": ("METHODS", "SSL", "Centralized", "FedAvg", "FedCC", "FedMD", "Local", "make"),
+    "fedcc.experiments.result": ("Result", "load"),
+    "fedcc.experiments.rounds": ("FinishedRound", "Observer", "Pause", "Stop"),
+    "fedcc.experiments.run": ("run",),
+}
 
 __all__ = [
     "METHODS",
@@ -25,11 +39,28 @@ __all__ = [
     "FedCC",
     "FedMD",
     "Federation",
+    "FinishedRound",
     "Local",
     "Method",
+    "Observer",
+    "Pause",
     "Result",
+    "Stop",
     "load",
     "make",
     "option",
     "run",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Import a name when it is first used: torch takes seconds."""
+    for home, names in _HOMES.items():
+        if name in names:
+            globals().update({n: getattr(import_module(home), n) for n in names})
+            return globals()[name]
+    raise AttributeError(f"module 'fedcc' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -6,15 +6,20 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import torch
+
 from fedcc.core.messages import carried, nbytes
 from fedcc.core.method import AnyMethod, Trained
-from fedcc.core.model import Model
-from fedcc.core.requests import Executor, Init, gather
+from fedcc.core.model import Arch, Model
+from fedcc.core.requests import Executor, Init, Recipe, gather
 from fedcc.core.rng import Key
 from fedcc.core.roles import Client, Server
+from fedcc.core.samples import Samples
 from fedcc.core.wire import WIRE
 from fedcc.engine.drive import drive
 from fedcc.engine.finite import check_models
+from fedcc.federation import Federation
+from fedcc.nets import network
 
 
 class Cohort(Protocol):
@@ -29,7 +34,7 @@ class Cohort(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Round:
-    """One round as it happened: which messages went up and down, and how many bytes they held."""
+    """The messages of one round and their sizes in bytes."""
 
     t: int
     ups: Mapping[int, Any]
@@ -42,7 +47,7 @@ class Round:
 class Snapshot:
     """A federation between two rounds: all that the next one depends on, since randomness is keyed.
 
-    The memories are the parties' own, not copies: a snapshot is good until the next round begins.
+    The memories are those of server and clients, not copies: a snapshot is valid until the next round begins.
     """
 
     t: int  # the last finished round
@@ -60,7 +65,7 @@ def federate(
     executor: Executor,
     start: Snapshot | None = None,
 ) -> Iterator[Round]:
-    """The one loop, for every method: no branch on the kind of method. It goes on behind ``start``, if given."""
+    """The one loop, for every method: no branch on the kind of method. With ``start`` it continues after that round."""
     server.rounds = rounds
     if start is None:
         downs = drive([method.start(server)], executor)[0]
@@ -124,18 +129,18 @@ class Simulated:
         }
 
     def participants(self, t: int) -> list[Client]:
-        """The clients of round t: all, or a sample that depends on the seed and the round alone."""
+        """The clients of round t: all, or a sample that depends only on the seed and the round."""
         number = max(1, round(self.participation * len(self.clients)))
         if number == len(self.clients):
             return self.clients
         key = Key(self.clients[0].key.seed, t, phase="participation")
-        chosen = key.generator().choice(len(self.clients), number, replace=False)
-        return [self.clients[i] for i in sorted(chosen)]
+        sample = key.generator().choice(len(self.clients), number, replace=False)
+        return [self.clients[i] for i in sorted(sample)]
 
-    def snapshot(self, server: Server, done: Round) -> Snapshot:
-        """What the round behind ``done`` depends on."""
+    def snapshot(self, server: Server, messages: Round) -> Snapshot:
+        """All that the next round depends on."""
         clients = {c.id: (c.model, c.memory) for c in self.clients}
-        return Snapshot(done.t, done.downs, server.models, server.memory, clients)
+        return Snapshot(messages.t, messages.downs, server.models, server.memory, clients)
 
     def trained(self, server: Server) -> Trained:
         """What there is to predict with now."""
@@ -147,5 +152,44 @@ async def _ask(clients: list[Client]) -> Any:
 
 
 def first_model(client: Client) -> Init:
-    """What a client begins with, whenever it joins."""
+    """A client's model before its first round, whenever it joins."""
     return Init(client.arch, client.key.of(round=0, phase="init"))
+
+
+# ------------------------------------------------------------------------------------------------- roles
+
+
+def build_roles(
+    method: AnyMethod, federation: Federation, recipe: Recipe, seed: int, device: torch.device | str
+) -> tuple[Server, list[Client]]:
+    """The server and the clients of a run, each with what it may see and nothing else."""
+    archs, public, classes = federation.archs(method), federation.public.to(device), federation.classes
+    clients = [
+        build_client(public, classes, recipe, seed, k, archs[k], private.to(device))
+        for k, private in enumerate(federation.private)
+    ]
+    return build_server(method, public, classes, recipe, seed, archs), clients
+
+
+def build_client(
+    public: Samples, classes: int, recipe: Recipe, seed: int, number: int, arch: Arch, private: Samples
+) -> Client:
+    """One client, in this process or at its site."""
+    key = Key(seed, 0, number)
+    return Client(public=public, classes=classes, recipe=recipe, key=key, id=number, arch=arch, private=private)
+
+
+def build_server(
+    method: AnyMethod, public: Samples, classes: int, recipe: Recipe, seed: int, archs: Mapping[int, Arch]
+) -> Server:
+    """The server of clients with these networks, wherever the clients are."""
+    if reason := method.refusal(public):
+        raise ValueError(reason)
+    return Server(
+        public=public,
+        classes=classes,
+        recipe=recipe,
+        key=Key(seed),
+        archs=archs,
+        networks=lambda name: Arch((network(name, public.shape),), method.outputs(classes), public.shape),
+    )

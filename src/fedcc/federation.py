@@ -11,8 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedcc.core.method import AnyMethod, check_value
+from fedcc.core.method import AnyMethod
 from fedcc.core.model import Arch, Factory
+from fedcc.core.options import check_value
 from fedcc.core.samples import IDENTITY, Samples, View
 from fedcc.nets import network
 

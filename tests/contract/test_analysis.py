@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from fedcc.experiments import Experiment, RunFolder, execute
 from fedcc.experiments.analyse import Options, analyse
+from fedcc.experiments.experiment import Experiment
+from fedcc.experiments.run import execute
+from fedcc.experiments.store import RunFolder
 from fedcc.methods import METHODS, FedMD, make
 from tiny import Tiny
 
@@ -26,7 +28,7 @@ def analysed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     place = tmp_path_factory.mktemp("runs") / request.param
     small: dict[str, Any] = {"rounds": 1, "epochs": 2, "clients": 3, "models": "resnet8", "fraction": 0.2}
     execute(
-        Experiment.resolved(
+        Experiment.resolve(
             request.param, skew="dirichlet:0.5", settings=QUICK.get(request.param), device="cpu", **small
         ),
         place,

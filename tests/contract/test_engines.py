@@ -15,8 +15,11 @@ from fedcc.core.requests import Fit, Init, Recipe
 from fedcc.core.rng import Key
 from fedcc.core.samples import Samples, View
 from fedcc.engine import Plain
-from fedcc.engine.fused import Fused, Lanes, allowed
-from fedcc.engine.stack import stackable
+from fedcc.engine.fused import Fused
+from fedcc.engine.jobs import Job
+from fedcc.engine.lane_step import LaneStep
+from fedcc.engine.seating import lane_count
+from fedcc.engine.stack import unstackable_reason
 from fedcc.gradients import Ascent, Clip
 from fedcc.losses import CrossEntropy, SoftCrossEntropy
 from fedcc.methods import METHODS, make
@@ -130,7 +133,7 @@ def test_a_fit_agrees(case: str, lanes: int) -> None:
 
 def test_a_seat_without_a_client_stays_within_its_window(monkeypatch: pytest.MonkeyPatch) -> None:
     """Eleven clients have twelve lanes; fits longer than a window of batches."""
-    monkeypatch.setattr("fedcc.engine.fused.WINDOW", 2)
+    monkeypatch.setattr(Job, "WINDOW", 2)
     group = fits(recipe=always(Recipe(batch=6, steps=5))) * 3
     found = Fused("cpu", "fp64").serve(group[:11])
     assert [f.loss for f in found] == pytest.approx([f.loss for f in Plain("cpu", "fp64").serve(group[:11])], abs=1e-9)
@@ -145,15 +148,15 @@ def test_a_loss_that_is_not_finite_names_its_client() -> None:
 
 def test_out_of_memory_halves_the_lanes_and_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """In mid-fit: clients that were under way begin again, and the result is the same."""
-    group, steps, widths = fits(), Lanes.step, []
+    group, once, widths = fits(), LaneStep.once, []
 
-    def scarce(lanes: Lanes, engine: Fused) -> None:
-        widths.append(lanes.width)
-        if lanes.width > 2 and len(widths) > 1:
+    def scarce(step: LaneStep) -> None:
+        widths.append(step.lanes.width)
+        if step.lanes.width > 2 and len(widths) > 1:
             raise torch.cuda.OutOfMemoryError("no room")
-        steps(lanes, engine)
+        once(step)
 
-    monkeypatch.setattr(Lanes, "step", scarce)
+    monkeypatch.setattr(LaneStep, "once", scarce)
     found = Fused("cpu", "fp64").serve(group)
     assert widths[:2] == [4, 4]
     assert max(widths[2:]) == 2
@@ -164,8 +167,8 @@ def test_out_of_memory_halves_the_lanes_and_goes_on(monkeypatch: pytest.MonkeyPa
 
 def test_lanes_are_few_more_than_clients() -> None:
     for clients in range(1, 65):
-        assert clients <= allowed(clients) <= max(clients, 1.15 * clients)
-    assert allowed(1000) == 64
+        assert clients <= lane_count(clients) <= max(clients, 1.15 * clients)
+    assert lane_count(1000) == 64
 
 
 class Mixing(nn.Module):
@@ -207,11 +210,12 @@ class Pooling(nn.Module):
 
 
 def test_networks_are_proved_before_they_are_stacked() -> None:
-    assert not stackable(Arch((Pooling,), 5, (1, 8, 8)))
-    assert not stackable(Arch((ResNet(8, 1), ResNet(14, 1)), 5, (1, 8, 8)))
-    assert "one by one" in stackable(Arch((Mixing,), 5, (1, 8, 8)))
-    assert "one by one" in stackable(Arch((Forgetful,), 5, (6,)))
-    assert "LayerNorm" in stackable(Arch((lambda n: nn.Sequential(nn.LayerNorm(6), nn.Linear(6, n)),), 5, (6,)))
+    assert not unstackable_reason(Arch((Pooling,), 5, (1, 8, 8)))
+    assert not unstackable_reason(Arch((ResNet(8, 1), ResNet(14, 1)), 5, (1, 8, 8)))
+    assert "one by one" in unstackable_reason(Arch((Mixing,), 5, (1, 8, 8)))
+    assert "one by one" in unstackable_reason(Arch((Forgetful,), 5, (6,)))
+    with_layer_norm = Arch((lambda n: nn.Sequential(nn.LayerNorm(6), nn.Linear(6, n)),), 5, (6,))
+    assert "LayerNorm" in unstackable_reason(with_layer_norm)
 
 
 def test_a_network_that_cannot_be_stacked_trains_all_the_same() -> None:

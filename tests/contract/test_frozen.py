@@ -22,7 +22,7 @@ from fedcc.core.samples import Samples
 from fedcc.core.step import Loss, Step
 from fedcc.engine import Plain
 from fedcc.engine.fused import Fused
-from fedcc.engine.stack import Stacked, stackable
+from fedcc.engine.stack import Stacked, unstackable_reason
 from fedcc.flower.rehearsal import _network
 from fedcc.losses import CrossEntropy, Proximal
 from fedcc.methods import METHODS, make
@@ -179,7 +179,7 @@ def assert_untouched(request: Fit, fitted: Fitted, names: list[str]) -> None:
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("lanes", [3, 64])
 def test_a_fit_leaves_frozen_parts_alone_and_engines_agree(case: str, lanes: int) -> None:
-    assert not stackable(Arch((Images,), 5, (1, 8, 8)))
+    assert not unstackable_reason(Arch((Images,), 5, (1, 8, 8)))
     requests = asked(Images, **CASES[case])
     expected, found = (engine.serve(requests) for engine in (Plain("cpu", "fp64"), Fused("cpu", "fp64", lanes=lanes)))
     for request, a, b in zip(requests, expected, found, strict=True):
@@ -194,7 +194,7 @@ def test_a_fit_leaves_frozen_parts_alone_and_engines_agree(case: str, lanes: int
 
 
 def test_a_network_that_cannot_be_stacked_is_frozen_too() -> None:
-    assert stackable(Arch((Forgetful,), 5, (1, 8, 8)))
+    assert unstackable_reason(Arch((Forgetful,), 5, (1, 8, 8)))
     requests = asked(Forgetful)
     for request, fitted in zip(requests, Fused("cpu", "fp64").serve(requests), strict=True):
         assert_untouched(request, fitted, IMAGES_FROZEN)

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from test_methods import alternatives
 
-from fedcc.experiments.experiment import Experiment, parse_settings, setting_text
+from fedcc.core.options import setting_text
+from fedcc.experiments.experiment import Experiment, parse_settings
 from fedcc.methods import METHODS, make
 
 WITH: dict[tuple[str, str], dict[str, Any]] = {
@@ -31,12 +32,12 @@ def variants(name: str) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("name", METHODS)
 def test_settings_survive_toml(name: str, tmp_path: Path) -> None:
     for settings in variants(name):
-        written = Experiment.resolved(name, settings=settings, device="cpu")
+        written = Experiment.resolve(name, settings=settings, device="cpu")
         path = tmp_path / "experiment.toml"
         path.write_text(written.toml())
         read = Experiment.read(path)
         assert read == written
-        assert read.made() == make(name, settings)
+        assert read.build_method() == make(name, settings)
 
 
 @pytest.mark.parametrize("name", METHODS)

@@ -42,7 +42,7 @@ class Folders(Target):
     def prepare(self, folder: Path) -> None:
         import tomllib
 
-        e = Experiment.resolved("fedcc", data="digits", device="cpu", clients=2)
+        e = Experiment.resolve("fedcc", data="digits", device="cpu", clients=2)
         clients = {"north": "resnet8", "east": "resnet14"}
         operator = FederationFolder(folder, e, the_task(), Rules(2), clients, ("localhost", "127.0.0.1"), 9092)
         site = Site(folder, "north", 0, "resnet8", "localhost:9092", False, e, the_task())
@@ -82,7 +82,7 @@ class Folders(Target):
 
     def used(self, found: FederationFolder) -> None:
         """What a server does with what it has read: nothing of it may fail later."""
-        method = found.experiment.made()
+        method = found.experiment.build_method()
         found.archs(method)
         json.dumps([found.terms(n) for n in found.clients])
         if not isinstance(found.address, str) or found.task.view is None:
@@ -91,7 +91,7 @@ class Folders(Target):
         client_names([f"{n}={m}" for n, m in found.clients.items()])
 
     def served(self, site: Site) -> None:
-        method = site.experiment.made()
+        method = site.experiment.build_method()
         site.task.arch(method, site.model)
         disagreement(self.good, site.terms())
         if not isinstance(site.server, str) or not isinstance(site.name, str) or not isinstance(site.share_model, bool):

@@ -27,13 +27,13 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fedcc.ending import explained
+from fedcc.errors import error_line
 
 Case = Mapping[str, bytes | None]
 """An input: files by name (None: not there), or other named bytes."""
 
 SECONDS = 10.0  # of a processor for one input
-SLEEP = 6  # times as long if it sleeps, or the machine is busy
+SLEEP = 6  # times as long if it sleeps
 GROWTH = 2**30  # bytes of memory
 CHUNK = 250  # inputs for one worker process
 EXAMPLES = 3  # inputs kept of each finding
@@ -75,7 +75,7 @@ class Target(ABC):
             return f"{type(error).__name__} came through"
         if not isinstance(error, self.refusals):
             return f"{type(error).__name__} is not among the refusals"
-        text = explained(error)
+        text = error_line(error)
         if not str(error).strip() or "this should not happen" in text:
             return "the refusal says nothing"
         if str(folder) not in text and self.names_files:
@@ -242,15 +242,17 @@ class Worker:
                 os._exit(code)
 
     def late(self, seconds: float) -> bool:
-        """Whether its input has taken too long: by its own clock, or, if it sleeps or has to wait, much longer."""
-        _, since, spent, _, _ = self.slot.read()
-        waited = time.monotonic() - since
-        return waited > seconds and (waited > SLEEP * seconds or self.spent() - spent > seconds)
+        """Whether its input has taken too long: by its own clock or, if it sleeps, much longer.
 
-    def spent(self) -> float:
-        """Seconds of a processor since it began."""
+        One that only waits for a processor, on a busy machine, is not late.
+        """
+        _, since, before, _, _ = self.slot.read()
+        waited = time.monotonic() - since
+        if waited <= seconds:
+            return False
         fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        spent = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        return spent - before > seconds or (waited > SLEEP * seconds and fields[0] != "R")
 
     def kill(self) -> None:
         """Have it say where it is, then end it."""

@@ -9,7 +9,7 @@ import shutil
 import time
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from dataclasses import replace
 from functools import cache, lru_cache
 from hashlib import blake2b
@@ -21,23 +21,25 @@ import torch
 from torch import Tensor
 
 import fedcc
-from fedcc import cli, saved, tracking
+from fedcc.cli import run as command
 from fedcc.core import method
 from fedcc.core.method import Trained
 from fedcc.core.model import Arch, Model
 from fedcc.core.rng import Key
 from fedcc.core.samples import View
-from fedcc.experiments import analyse, execute, experiment
+from fedcc.experiments import analyse, experiment, result, tracking
 from fedcc.experiments.checkpoint import DIGEST, Checkpoints, packed
 from fedcc.experiments.experiment import Experiment
+from fedcc.experiments.result import Result
+from fedcc.experiments.rounds import FinishedRound, Observer, Pause, Paused
+from fedcc.experiments.run import execute
 from fedcc.federation import Federation
 from fedcc.methods import make
 from fedcc.nets import build
 from fedcc.report.records import find_records
-from fedcc.run import Result
 from fuzz.harness import Case, Target, Wrong
 from fuzz.mutate import RAW_JSON, changed_digit, mutated_bytes, mutated_tree, to_json
-from tiny import DIMENSIONS, Mlp
+from tiny import DIMENSIONS, Mlp, finished
 
 HALF, WHOLE = "half", "whole"
 
@@ -59,7 +61,7 @@ def quicken() -> None:
     for module in (method, experiment):
         module.get_type_hints = cache(module.get_type_hints)  # type: ignore[attr-defined]
     Federation.named = staticmethod(cache(Federation.named))  # type: ignore[method-assign]
-    saved.build = lru_cache(64)(saved.build)
+    result.build = lru_cache(64)(result.build)  # type: ignore[attr-defined]
 
 
 def put_in_order(folder: Path) -> None:
@@ -172,6 +174,11 @@ class Telling:
         pass
 
 
+class PauseAfterTwo(Observer):
+    def round(self, done: FinishedRound) -> Pause | None:
+        return Pause("enough") if done.t == 2 else None
+
+
 class RunFolders(Target):
     """``resume``, ``report``, ``analyse`` and ``fedcc.load`` on damaged folders: refused, said, or the same numbers."""
 
@@ -180,15 +187,11 @@ class RunFolders(Target):
 
     def prepare(self, folder: Path) -> None:
         common: dict[str, Any] = {"data": "digits", "skew": "classes:5", "clients": 2, "models": "resnet8", "rounds": 3}
-        self.experiment = Experiment.resolved("fedcc", **common, epochs=0, fraction=0.1, device="cpu")
-        asked = iter((False, True))
+        self.experiment = Experiment.resolve("fedcc", **common, epochs=0, fraction=0.1, device="cpu")
         with frozen_clock():
             execute(self.experiment, folder / WHOLE)
-            try:
-                execute(self.experiment, folder / HALF, halt=lambda: next(asked))
-            except Exception as error:
-                if type(error).__name__ != "Halted":
-                    raise
+            with suppress(Paused):
+                execute(self.experiment, folder / HALF, observers=[PauseAfterTwo()])
         (folder / HALF / "tracking.json").write_text(json.dumps({"telling": {"run": "x", "step": 1}}))
         put_in_order(folder / HALF)
         self.files = {state: content_of(folder / state) for state in (HALF, WHOLE)}
@@ -207,19 +210,20 @@ class RunFolders(Target):
     @contextmanager
     def stubs(self, place: Path) -> Iterator[None]:
         """Nothing is trained and nothing computed: only what is read counts."""
-        before = cli.train, analyse.inspected
+        before = command.train, analyse.inspected
 
         def train(described: Any, place: Path, *_: Any, start: Any = None, **__: Any) -> None:
             self.seen = (described, start)
-            with tracking.tracked(("telling",), described, place, lambda _: None) as told:
-                told({"round": 3, "accuracy": 50.0})
+            trackers = tracking.Trackers(("telling",), described, place, lambda _: None)
+            trackers.round(finished(round=3, accuracy=50.0))
+            trackers.end(None)
 
         tracking.TRACKERS["telling"] = (Telling, ())  # type: ignore[assignment]
-        cli.train, analyse.inspected = train, lambda result, *_: self.note(result)
+        command.train, analyse.inspected = train, lambda result, *_: self.note(result)
         try:
             yield
         finally:
-            cli.train, analyse.inspected = before
+            command.train, analyse.inspected = before
             del tracking.TRACKERS["telling"]
 
     def note(self, result: Result) -> dict[str, Any]:
@@ -283,7 +287,7 @@ class RunFolders(Target):
     def resumed(self, place: Path, said: Noticed) -> None:
         self.seen = None
         with said():
-            cli.resume(place, None, True, True, None, False, None, False)
+            command.resume(folder=place, as_json=False)
 
     def read_half(self, place: Path) -> bool:
         said = Noticed()
@@ -302,7 +306,7 @@ class RunFolders(Target):
         return True
 
     def bits(self, start: Any) -> bytes:
-        return in_order(packed(start.snapshot, self.experiment.made(), {}))
+        return in_order(packed(start.snapshot, self.experiment.build_method(), {}))
 
     def read_whole(self, place: Path) -> bool:
         taken = 0

@@ -14,9 +14,11 @@ import click
 import typer
 
 from fedcc import cli
+from fedcc.cli import program
 from fedcc.data.dataset import DataError
 from fedcc.experiments import sweep
 from fedcc.experiments.experiment import Experiment, parse_settings
+from fedcc.experiments.options import OPTIONS
 from fedcc.methods import METHODS
 from fuzz.harness import Case, Target, Wrong
 from fuzz.mutate import RAW_TOML, VALUES, mutated_bytes, mutated_tree, to_toml
@@ -34,7 +36,7 @@ LONG = (
 def experiments() -> list[dict[str, Any]]:
     """Valid descriptions, as tables: one of each method, over all data sets."""
     datas = ("digits", "fashion", "cifar10", "cifar100", "tiny-imagenet")
-    found = [Experiment.resolved(m, data=datas[n % 5], device="cpu", seed=n) for n, m in enumerate(METHODS)]
+    found = [Experiment.resolve(m, data=datas[n % 5], device="cpu", seed=n) for n, m in enumerate(METHODS)]
     return [without_none(asdict(e)) for e in found]
 
 
@@ -79,7 +81,7 @@ class Config(Toml):
 
     def check(self, case: Case, folder: Path) -> bool:
         e = Experiment.read(self.path(case, folder))
-        e.made(), e.place, e.command()
+        e.build_method(), e.folder, e.command()
         again = folder / "again.toml"
         again.write_text(e.toml())
         if Experiment.read(again) != e:
@@ -121,7 +123,7 @@ class Settings(Target):
 
     def prepare(self, folder: Path) -> None:
         self.known = {m: [f.name for f in fields(kind)] for m, kind in METHODS.items()}  # type: ignore[arg-type]
-        self.options = [f.name for f in fields(Experiment) if f.name not in ("method", "settings")]
+        self.options = list(OPTIONS)
 
     def make(self, rng: random.Random) -> Case:
         chosen = rng.choice(tuple(METHODS))
@@ -134,7 +136,7 @@ class Settings(Target):
     def check(self, case: Case, folder: Path) -> bool:
         pairs = [decoded(v) for name, v in case.items() if name.startswith("set-")]
         name = decoded(case["method"])
-        e = Experiment.resolved(name, settings=parse_settings(name, pairs), device="cpu")
+        e = Experiment.resolve(name, settings=parse_settings(name, pairs), device="cpu")
         told = [word.partition("=") for word in shlex.split(e.command()) if "=" in word]
         if parse_settings(name, ["".join(pair) for pair in told]) != {n: e.settings[n] for n, _, _ in told}:
             raise Wrong("the command that makes the run again sets other values")
@@ -157,7 +159,7 @@ class Options(Target):
 
     def fault(self, error: BaseException, folder: Path) -> str:
         if isinstance(error, click.UsageError):
-            return "" if cli.usage(error).strip() else "the refusal says nothing"
+            return "" if program.usage(error).strip() else "the refusal says nothing"
         return super().fault(error, folder)
 
     def begin(self, folder: Path) -> None:

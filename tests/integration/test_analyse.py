@@ -13,8 +13,10 @@ from PIL import Image
 
 import fedcc
 from fedcc.core.digests import write_json
-from fedcc.experiments import Experiment, RunFolder, execute
 from fedcc.experiments.analyse import analyse
+from fedcc.experiments.experiment import Experiment
+from fedcc.experiments.run import execute
+from fedcc.experiments.store import RunFolder
 from fedcc.report import analysis_figures, figures
 from program import QUICK, call
 
@@ -26,7 +28,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """FedCC and FedAvg as the demo runs them, with a round less."""
     places = {name: tmp_path_factory.mktemp("runs") / name for name in ("fedavg", "fedcc")}
     for name, place in places.items():
-        execute(Experiment.resolved(name, data="digits", skew="classes:1", rounds=2, device="cpu"), place)
+        execute(Experiment.resolve(name, data="digits", skew="classes:1", rounds=2, device="cpu"), place)
     return places
 
 

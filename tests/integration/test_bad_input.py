@@ -14,7 +14,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedcc.experiments import Experiment, RunFolder, store
+from fedcc.experiments import store
+from fedcc.experiments.experiment import Experiment
+from fedcc.experiments.store import RunFolder
 from program import QUICK, Running, call
 
 Capsys = pytest.CaptureFixture[str]
@@ -41,8 +43,8 @@ NAMES = [
     (("run", "fedcc", "--device", "cud"), ("unknown device 'cud'", "'cuda'")),
     (("run", "fedcc", "--device", "cuda:99"), ("'cuda:99' is not there",)),
     (("run", "fedcc", "--device", "mps"), ("device must be auto, cpu or cuda", "'mps'")),
-    (("run", "fedcc", "--precision", "fp23"), ("unknown precision 'fp23'", "'fp32'")),
-    (("run", "fedcc", "--wire", "fp8"), ("unknown wire 'fp8'", "fp16")),
+    (("run", "fedcc", "--precision", "fp23"), ("precision must be one of fp32, bf16, fp64", "'fp23'")),
+    (("run", "fedcc", "--wire", "fp8"), ("wire must be one of fp32, fp16, int8, int8-stochastic", "'fp8'")),
     (("run", "fedcc", "--assignment", "third"), ("assignment must be one of alternate, halves", "'third'")),
     (("run", "fedcc", "--reset", "never"), ("reset must be one of phase, round", "'never'")),
     (("run", "fedcc", "--set", "lamb=1"), ("unknown setting of FedCC 'lamb'", "'lam'")),
@@ -153,7 +155,7 @@ def test_the_other_commands_refuse_as_well(tmp_path: Path, capsys: Capsys) -> No
         ("method = 'fedcc'\nstratified = 1", "stratified must be true or false, got 1"),
         ("method = 'fedcc'\nround = 3", "did you mean 'rounds'?"),
         ("method = 'fedcc'\nsettings = 3", "settings must be a table"),
-        ("method = 'fedcc'\nengine = 'warp'", "unknown engine 'warp'"),
+        ("method = 'fedcc'\nengine = 'warp'", "engine must be one of plain, fused, got 'warp'"),
         ("method = 'fedcc'\n[settings]\nlam = 'much'", "lam must be a number, got 'much'"),
         ("method = 'fedcc'\n[settings]\nlambda = 1", "did you mean 'lam'?"),
     ],
@@ -277,7 +279,7 @@ def unprivileged() -> Iterator[None]:
 
 
 def test_a_read_only_folder(tmp_path: Path, capsys: Capsys) -> None:
-    import fedcc.demo  # noqa: F401
+    import fedcc.cli.demo  # noqa: F401
 
     for place in (tmp_path, *tmp_path.parents):  # others must be able to come here
         if not place.stat().st_mode & 0o001:
@@ -378,12 +380,12 @@ def test_weights_that_the_last_step_ruins_are_no_result(capsys: Capsys, method: 
 
 
 def test_a_bug_is_called_one_and_can_be_traced(capsys: Capsys, monkeypatch: pytest.MonkeyPatch) -> None:
-    from fedcc import experiments
+    from fedcc.experiments import run
 
     def broken(*_: object, **__: object) -> None:
         raise KeyError("x")
 
-    monkeypatch.setattr(experiments, "prepare", broken)
+    monkeypatch.setattr(run, "prepare", broken)
     done = call(capsys, "run", "local", *QUICK)
     assert done.code == 1
     assert re.fullmatch(r"fedcc: KeyError: 'x' \(this should not happen; FEDCC_DEBUG=1 shows where\)\n", done.err)

@@ -26,6 +26,7 @@ COMMANDS = {
     "run": (
         "--config --data --skew --clients --models --assignment --rounds --epochs --participation --seed --set --lr "
         "--batch --reset --public --stratified --fraction --augment --validation --resize --wire --client-accuracy "
+        "--schedule --decay --evaluate-every --readings "
         "--device --engine --deterministic "
         "--precision --threads --out --data-dir --overwrite --save-models "
         "--checkpoint --checkpoint-every --keep-checkpoints --track --json"
@@ -51,7 +52,7 @@ COMMANDS = {
     "federation demo": "--out --method --rounds --epochs --fraction --seed",
     "demo": "--out --rounds --epochs --clients --seed --jobs --json",
     "methods": "--json",
-    "bench": "--device --clients --steps --model --batch --threads --json",
+    "bench": "--device --clients --steps --model --batch --augment --threads --json",
     "skew": "--data --skew --clients --seed --public --out --data-dir --json",
     "data list": "--data-dir --json",
     "data fetch": "--data-dir",
@@ -237,7 +238,7 @@ def test_bench_compares_engines_in_one_table(capsys: Capsys) -> None:
     options = ("--device", "cpu", "--model", "resnet8", "--steps", 1, "--batch", 4, "--clients", "1,2")
     found = json.loads(call(capsys, "bench", *options, "--json").out)
     rows = found["rows"]
-    assert found["settings"] == {"model": "resnet8", "batch": 4, "steps": 1}
+    assert found["settings"] == {"model": "resnet8", "batch": 4, "steps": 1, "augment": "standard"}
     assert {"torch", "commit", "gpu"} <= set(found["machine"])
     assert {row["phase"] for row in rows} == {"fit", "refine", "predict"}
     for phase in ("fit", "refine", "predict"):

@@ -16,9 +16,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedcc import demo
+from fedcc.cli import demo
 from fedcc.data.partition import Partition
-from fedcc.experiments import Experiment, RunFolder, execute
+from fedcc.experiments.experiment import Experiment
+from fedcc.experiments.run import execute
+from fedcc.experiments.store import RunFolder
 from fedcc.report import figures
 from fedcc.report.style import look
 from program import alive, call, descendants, started, wait_until
@@ -34,7 +36,7 @@ def test_the_smallest_form_in_place_of_an_earlier_one(
     monkeypatch.chdir(tmp_path)
     out = tmp_path / "runs" / "demo"
     for name in METHODS:
-        execute(Experiment.resolved(name, device="cpu", rounds=2, epochs=0, seed=1), out / name)
+        execute(Experiment.resolve(name, device="cpu", rounds=2, epochs=0, seed=1), out / name)
     done = call(capsys, *SMALLEST, "--jobs", 1)
     assert (done.code, done.err) == (0, "")
     assert "10 clients with one digit each, T=1, E=1; 5 methods, 1 at a time" in done.out

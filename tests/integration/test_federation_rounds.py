@@ -15,12 +15,12 @@ pytest.importorskip("flwr")
 import torch
 from flwr.app import Array, ArrayRecord
 
+from fedcc.experiments.result import Result
 from fedcc.experiments.store import RunFolder
 from fedcc.flower import cohort as cohort_module
 from fedcc.flower.cohort import NoQuorum
 from fedcc.flower.demo import simulate
 from fedcc.flower.folder import FederationFolder
-from fedcc.run import Result
 from federation import NAMES, Desk, make
 
 

@@ -54,6 +54,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 place = sys.argv[1]
 sys.orig_argv = [sys.executable, "-m", "fedcc"]
 from fedcc import cli
+from fedcc.cli import program
 import time
 
 def interrupt():
@@ -64,7 +65,7 @@ class Odd:
     def __del__(self):
         interrupt()
 
-def app(**_):
+def app(*_, **__):
     if place == "del":
         Odd()
         time.sleep(5)
@@ -75,7 +76,7 @@ def app(**_):
         if place == "clean-up":
             interrupt()
 
-explained = cli.explained
+explained = program.error_line
 
 def twice(error):
     if place == "report":
@@ -88,7 +89,7 @@ class Last:
         if place == "exit":
             interrupt()
 
-cli.app, cli.explained = app, twice
+program.app, program.error_line = app, twice
 last = Last()
 cli.main()
 """

@@ -13,8 +13,10 @@ from typing import Any
 import pytest
 
 import fedcc
-from fedcc.experiments import Experiment, RunFolder
+from fedcc.experiments.experiment import Experiment
+from fedcc.experiments.store import RunFolder
 from program import QUICK, call
+from tiny import finished
 
 Capsys = pytest.CaptureFixture[str]
 HUGE = "1" + "0" * 400
@@ -115,7 +117,7 @@ def test_options_that_contradict_each_other(capsys: Capsys) -> None:
 
 
 def test_more_threads_than_the_machine_serves_are_refused_when_a_run_starts(capsys: Capsys) -> None:
-    from fedcc.threads import cores
+    from fedcc.engine.threads import cores
 
     rule = f"threads must be at most {4 * cores()}, 4 for each core of this machine"
     call(capsys, *RUN, "r", "--threads", 1024).refused(rule, "got 1024")
@@ -126,16 +128,16 @@ def test_more_threads_than_the_machine_serves_are_refused_when_a_run_starts(caps
     call(capsys, "bench", "--threads", 1024).refused(rule)
     assert not Path("r").exists()
     assert not Path("runs").exists()
-    assert Experiment.resolved("local", threads=1024, device="cpu").threads == 1024  # of another machine
+    assert Experiment.resolve("local", threads=1024, device="cpu").machine.threads == 1024  # of another machine
     Path("r").mkdir()
-    Path("r/experiment.toml").write_text(Experiment.resolved("local", threads=1024, device="cpu").toml())
+    Path("r/experiment.toml").write_text(Experiment.resolve("local", threads=1024, device="cpu").toml())
     call(capsys, "resume", "r").refused(rule)
 
 
 def test_more_threads_than_cores_are_warned_of_once(capsys: Capsys, monkeypatch: pytest.MonkeyPatch) -> None:
-    from fedcc.threads import ThreadsWarning
+    from fedcc.engine.threads import ThreadsWarning
 
-    monkeypatch.setattr("fedcc.threads.cores", lambda: 1)
+    monkeypatch.setattr("fedcc.engine.threads.cores", lambda: 1)
     monkeypatch.setattr("torch.set_num_threads", lambda _: None)  # two threads on a busy core take minutes
     done = call(capsys, *RUN, "r", "--threads", 2)
     assert done.code == 0
@@ -152,9 +154,9 @@ def test_more_threads_than_cores_are_warned_of_once(capsys: Capsys, monkeypatch:
 
 def test_a_record_of_a_larger_machine_is_read(capsys: Capsys, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.set_num_threads", lambda _: None)
-    monkeypatch.setattr("fedcc.threads.cores", lambda: 256)
+    monkeypatch.setattr("fedcc.engine.threads.cores", lambda: 256)
     assert call(capsys, "run", "fedavg", *QUICK, "--epochs", 0, "--out", "r", "--threads", 1000).code == 0
-    monkeypatch.setattr("fedcc.threads.cores", lambda: 1)
+    monkeypatch.setattr("fedcc.engine.threads.cores", lambda: 1)
     assert fedcc.load("r").method.name == "FedAvg"
     assert call(capsys, "report", "r", "--out", "page", "--no-figures").code == 0
     assert "nothing to do" in call(capsys, "resume", "r").out
@@ -189,19 +191,19 @@ def test_a_damaged_summary_is_refused_by_its_name(text: str, capsys: Capsys) -> 
     ids=lambda text: text[:20] or "empty",
 )  # fmt: skip
 def test_a_damaged_tracking_file_is_named_and_tracking_continues(text: str, tmp_path: Path) -> None:
-    from fedcc.tracking import tracked
+    from fedcc.experiments.tracking import Trackers
 
-    experiment = Experiment.resolved("local", device="cpu")
+    experiment = Experiment.resolve("local", device="cpu")
     (tmp_path / "tracking.json").write_text(text)
     said: list[str] = []
-    with tracked(("tensorboard",), experiment, tmp_path, said.append) as told:
-        told({"round": 1, "accuracy": 50.0})
+    trackers = Trackers(("tensorboard",), experiment, tmp_path, said.append)
+    trackers.round(finished(round=1, accuracy=50.0))
+    trackers.end(None)
     assert len(said) == 1
     assert str(tmp_path / "tracking.json") in said[0]
     assert "\n" not in said[0]
     assert list((tmp_path / "tensorboard").iterdir())
-    with tracked((), experiment, tmp_path, said.append) as told:  # nobody asks for it
-        told({"round": 2, "accuracy": 50.0})
+    Trackers((), experiment, tmp_path, said.append).round(finished(round=2, accuracy=50.0))  # nobody asks for it
     assert len(said) == 1
 
 

@@ -12,8 +12,7 @@ import torch
 from fedcc import FedCC, Federation
 from fedcc.core.requests import Fit, Fitted, Recipe
 from fedcc.engine.plain import Plain
-from fedcc.federate import Simulated, federate
-from fedcc.run import parties
+from fedcc.federate import Simulated, build_roles, federate
 
 here = pytest.mark.skipif(not os.environ.get("FEDCC_DATA"), reason="FEDCC_DATA names no folder")
 
@@ -40,7 +39,7 @@ def test_a_round_on_a_tenth_of_cifar10() -> None:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        server, clients = parties(method, federation, Recipe(epochs=1), 0, "cpu")
+        server, clients = build_roles(method, federation, Recipe(epochs=1), 0, "cpu")
         cohort = Simulated(method, clients, engine)
         (done,) = federate(method, server, cohort, 1, engine)
     finally:

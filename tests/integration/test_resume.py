@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from fedcc.experiments import RunFolder
 from fedcc.experiments.checkpoint import DIGEST
+from fedcc.experiments.store import RunFolder
 from program import QUICK, Done, Running, call, wait_until
 
 Capsys = pytest.CaptureFixture[str]
@@ -114,7 +114,7 @@ def test_a_run_that_was_stopped_goes_on(
     os.kill(run.pid, getattr(signal, number))
     stopped = run.end()
     if number == "SIGTERM":
-        stopped.failed("terminated", "see r", "go on with `fedcc resume r`", code=143)
+        stopped.failed("terminated", "see r", "resume with `fedcc resume r`", code=143)
     call(capsys, *WORDS, folder).refused("holds this run already (unfinished)", f"`fedcc resume {folder}`")
     call(capsys, *WORDS, folder, "--seed", 1).refused("holds another run (unfinished)", "choose another --out")
     monkeypatch.setattr(sys, "stdin", Terminal("no\n"))
@@ -126,10 +126,10 @@ def test_a_run_that_was_stopped_goes_on(
     if number == "SIGTERM":  # at a terminal, `fedcc run` offers it
         monkeypatch.setattr(sys, "stdin", Terminal("yes\n"))
         done = call(capsys, *WORDS, folder)
-        assert "holds this run, unfinished; go on with it?" in done.err
+        assert "holds this run, unfinished; resume it?" in done.err
     else:
         done = call(capsys, "resume", folder)
-    assert f"going on after round {last}, from a checkpoint of" in done.out
+    assert f"resuming after round {last}, from a checkpoint of" in done.out
     assert f"round {last}/3" not in done.out
     ended(done, folder, whole)
     summary = RunFolder(folder).summary()
@@ -143,7 +143,7 @@ def test_a_run_that_was_stopped_goes_on(
 
 def test_after_the_last_round_only_the_summary_is_left_to_write(copy: Path, whole: Path, capsys: Capsys) -> None:
     done = call(capsys, "resume", copy)
-    assert "going on after round 3" in done.out
+    assert "resuming after round 3" in done.out
     ended(done, copy, whole)
 
 
@@ -154,7 +154,7 @@ def test_rounds_after_the_checkpoint_are_cut(copy: Path, whole: Path, capsys: Ca
         file.write('{"round": 4, "acc')
     (copy / ".checkpoint-000003-00.safetensors.0123.tmp").write_bytes(b"half")
     done = call(capsys, "resume", copy)
-    assert "going on after round 2" in done.out
+    assert "resuming after round 2" in done.out
     ended(done, copy, whole)
 
 
@@ -170,7 +170,7 @@ def test_readings_are_there_in_every_round(method: str, names: list[str], tmp_pa
     (folder / "summary.json").unlink()
     checkpoints(folder)[-1].unlink()
     done = call(capsys, "resume", folder)
-    assert "going on after round 2" in done.out
+    assert "resuming after round 2" in done.out
     ended(done, folder, whole)
     summary, rounds = RunFolder(folder).summary(), [r["readings"] for r in RunFolder(folder).metrics()]
     assert summary is not None
@@ -205,7 +205,7 @@ def test_a_damaged_checkpoint_is_passed_over_with_a_warning(
     done = call(capsys, "resume", copy)
     assert done.err.startswith(f"fedcc: warning: {copy / checkpoints(whole)[-1].name} ")
     assert "is not used: its content is not what its checksum says" in done.err
-    assert "going on after round 2" in done.out
+    assert "resuming after round 2" in done.out
     ended(done, copy, whole)
 
 
@@ -214,7 +214,7 @@ def test_without_a_good_checkpoint_it_starts_anew(copy: Path, whole: Path, capsy
         truncate(path)
     done = call(capsys, "resume", copy)
     assert done.err.count("warning") == 2
-    assert "starting anew" in done.out
+    assert "starting again" in done.out
     ended(done, copy, whole)
 
 
@@ -232,7 +232,7 @@ def test_metrics_are_rewritten_from_the_checkpoint(damage: Any, copy: Path, whol
     damage(copy / "metrics.jsonl")
     done = call(capsys, "resume", copy)
     assert f"{copy / 'metrics.jsonl'} is not what the run wrote, and is written anew from checkpoint-000003" in done.err
-    assert "going on after round 3" in done.out
+    assert "resuming after round 3" in done.out
     ended(done, copy, whole)
     assert (copy / "metrics.jsonl").read_bytes() == (whole / "metrics.jsonl").read_bytes()
 
@@ -252,7 +252,7 @@ def test_a_folder_of_an_older_version_goes_on_with_a_note(copy: Path, whole: Pat
     done = call(capsys, "resume", copy)
     assert "environment.json was written by an older version, without a digest" in done.err
     assert "was written by an older version, without its records" in done.err
-    assert "going on after round 3" in done.out
+    assert "resuming after round 3" in done.out
     ended(done, copy, whole)
 
 
@@ -261,7 +261,7 @@ def test_older_checkpoints_need_their_metrics(copy: Path, whole: Path, capsys: C
     shorten(copy / "metrics.jsonl")
     done = call(capsys, "resume", copy)
     assert "metrics.jsonl lacks some of its 3 rounds" in done.err
-    assert "going on after round 2" in done.out
+    assert "resuming after round 2" in done.out
     ended(done, copy, whole)
 
 
@@ -295,7 +295,7 @@ def test_a_run_that_another_process_has_just_finished_stays(
     copy: Path, whole: Path, capsys: Capsys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The other one ends between this one's look at the folder and its lock, while trackers are made ready."""
-    import fedcc.tracking
+    import fedcc.experiments.tracking
 
     def meanwhile(*_: Any) -> tuple[str, ...]:
         for path in checkpoints(copy):
@@ -305,7 +305,7 @@ def test_a_run_that_another_process_has_just_finished_stays(
                 (copy / path.name).write_bytes(path.read_bytes())
         return ()
 
-    monkeypatch.setattr(fedcc.tracking, "checked", meanwhile)
+    monkeypatch.setattr(fedcc.experiments.tracking, "checked", meanwhile)
     done = call(capsys, "resume", copy)
     assert (done.code, done.err) == (0, "")
     assert "holds a finished run; there is nothing to do" in done.out
@@ -392,7 +392,7 @@ def test_a_checkpoint_from_before_an_option_goes_on_with_its_default(copy: Path,
     for path in checkpoints(copy):
         without(path, "trust")
     done = call(capsys, "resume", copy)
-    assert "going on after round 3" in done.out
+    assert "resuming after round 3" in done.out
     ended(done, copy, whole)
 
 
@@ -421,8 +421,8 @@ def test_rarer_checkpoints_or_none(tmp_path: Path, capsys: Capsys) -> None:
 
 
 def test_unless_told_how_often_it_takes_a_twentieth_of_the_time_at_most(copy: Path) -> None:
-    from fedcc.experiments import Experiment
     from fedcc.experiments.checkpoint import Checkpoints
+    from fedcc.experiments.experiment import Experiment
 
     experiment = Experiment.read(copy / "experiment.toml")
     written = Checkpoints(copy, experiment, experiment.federation())

@@ -21,7 +21,8 @@ import torch
 import fedcc
 import fedcc.data
 from fedcc.data.partition import Partition
-from fedcc.experiments import Experiment, RunFolder
+from fedcc.experiments.experiment import Experiment
+from fedcc.experiments.store import RunFolder
 from program import QUICK, Running, call, wait_until
 
 Capsys = pytest.CaptureFixture[str]
@@ -32,12 +33,12 @@ CLIENTS = [str(k) for k in range(10)]
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small finished run of FedCC."""
-    from fedcc.experiments import execute
+    from fedcc.experiments.run import execute
 
     place = tmp_path_factory.mktemp("runs") / "r"
     settings = {"lam": 0.3, "epochs_fit": 2}
     quick: dict[str, Any] = {"rounds": 2, "epochs": 1, "models": "resnet8", "fraction": 0.2, "device": "cpu"}
-    execute(Experiment.resolved("fedcc", settings=settings, **quick), place)
+    execute(Experiment.resolve("fedcc", settings=settings, **quick), place)
     return place
 
 
@@ -62,7 +63,7 @@ def test_the_files(folder: Path) -> None:
 def test_experiment_toml_holds_every_value(folder: Path) -> None:
     table = tomllib.loads((folder / "experiment.toml").read_text())
     experiment = Experiment.read(folder / "experiment.toml")
-    assert table.keys() == experiment.__dataclass_fields__.keys()
+    assert table.keys() == experiment.values().keys()
     assert (table["method"], table["data"], table["skew"], table["clients"]) == ("fedcc", "digits", "classes:1", 10)
     assert (table["rounds"], table["epochs"], table["threads"], table["engine"]) == (2, 1, 1, "plain")
     unset = {name for name, value in experiment.settings.items() if value is None}  # TOML has no such value
@@ -186,7 +187,7 @@ def test_summary_json_is_complete_in_itself(folder: Path) -> None:
     assert summary["device"]
     assert summary["versions"].keys() == {"fedcc", "python", "torch", "numpy"}
     assert "commit" in summary
-    assert Experiment(**summary["experiment"]) == Experiment.read(folder / "experiment.toml")
+    assert Experiment.stored(summary["experiment"]) == Experiment.read(folder / "experiment.toml")
     assert summary["partition_sha256"] == Partition.load(folder / "partition.npz").sha256
     assert "NaN" not in (folder / "summary.json").read_text()
 
@@ -206,16 +207,18 @@ def test_a_command_says_every_value(method: str) -> None:
     """The command line of an experiment that differs from the defaults wherever it can."""
     from typer.testing import CliRunner
 
-    from fedcc import cli, experiments
+    from fedcc import cli
+    from fedcc.experiments import run as module
 
     given: dict[str, Any] = {
         "skew": "dirichlet:0.5,minimum=1", "clients": 7, "models": "resnet8", "rounds": 2, "epochs": 3, "public": 0.2,
         "assignment": "halves", "stratified": True, "fraction": 0.5, "lr": 2e-5, "batch": 16, "reset": "round",
         "participation": 0.5, "wire": "fp16", "client_accuracy": False, "seed": 9, "device": "cpu",
         "precision": "bf16", "threads": 2, "augment": "hole=0.25,shift=0.1", "validation": 0.2,
+        "schedule": "cosine", "decay": 0.9, "evaluate_every": 3, "readings": False,
     }  # fmt: skip
     settings = {"fedcc": {"lam": 0.1, "epochs_fit": 0, "probe_kind": "white", "refine_joint_batch": False}}
-    experiment = Experiment.resolved(method, settings=settings.get(method), **given)
+    experiment = Experiment.resolve(method, settings=settings.get(method), **given)
     asked: list[Experiment] = []
 
     def remember(experiment: Experiment, *_: Any, **__: Any) -> None:
@@ -223,7 +226,7 @@ def test_a_command_says_every_value(method: str) -> None:
         raise ValueError("enough")
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(experiments, "prepare", remember)
+        patch.setattr(module, "prepare", remember)
         CliRunner().invoke(cli.app, shlex.split(experiment.command())[1:])
     assert asked == [experiment]
 
@@ -291,7 +294,7 @@ def test_a_signal_in_mid_run_leaves_a_valid_folder(number: str, code: int, word:
     wait_until(folder.metrics)
     os.kill(run.pid, getattr(signal, number))
     done = run.end(20)
-    done.failed(word, "see r; go on with `fedcc resume r`", code=code)
+    done.failed(word, "see r; resume with `fedcc resume r`", code=code)
     assert done.err.count("\n") == 1
     records = folder.metrics()
     assert [r["round"] for r in records] == list(range(1, len(records) + 1))
@@ -299,6 +302,6 @@ def test_a_signal_in_mid_run_leaves_a_valid_folder(number: str, code: int, word:
     checkpoints = {p.name for p in folder.path.glob("checkpoint-*.safetensors")}
     assert len(checkpoints) == min(2, len(records)) or len(records) == 1  # whose checkpoint was not begun yet
     assert {p.name for p in folder.path.iterdir()} == FILES - {"summary.json"} | checkpoints
-    assert Experiment.read(folder.path / "experiment.toml").rounds == 500
+    assert Experiment.read(folder.path / "experiment.toml").training.rounds == 500
     again = Running(tmp_path, ("run", "fedcc", *QUICK, "--epochs", 0, "--out", "r", "--overwrite")).end()
     assert again.code == 0

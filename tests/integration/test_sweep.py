@@ -12,8 +12,7 @@ from typing import Any
 
 import pytest
 
-from fedcc.experiments import RunFolder
-from fedcc.experiments.store import InUse
+from fedcc.experiments.store import InUse, RunFolder
 from fedcc.experiments.workers import Died, Processes
 from program import QUICK, Running, alive, call, descendants, started, wait_until
 
@@ -42,7 +41,7 @@ def numbers(root: Path) -> dict[str, Any]:
     found = {}
     for path in sorted(root.rglob("summary.json")):
         summary = json.loads(path.read_text())
-        for name in ("seconds", "sharing", "commit", "checkpoint_bytes"):
+        for name in ("seconds", "sharing", "commit", "checkpoint_bytes", "sha256", "files"):
             summary.pop(name)
         records = [
             {k: v for k, v in r.items() if k not in ("seconds", "sharing")} for r in RunFolder(path.parent).metrics()
@@ -106,7 +105,7 @@ def test_a_sweep_that_is_stopped_goes_on(tmp_path: Path, alone: dict[str, Any]) 
     wait_until(lambda: list(second.path.glob("checkpoint-*")), 240)
     os.kill(sweep.pid, signal.SIGTERM)
     done = sweep.end(90)
-    done.failed("terminated", "the same command goes on from here", code=143)
+    done.failed("terminated", "run the same command to continue", code=143)
     assert not descendants(sweep.pid)
     assert "1 finished, 1 stopped, 2 not begun; " in done.out
     assert second.summary() is None
@@ -130,7 +129,7 @@ def test_a_time_limit_stops_at_a_checkpoint(file: Path, alone: dict[str, Any], c
         pytest.fail("nothing was begun")
     assert "stopped after round 1 of 3" in done.out
     assert "1 stopped, 1 not begun; " in done.out
-    assert "the time is up, the same command goes on from here" in done.out
+    assert "the time is up, run the same command to continue" in done.out
     assert len(list(Path("runs").rglob("checkpoint-000001-*.safetensors"))) == 1
     done = call(capsys, "sweep", file, "--time-limit", "1h")
     assert (done.code, done.err) == (0, "")
@@ -258,7 +257,7 @@ def test_no_worker_outlives_the_sweep(number: str, code: int, tmp_path: Path) ->
     wait_until(lambda: not any(map(alive, workers)))
     if number == "SIGINT":
         assert "0 finished, 2 stopped, 2 not begun; " in out
-        assert err == "fedcc: interrupted (the same command goes on from here)\n"
+        assert err == "fedcc: interrupted (run the same command to continue)\n"
 
 
 # --------------------------------------------------------------------------------------------------------------- Ray

@@ -9,10 +9,16 @@ from typing import Any
 
 import pytest
 
-import fedcc.tracking
-from fedcc.experiments import Experiment, RunFolder
-from fedcc.tracking import flat, numbers, tracked
+import fedcc.experiments.tracking
+from fedcc.core.method import Trained
+from fedcc.core.samples import View
+from fedcc.experiments.experiment import Experiment
+from fedcc.experiments.result import Result
+from fedcc.experiments.store import RunFolder
+from fedcc.experiments.tracking import Trackers, flat, numbers
+from fedcc.methods import make
 from program import QUICK, call
+from tiny import finished
 
 Capsys = pytest.CaptureFixture[str]
 ROUNDS = 3
@@ -46,7 +52,7 @@ def in_tensorboard() -> dict[str, list[tuple[int, float]]]:
 
 
 def in_mlflow() -> tuple[dict[str, list[tuple[int, float]]], Any]:
-    client, experiment = fedcc.tracking.mlflow_store()
+    client, experiment = fedcc.experiments.tracking.mlflow_store()
     (run,) = client.search_runs([experiment])
     history = {name: client.get_metric_history(run.info.run_id, name) for name in run.data.metrics}
     return {name: [(m.step, m.value) for m in values] for name, values in history.items()}, run
@@ -92,6 +98,10 @@ def close(found: dict[str, list[tuple[int, float]]], relative: float = 1e-12) ->
         if not name.startswith("seconds/"):  # a round that is made again takes another time
             assert [v for _, v in found[name]] == pytest.approx([v for _, v in values], rel=relative), name
     return True
+
+
+def a_result() -> Result:
+    return Result(make("local"), Trained(2), View())
 
 
 def half_done() -> None:
@@ -163,7 +173,7 @@ def test_a_new_run_in_the_folder_is_a_new_run_at_the_tracker(capsys: Capsys) -> 
 def test_a_missing_package_is_said_before_training(
     name: str, package: str, capsys: Capsys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fedcc.tracking, "find_spec", lambda asked: None if asked == package else object())
+    monkeypatch.setattr(fedcc.experiments.tracking, "find_spec", lambda asked: None if asked == package else object())
     call(capsys, *RUN, "--track", name).refused(f"--track {name} needs {package}: pip install 'fedcc[{name}]'")
     assert not Path("r").exists()
 
@@ -184,7 +194,7 @@ class Broken:
 
 
 def test_a_tracker_that_fails_ends_no_run(capsys: Capsys, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(fedcc.tracking.TRACKERS, "wandb", (Broken, ()))
+    monkeypatch.setitem(fedcc.experiments.tracking.TRACKERS, "wandb", (Broken, ()))
     done = call(capsys, *RUN, "--track", "wandb")
     assert done.code == 0
     assert done.err == "fedcc: warning: wandb is told nothing more: ConnectionError: the server is gone\n"
@@ -208,19 +218,15 @@ def test_a_run_that_is_stopped_is_closed_as_such(tmp_path: Path, monkeypatch: py
         def close(self, finished: bool) -> None:
             closed.append(finished)
 
-    monkeypatch.setitem(fedcc.tracking.TRACKERS, "wandb", (Told, ()))
-    experiment = Experiment.resolved("local", device="cpu")
+    monkeypatch.setitem(fedcc.experiments.tracking.TRACKERS, "wandb", (Told, ()))
+    experiment = Experiment.resolve("local", device="cpu")
 
-    def interrupted() -> None:
-        with tracked(("wandb",), experiment, tmp_path, print) as told:
-            told({"round": 1})
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        interrupted()
-    with tracked(("wandb",), experiment, tmp_path, print) as told:
-        told({"round": 1})
-        told({"round": 3})
+    interrupted, whole = (Trackers(("wandb",), experiment, tmp_path, print) for _ in range(2))
+    interrupted.round(finished(round=1))
+    interrupted.end(None)
+    whole.round(finished(round=1))
+    whole.round(finished(round=3))
+    whole.end(a_result())
     assert closed == [False, True]
     found = json.loads((tmp_path / "tracking.json").read_text())
     assert found == {"wandb": {"step": 3}, "sha256": found["sha256"]}
@@ -230,13 +236,14 @@ def test_a_damaged_memory_is_said_and_begun_anew(tmp_path: Path, monkeypatch: py
     class Quiet(Broken):
         def close(self, finished: bool) -> None: ...
 
-    monkeypatch.setitem(fedcc.tracking.TRACKERS, "wandb", (Quiet, ()))
-    experiment, said = Experiment.resolved("local", device="cpu"), list[str]()
+    monkeypatch.setitem(fedcc.experiments.tracking.TRACKERS, "wandb", (Quiet, ()))
+    experiment, said = Experiment.resolve("local", device="cpu"), list[str]()
     path = tmp_path / "tracking.json"
     for content in ('{"wandb": {"step": 7', '{"wandb": {"step": 9}, "sha256": "0"}', "[]"):
         path.write_text(content)
-        with tracked(("wandb",), experiment, tmp_path, said.append) as told:
-            told({"round": 1})
+        trackers = Trackers(("wandb",), experiment, tmp_path, said.append)
+        trackers.round(finished(round=1))
+        trackers.end(None)
         assert f"{path} is damaged" in said.pop()
         assert json.loads(path.read_text())["wandb"] == {"step": 1}
     assert said == []

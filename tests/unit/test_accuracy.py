@@ -15,7 +15,7 @@ from fedcc.core.requests import Predict, Request
 from fedcc.core.samples import Samples
 from fedcc.evaluate import evaluate
 from fedcc.evaluate.accuracy import class_means, valid
-from fedcc.experiments.execute import logs, table2
+from fedcc.experiments.record import logs, table2
 from fedcc.methods import FedAvg, FedCC, FedMD, Local
 from tiny import Mlp, Tiny
 

@@ -277,7 +277,7 @@ async def _pooled(server: Any, pool: Samples) -> Any:
     model = await server.init(server.archs[0])
     for t in (1, 2):
         server.begin(t)
-        fit = server.fitting("fit", model, CrossEntropy("private"), private=pool)
+        fit = server.fit_request("fit", model, CrossEntropy("private"), private=pool)
         assert fit.key == Key(0, t, SERVER, "fit")
         model = (await fit).model
     return model

@@ -379,13 +379,13 @@ def test_a_role_makes_requests_with_its_key_and_recipe() -> None:
     tiny = Tiny(FedAvg())
     client, server = tiny.clients[1], tiny.server
     client.begin(4)
-    fit = client.fitting("refine", client.model, CrossEntropy("private"), private=client.private)
+    fit = client.fit_request("refine", client.model, CrossEntropy("private"), private=client.private)
     assert isinstance(fit, Fit)
     assert fit.key == Key(0, 4, 1, "refine")
-    assert fit.recipe is client.recipe
+    assert fit.recipe == client.recipe
     assert fit.joint
     assert (fit.constants, fit.frozen, fit.gradient, fit.only) == ({}, {}, None, None)
-    other = server.fitting(
+    other = server.fit_request(
         "fit", client.model, CrossEntropy("x"), x=client.private, recipe=Recipe(epochs=1), only="head"
     )
     assert other.key.client == SERVER
@@ -394,9 +394,9 @@ def test_a_role_makes_requests_with_its_key_and_recipe() -> None:
 
 def test_a_recipe_with_some_values_changed() -> None:
     client = Tiny(FedAvg()).clients[0]
-    assert client.recipe_(epochs=None, lr=None) == client.recipe
-    assert client.recipe_(epochs=0).epochs == 0
-    assert client.recipe_(lr=0.5) == Recipe(lr=0.5, batch=8, epochs=2)
+    assert client.recipe_with(epochs=None, lr=None) == client.recipe
+    assert client.recipe_with(epochs=0).epochs == 0
+    assert client.recipe_with(lr=0.5) == Recipe(lr=0.5, batch=8, epochs=2)
 
 
 def test_a_round_begins_with_an_empty_log_and_a_full_memory() -> None:
@@ -428,8 +428,8 @@ def test_a_server_sees_neither_models_nor_data_of_clients() -> None:
     server = Tiny(FedAvg()).server
     held = {name for name in dir(server) if not name.startswith("_")}
     assert held == {
-        *("archs", "begin", "classes", "fitting", "init", "key", "log", "memory"),
-        *("models", "networks", "public", "recipe", "recipe_", "round", "rounds", "to_all"),
+        *("archs", "begin", "classes", "fit_request", "init", "key", "log", "memory"),
+        *("models", "networks", "public", "recipe", "recipe_with", "round", "rounds", "to_all"),
     }
     assert server.to_all("x") == {0: "x", 1: "x", 2: "x"}
     assert server.init(ARCH, "second").key == Key(0, 0, SERVER, "second")

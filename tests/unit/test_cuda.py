@@ -12,7 +12,8 @@ import torch
 from fedcc.core.model import Arch
 from fedcc.core.rng import Key
 from fedcc.core.samples import View
-from fedcc.engine import cuda, kernels, stepping
+from fedcc.engine import cuda, step_kernels
+from fedcc.engine import trunk_kernels as kernels
 from fedcc.engine.stack import Stacked, stacked_state
 from fedcc.nets import ResNet, build
 
@@ -57,7 +58,7 @@ def test_arguments_lie_as_the_c_compiler_lays_them() -> None:
 @pytest.mark.parametrize("architecture", ["sm_80", "sm_90"])
 def test_the_kernels_of_a_step_compile(architecture: str) -> None:
     for view in (View(), View(pad=4, flip=True), View(pad=4, flip=True).with_augment("strong")):
-        defines = stepping.image_defines(3, 32, 32, view)
+        defines = step_kernels.image_defines(3, 32, 32, view)
         cubin = cuda.compiled(cuda.source("step.cu"), defines, architecture)
         assert cubin.startswith(b"\x7fELF")
         assert all(
@@ -71,8 +72,8 @@ def test_the_kernels_of_a_trunk_compile(architecture: str) -> None:
     arch = Arch((ResNet(8),), 5, (3, 8, 8))
     stack = Stacked(arch, True).train()
     state = stacked_state([build(arch, Key(0)).state_dict()], stack.template)
-    stack.hold({name: value.requires_grad_(name in stack.parameter_names) for name, value in state.items()})
-    with kernels.listed() as found:
+    stack.use({name: value.requires_grad_(name in stack.parameter_names) for name, value in state.items()})
+    with kernels.collect_launches() as found:
         stack.fast[0](torch.zeros(1, 2, 3, 8, 8, dtype=torch.bfloat16)).sum().backward()
     each = {name: (file, defines) for file, name, defines in found}
     assert set(each) == {"gather", "conv", "tail", "pool", "back", "grad", "collect"}
@@ -129,7 +130,7 @@ def test_without_a_home_it_compiles_all_the_same(folder: Path, monkeypatch: pyte
 
 def test_many_are_compiled_at_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
-    sizes = [stepping.image_defines(1, size, size, View(pad=2)) for size in (8, 16, 24)]
+    sizes = [step_kernels.image_defines(1, size, size, View(pad=2)) for size in (8, 16, 24)]
     cuda.compile_all([("step.cu", name, defines) for defines in sizes for name in ("images", "adam")], DEVICE)
     assert len(list(folder.iterdir())) == 3
 

@@ -13,10 +13,9 @@ from fedcc.core.rng import Key
 from fedcc.core.roles import Server
 from fedcc.core.samples import Samples
 from fedcc.engine import Plain
-from fedcc.federate import Round, Simulated, federate
+from fedcc.federate import Round, Simulated, build_roles, federate
 from fedcc.federation import Federation
 from fedcc.methods import FedAvg, FedCT, FedLC, FedNova
-from fedcc.run import parties
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +25,7 @@ def digits() -> Federation:
 
 def ran(method: AnyMethod, federation: Federation, recipe: Recipe, rounds: int = 1) -> tuple[Server, list[Round]]:
     executor = Plain("cpu")
-    server, clients = parties(method, federation, recipe, 0, "cpu")
+    server, clients = build_roles(method, federation, recipe, 0, "cpu")
     return server, list(federate(method, server, Simulated(method, clients, executor), rounds, executor))
 
 

@@ -22,12 +22,13 @@ from fedcc.engine import Plain
 from fedcc.engine.adam import Adam
 from fedcc.engine.fused import Fused
 from fedcc.engine.plain import learning_rate
-from fedcc.engine.plan import Plan, augmentation, batches
+from fedcc.engine.plan import Plan
 from fedcc.gradients import Ascent, Clip
 from fedcc.losses import CrossEntropy, SoftCrossEntropy
 from fedcc.methods import FedAvg
 from fedcc.nets import ResNet, build
 from recording import changed, record, same
+from steps import augmentation, batches
 from tiny import Mlp, Tiny, blobs
 
 KEY = Key(0, 1, 2, "fit", "private")
@@ -406,7 +407,7 @@ def test_a_fit_with_momentum_is_plain_training_with_torchs_sgd(schedule: Any) ->
 def test_momentum_that_is_none() -> None:
     with pytest.raises(ValueError, match=r"momentum must be at least 0 and below 1, got 1\.5"):
         Recipe(momentum=1.5)
-    with pytest.raises(ValueError, match="begins anew with each fit: reset must be 'phase', got 'round'"):
+    with pytest.raises(ValueError, match="is reset for each fit: reset must be 'phase', got 'round'"):
         Recipe(momentum=0.9, reset="round")
 
 

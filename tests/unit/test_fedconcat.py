@@ -10,7 +10,7 @@ from torch import Tensor
 
 import fedcc
 from fedcc.core.messages import Weights, nbytes
-from fedcc.core.model import HEAD, Model, Outputs, side_by_side
+from fedcc.core.model import HEAD, Model, Outputs, joined_state
 from fedcc.core.requests import Predict
 from fedcc.core.samples import Samples
 from fedcc.engine.plan import Plan
@@ -148,7 +148,7 @@ def test_heads_are_joined_by_hand() -> None:
         Model(arch, {"trunks.0.w": draw(2, seed=k), "head.weight": draw(3, 2, seed=k), "head.bias": draw(3, seed=k)})
         for k in range(2)
     ]
-    state = side_by_side(models)
+    state = joined_state(models)
     assert set(state) == {"trunks.0.w", "trunks.1.w", *HEAD}
     assert torch.equal(state["trunks.1.w"], models[1].state["trunks.0.w"])
     assert torch.equal(state["head.weight"][:, 2:], models[1].state["head.weight"])

@@ -17,6 +17,7 @@ from program import call
 
 pytest.importorskip("flwr")
 
+from fedcc.experiments.experiment import Experiment
 from fedcc.flower.data import site_samples
 from fedcc.flower.folder import FederationFolder, Rules, Site, Task, client_names, disagreement
 from fedcc.flower.keys import public_bytes
@@ -85,7 +86,7 @@ def test_a_site_names_what_it_has_not_agreed_to(folder: FederationFolder) -> Non
         ({"rounds": 9}, "rounds is 9 on the server and 2 here"),
         ({"settings": {**folder.experiment.settings, "lam": 0.7}}, "lam is 0.7 on the server and 0.2 here"),
     ):
-        changed = dataclasses.replace(folder, experiment=dataclasses.replace(folder.experiment, **changes))
+        changed = dataclasses.replace(folder, experiment=Experiment.stored(folder.experiment.values() | changes))
         assert disagreement(changed.terms("east"), site.terms()) == words
     assert disagreement(folder.terms("west"), site.terms()) == "client is 3 on the server and 1 here"
 
@@ -181,7 +182,7 @@ def test_init_refuses_in_one_line(capsys: pytest.CaptureFixture[str], tmp_path: 
         "FedAvg averages weights, so all clients need the same network"
     )
     call(capsys, *init, "--quorum", 3).refused("quorum must be from 1 to the number of clients, 2, got 3")
-    call(capsys, *init, "--client", "c=resnet9").refused("depth is 6n + 2 (8, 14, 20, ...), got 9")
+    call(capsys, *init, "--client", "c=resnet9").refused("depth is 6n + 2 (8, 14, 20, ..., 1202), got 9")
     assert not (tmp_path / "f").exists()
     (tmp_path / "f").mkdir()
     (tmp_path / "f" / "mine").write_text("")

@@ -7,12 +7,12 @@ import torch.nn.functional as F
 from fedcc.core.requests import Recipe
 from fedcc.core.step import norm
 from fedcc.engine import Plain
-from fedcc.engine.plan import batches
 from fedcc.gradients import Ascent
 from fedcc.losses import CrossEntropy
 from fedcc.methods import FedAvg, FedSAM
 from fedcc.nets import build
 from private_steps import asked, draw, initial, same
+from steps import batches
 from tiny import Tiny
 
 STEPS = Recipe(lr=1e-2, batch=8, steps=3)

@@ -23,12 +23,25 @@ from fedcc.core.requests import Fit, Frozen, Init, Predict, Recipe
 from fedcc.core.rng import Key
 from fedcc.core.samples import Samples, View
 from fedcc.core.step import Loss, Step
-from fedcc.engine import cuda, kernels
-from fedcc.engine.fast import FastTrunk
-from fedcc.engine.fused import Fused, Job
-from fedcc.engine.kernels import IMAGE, NORM, PLAIN, RESIDUAL, Back, Beside, Input, Layer, Made, Setting, Tape, Tiles
+from fedcc.engine import cuda
+from fedcc.engine import trunk_kernels as kernels
+from fedcc.engine.fused import Fused
+from fedcc.engine.jobs import Job
 from fedcc.engine.plain import Plain
 from fedcc.engine.stack import Stacked, stacked_state
+from fedcc.engine.trunk import FastTrunk, SideStreams, Tape, backward, forward
+from fedcc.engine.trunk_kernels import (
+    IMAGE,
+    NORM,
+    PLAIN,
+    RESIDUAL,
+    ConvInput,
+    ConvOutput,
+    Layer,
+    NormGrad,
+    Tiles,
+    Tuning,
+)
 from fedcc.gradients import Ascent, Clip
 from fedcc.losses import CrossEntropy, Proximal, SoftCrossEntropy
 from fedcc.nets import ResNet, build
@@ -43,12 +56,12 @@ sizes = st.integers(1, 40)
 def test_tiles_and_programs_cover_every_row_of_every_image_once(
     batch: int, high: int, wide: int, target: int, least: float, even: bool, wanted: float
 ) -> None:
-    tiles = Tiles.of(batch, high, wide, target, least, even)
-    per, bands = tiles.per(wanted), -(-high // tiles.rows)
-    assert -(-tiles.each // per) <= max(1, wanted)
+    tiles = Tiles.divide(batch, high, wide, target, least, even)
+    per, bands = tiles.per_program(wanted), -(-high // tiles.rows)
+    assert -(-tiles.per_lane // per) <= max(1, wanted)
     seen = []
-    for program in range(-(-tiles.each // per)):
-        own = range(program * per, min(tiles.each, (program + 1) * per))
+    for program in range(-(-tiles.per_lane // per)):
+        own = range(program * per, min(tiles.per_lane, (program + 1) * per))
         assert own
         for tile in own:  # as the kernels read a tile's number
             image, row = tile // bands * tiles.images, tile % bands * tiles.rows
@@ -82,7 +95,7 @@ class Draw:
         rows[:, -1] += totals - rows.sum(1)
         return rows
 
-    def made(self, batch: int, high: int, wide: int, cin: int, cout: int) -> Made:
+    def made(self, batch: int, high: int, wide: int, cin: int, cout: int) -> ConvOutput:
         """A convolution with sums and statistics: means are whole numbers, 1/std is 1 or 1/2."""
         weight = self.low(LANES, 9, cin, cout, least=-1, most=1)
         gamma, beta, mean, running, var = (self(LANES, cout) for _ in range(5))
@@ -90,12 +103,12 @@ class Draw:
         sums = self.rows([mean, rstd**-2 - EPS + mean**2], batch * high * wide)
         stats = torch.stack([mean, rstd, gamma * rstd, beta - mean * gamma * rstd])
         y = self.low(LANES, batch, high, wide, cout)
-        return Made(y, sums, Layer(weight, gamma, beta, running, var, MOMENTUM, EPS), stats)
+        return ConvOutput(y, sums, Layer(weight, gamma, beta, running, var, MOMENTUM, EPS), stats)
 
-    def back(self, made: Made) -> tuple[Back, Tensor]:
+    def back(self, made: ConvOutput) -> tuple[NormGrad, Tensor]:
         """A gradient behind a BatchNorm, and that before it: what the convolution's gradients are made of."""
         first, second = (self(LANES, made.y.shape[-1], least=-1, most=1) for _ in range(2))
-        back = Back(self.low(*made.y.shape), self.rows([first, second], made.y[0, ..., 0].numel()))
+        back = NormGrad(self.low(*made.y.shape), self.rows([first, second], made.y[0, ..., 0].numel()))
         mean, rstd, scale, _ = (wide(t) for t in made.stats)
         dy = scale * (exact(back.g) - wide(first) - (exact(made.y) - mean) * rstd * wide(second))
         return back, rounded(dy)
@@ -129,11 +142,11 @@ def shortcut(x: Tensor, like: Tensor) -> Tensor:
     return F.pad(exact(x)[:, :, ::stride, ::stride], (extra, extra))
 
 
-def activations(read: Input) -> Tensor:
-    if read.made is None:
+def activations(read: ConvInput) -> Tensor:
+    if read.layer is None:
         return exact(read.tensor)
-    z = wide(read.made.stats[2]) * exact(read.made.y) + wide(read.made.stats[3])
-    return rounded(F.relu(z if read.x is None else z + shortcut(read.x, z)))
+    z = wide(read.layer.stats[2]) * exact(read.layer.y) + wide(read.layer.stats[3])
+    return rounded(F.relu(z if read.shortcut is None else z + shortcut(read.shortcut, z)))
 
 
 def convolved(x: Tensor, weight: Tensor, stride: int) -> Tensor:
@@ -144,37 +157,37 @@ def convolved(x: Tensor, weight: Tensor, stride: int) -> Tensor:
     return torch.stack(out).permute(0, 1, 3, 4, 2)
 
 
-def read_by(draw: Draw, source: int, batch: int, high: int, across: int, channels: int) -> Input:
+def read_by(draw: Draw, source: int, batch: int, high: int, across: int, channels: int) -> ConvInput:
     """What a convolution reads: images, a layer, or a layer with a shortcut (from a larger image but for 16)."""
     if source == IMAGE:
-        return Input(draw.low(LANES, batch, high, across, channels))
+        return ConvInput(draw.low(LANES, batch, high, across, channels))
     made = draw.made(batch, high, across, 16, channels)
     if source == NORM:
-        return Input(made=made)
+        return ConvInput(layer=made)
     x = (high, across, 16) if channels == 16 else (2 * high - 1, 2 * across, channels // 2)
-    return Input(made=made, x=draw.low(LANES, batch, *x, least=0))
+    return ConvInput(layer=made, shortcut=draw.low(LANES, batch, *x, least=0))
 
 
-def yet_to_be(read: Input) -> Input:
+def yet_to_be(read: ConvInput) -> ConvInput:
     """The same, its statistics not known, running ones in copies."""
-    if read.made is None:
+    if read.layer is None:
         return read
-    norm = replace(read.made.norm, mean=read.made.norm.mean.clone(), var=read.made.norm.var.clone())
-    return read._replace(made=replace(read.made, norm=norm, stats=torch.full_like(read.made.stats, torch.nan)))
+    norm = replace(read.layer.norm, mean=read.layer.norm.mean.clone(), var=read.layer.norm.var.clone())
+    return read._replace(layer=replace(read.layer, norm=norm, stats=torch.full_like(read.layer.stats, torch.nan)))
 
 
-def check_statistics(read: Input, found: Input, track: bool) -> None:
+def check_statistics(read: ConvInput, found: ConvInput, track: bool) -> None:
     """Those that the way back needs, and the running ones."""
-    if read.made is None or found.made is None:
+    if read.layer is None or found.layer is None:
         return
-    same(found.made.stats, exact(read.made.stats))
-    old, new = read.made.norm, found.made.norm
+    same(found.layer.stats, exact(read.layer.stats))
+    old, new = read.layer.norm, found.layer.norm
     if not track:
         same(new.mean, old.mean.cpu())
         same(new.var, old.var.cpu())
         return
     pixels = read.tensor[0, ..., 0].numel()
-    mean, rstd = exact(read.made.stats[:2])
+    mean, rstd = exact(read.layer.stats[:2])
     same(new.mean, exact(old.mean).lerp(mean, MOMENTUM))
     var = (rstd**-2 - EPS) * pixels / (pixels - 1)
     torch.testing.assert_close(exact(new.var), exact(old.var).lerp(var, MOMENTUM), rtol=1e-6, atol=1e-6)
@@ -182,8 +195,8 @@ def check_statistics(read: Input, found: Input, track: bool) -> None:
 
 def shared_out(monkeypatch: pytest.MonkeyPatch, pixels: int, depth: int, programs: int) -> None:
     """Have every kernel work so: tiles of about so many pixels, about so many programs a lane; several loads: ahead."""
-    setting = Setting(pixels, 1, depth, programs * LANES, ahead=int(depth > 1), least=0)
-    monkeypatch.setattr(kernels, "SETTINGS", dict.fromkeys(kernels.SETTINGS, setting))
+    tuning = Tuning(pixels, 1, depth, programs * LANES, prefetch=depth > 1, min_tiles=0)
+    monkeypatch.setattr(kernels, "TUNING", dict.fromkeys(kernels.TUNING, tuning))
     monkeypatch.setattr(kernels, "FEW", 0)
 
 
@@ -214,7 +227,7 @@ def test_a_convolution(
     given = yet_to_be(read)
     made, kept = kernels.conv(given, layer, stride, track, keeps)
     expected = rounded(convolved(activations(read), exact(layer.weight), stride))
-    assert (Tiles.of(batch, *expected.shape[2:4], how[0], 0).each, made.sums.shape[1]) == shares
+    assert (Tiles.divide(batch, *expected.shape[2:4], how[0], 0).per_lane, made.sums.shape[1]) == shares
     same(made.y, expected)
     same(made.sums.sum(1), over_pixels(expected, expected**2))
     assert (kept is not None) == keeps
@@ -255,17 +268,17 @@ def test_the_way_back_through_a_convolution(
     made = draw.made(batch, *(-(-n // stride) for n in size), cin, cout)
     back, dy = draw.back(made)
     x, other = draw.low(*before.y.shape, least=0), draw.low(*made.y.shape)
-    found = kernels.conv_back(back, made, stride, before, (x, other) if outer else None)
+    found = kernels.conv_grad(back, made, stride, before, (x, other) if outer else None)
     zero = torch.zeros(before.y.shape, dtype=torch.float64, requires_grad=True)
     (g,) = torch.autograd.grad(convolved(zero, exact(made.norm.weight), stride), zero, dy)
-    g, positive = rounded(g), activations(Input(made=before)) > 0
+    g, positive = rounded(g), activations(ConvInput(layer=before)) > 0
     if outer:
         extra = (cout - cin) // 2
         g[:, :, ::stride, ::stride] += exact(other)[..., extra : extra + cin]
         positive = exact(x) > 0
     expected = rounded(g * positive)
     mean, rstd = wide(before.stats[0]), wide(before.stats[1])
-    assert (Tiles.of(batch, *size, how[0], 0, even=stride == 2).each, found.sums.shape[1]) == shares
+    assert (Tiles.divide(batch, *size, how[0], 0, even=stride == 2).per_lane, found.sums.shape[1]) == shares
     same(found.g, expected)
     same(found.sums.sum(1), over_pixels(expected, expected * (exact(before.y) - mean) * rstd))
 
@@ -290,11 +303,11 @@ def test_the_gradients_of_a_layer(
     read = read_by(draw, NORM if source == NORM else IMAGE, batch, *size, cin)
     made = draw.made(batch, *(-(-n // stride) for n in size), max(cin, 16), cout)
     back, dy = draw.back(made)
-    weight, gamma, beta = kernels.weights(read.tensor, read.made, back, made, stride, cin)
+    weight, gamma, beta = kernels.weight_grads(read.tensor, read.layer, back, made, stride, cin)
     zero = torch.zeros(made.norm.weight.shape, dtype=torch.float64, requires_grad=True)
     (expected,) = torch.autograd.grad(convolved(activations(read), zero, stride), zero, dy)
-    tiles = Tiles.of(batch, *made.y.shape[2:4], how[0], 0)
-    assert (tiles.each, -(-tiles.each // tiles.per(shares[1]))) == shares
+    tiles = Tiles.divide(batch, *made.y.shape[2:4], how[0], 0)
+    assert (tiles.per_lane, -(-tiles.per_lane // tiles.per_program(shares[1]))) == shares
     same(weight, expected[:, :, :cin].permute(0, 3, 2, 1).unflatten(3, (3, 3)))
     same(torch.stack([beta, gamma], 1), exact(back.sums).sum(1))
 
@@ -307,15 +320,15 @@ def test_the_ends_of_a_trunk(
     draw, batch, high, across = Draw(device), 5, 4, 2
     shared_out(monkeypatch, 20, 1, 1)  # two images a program
     x = draw.low(LANES, batch, *before, narrow, least=0)
-    read = Input(made=draw.made(batch, high, across, 16, 64), x=x)
+    read = ConvInput(layer=draw.made(batch, high, across, 16, 64), shortcut=x)
     given, expected = yet_to_be(read), activations(read)
-    features, kept = kernels.tail(given, track)
+    features, kept = kernels.features(given, track)
     same(kept, expected)
     same(features, expected.mean((2, 3)))
     check_statistics(read, given, track)
-    made, df = read.made, high * across * draw(LANES, batch, 64)
+    made, df = read.layer, high * across * draw(LANES, batch, 64)
     assert made is not None
-    back = kernels.pool(df, kept, made)
+    back = kernels.features_grad(df, kept, made)
     g = (expected > 0) * exact(df)[:, :, None, None] / (high * across)
     assert back.sums.shape[1] == 3
     same(back.g, g)
@@ -326,7 +339,7 @@ def test_numbers_are_gathered_in_bf16(device: torch.device) -> None:
     flat = torch.randn(1500, generator=torch.Generator().manual_seed(0)).to(device)
     order = torch.randint(-1, len(flat), (1002,), dtype=torch.int32, generator=torch.Generator().manual_seed(0))
     order[7] = -1
-    same(kernels.gathered(flat, order.to(device)), torch.where(order < 0, 0, flat.cpu()[order.long()]))
+    same(kernels.gather(flat, order.to(device)), torch.where(order < 0, 0, flat.cpu()[order.long()]))
 
 
 # ------------------------------------------------------------------------------------------------------ a whole trunk
@@ -366,14 +379,14 @@ def in_bf16(tensor: Tensor) -> Tensor:
 def trunk(x: Tensor, tensors: dict[str, Tensor], tape: Tape, lane: int) -> Tensor:
     """The features of one network by torch's layers, rounded where the kernels round; running statistics move."""
 
-    def layer(x: Tensor, conv: str, norm: str, stride: int, made: Made) -> Tensor:
+    def layer(x: Tensor, conv: str, norm: str, stride: int, made: ConvOutput) -> Tensor:
         weight = tensors[f"{conv}.weight"]
         weight = weight + (in_bf16(weight) - weight).detach()
         y = Stored.apply(F.conv2d(Rounded.apply(x), weight, stride=stride, padding=1), made.y[lane])
         names = [f"{norm}.{part}" for part in ("running_mean", "running_var", "weight", "bias")]
         return F.batch_norm(y, *(tensors[name] for name in names), True, 0.1, 1e-5)
 
-    a = F.relu(layer(x, "conv", "bn", 1, tape.stem))
+    a = F.relu(layer(x, "conv", "bn", 1, tape.blocks[0].before))
     for i, (_, kept, inner, outer, stride) in enumerate(tape.blocks):
         a = Stored.apply(a, kept[lane])
         own = Rounded.apply(F.relu(layer(a, f"blocks.{i}.conv1", f"blocks.{i}.bn1", stride, inner)))
@@ -403,11 +416,11 @@ def test_a_stacked_resnet_on_kernels(shape: tuple[int, int, int], depth: int, ba
     upstream = torch.randn(LANES, batch, 64, generator=generator)
 
     own = {n: t.to(device, copy=True).requires_grad_(n in trained) for n, t in tensors.items()}
-    stack.hold(own)
-    stack.stay(True)
+    stack.use(own)
+    stack.freeze_statistics(True)
     still = stack(x.to(device)).features
     assert all(torch.equal(own[n].cpu(), tensors[n]) for n in running)
-    stack.stay(False)
+    stack.freeze_statistics(False)
     features = stack(x.to(device)).features
     assert torch.equal(still, features)
     tape = features.grad_fn.tape
@@ -441,7 +454,7 @@ def test_a_stacked_resnet_that_predicts(
     stack = Stacked(arch, True).eval()
     tensors = stacked_state([n.state_dict() for n in networks], stack.template)
     own = {n: t.to(device, copy=True) for n, t in tensors.items()}
-    stack.hold(own)
+    stack.use(own)
     found = stack(x.to(device))
     with torch.no_grad():
         expected = [network(image.float()) for network, image in zip(networks, x, strict=True)]
@@ -455,7 +468,7 @@ def test_batchnorm_needs_more_than_one_value(device: torch.device) -> None:
     """As the library's says, instead of a variance of nothing."""
     arch = Arch((ResNet(8, 1),), 5, (1, 4, 4))
     stack = Stacked(arch, True).train()
-    stack.hold({n: t.to(device) for n, t in stacked_state([build(arch, Key(0)).state_dict()], stack.template).items()})
+    stack.use({n: t.to(device) for n, t in stacked_state([build(arch, Key(0)).state_dict()], stack.template).items()})
     with pytest.raises(ValueError, match="more than one value per channel"):
         stack(torch.zeros(1, 1, 1, 4, 4, dtype=torch.bfloat16, device=device))
 
@@ -470,9 +483,9 @@ def on_paper(lanes: int, batch: int, side: int, trains: bool) -> None:
         ]
         images = torch.empty(lanes, batch, side, side, 3, dtype=torch.bfloat16)
         if not trains:
-            kernels.predicted(images, layers, [1, 2, 2])
+            forward(images, layers, [1, 2, 2], track=False, fixed=True)
             return
-        kernels.backward(*kernels.forward(images, layers, [1, 2, 2], True), Beside(torch.device("meta")))
+        backward(*forward(images, layers, [1, 2, 2], True), SideStreams(torch.device("meta")))
 
 
 @pytest.mark.parametrize("side", [4, 5, 8, 9, 28, 32, 50, 64, 96, 100, 224, 448])
@@ -510,22 +523,22 @@ def test_the_way_back_waits_for_what_runs_beside_it_also_when_it_fails(monkeypat
     """A capture with a stream that nobody waits for could not end, and would hide that memory ran out."""
     log: list[str] = []
 
-    class Recorded(Beside):
-        def weights(self, *given: Any) -> list[Tensor]:
+    class Recorded(SideStreams):
+        def weight_grads(self, *given: Any) -> list[Tensor]:
             log.append("weights")
-            return super().weights(*given)
+            return super().weight_grads(*given)
 
         def join(self) -> None:
             log.append("join")
             super().join()
 
-    def full(*_: Any) -> Back:
+    def full(*_: Any) -> NormGrad:
         raise torch.cuda.OutOfMemoryError("full")
 
     trunk = listed_trunk()
-    trunk.beside = Recorded(torch.device("cpu"))
-    monkeypatch.setattr(kernels, "conv_back", full)
-    with kernels.listed():
+    trunk.sides = Recorded(torch.device("cpu"))
+    monkeypatch.setattr(kernels, "conv_grad", full)
+    with kernels.collect_launches():
         features = trunk(torch.zeros(1, 2, 3, 8, 8, dtype=torch.bfloat16))
         with pytest.raises(torch.cuda.OutOfMemoryError):
             features.sum().backward()
@@ -555,7 +568,7 @@ def listed_trunk() -> FastTrunk:
     arch = Arch((ResNet(8),), 5, (3, 8, 8))
     stack = Stacked(arch, True).train()
     state = stacked_state([build(arch, Key(0)).state_dict()], stack.template)
-    stack.hold({name: value.requires_grad_(name in stack.parameter_names) for name, value in state.items()})
+    stack.use({name: value.requires_grad_(name in stack.parameter_names) for name, value in state.items()})
     trunk = stack.fast[0]
     assert isinstance(trunk, FastTrunk)
     return trunk
@@ -597,17 +610,18 @@ def test_gradients_lie_in_few_parts_and_can_be_added_to(device: torch.device) ->
     found = []
     for own, kernels_ in ((fits, True), (pulled, True), (fits, False)):
         engine = Fused(device, "bf16", kernels=kernels_, graphs=False)
-        jobs = [Job(k, fit, 2) for k, fit in enumerate(own)]
-        lanes = engine._kit(jobs).lanes(LANES, engine)
+        jobs = [Job(fit) for fit in own]
+        step = engine._group(jobs).step(LANES)
+        lanes = step.lanes
         for seat, job in enumerate(jobs):
             lanes.load(seat, job)
-        found.append(lanes.gradients(*lanes.losses(engine, lanes.params, lanes.batch(engine))))
+        found.append(step.gradients(*step.losses(lanes.params, step.batches())))
     ours, more, library = (torch.cat(parts) for parts in found)
     head = LANES * 5 * 64 + LANES * 5
     assert [len(part) for part in found[0]] == [len(part) for part in found[1]] == [len(lanes.params) - head, head]
     torch.testing.assert_close(more, ours + lanes.params - 0.01)
-    for name, block in lanes._blocks(library).items():
-        error = (lanes._blocks(ours)[name] - block).norm() / block.norm()
+    for name, block in lanes.blocks(library).items():
+        error = (lanes.blocks(ours)[name] - block).norm() / block.norm()
         assert error < 0.3, name  # other layers, in bf16; another gradient would be 1 away
 
 
@@ -620,12 +634,13 @@ def test_a_term_or_rule_over_all_weights_is_about_one_operation_per_tensor(
     fits = [replace(f, loss=CrossEntropy("private"), constants={"w": f.model.state}) for f in ragged(device, 2, 2)]
     for own in (fits, [replace(fit, **asked) for fit in fits]):
         engine = Fused(device, "bf16", kernels=True, graphs=False)
-        jobs = [Job(k, fit, 2) for k, fit in enumerate(own)]
-        lanes = engine._kit(jobs).lanes(LANES, engine)
+        jobs = [Job(fit) for fit in own]
+        step = engine._group(jobs).step(LANES)
+        lanes = step.lanes
         for seat, job in enumerate(jobs):
             lanes.load(seat, job)
         with Counting() as counting:
-            lanes.step(engine)
+            step.once()
         counts.append(counting.count)
     assert 0 < counts[1] - counts[0] < len(lanes.trained) + 20
 

@@ -20,12 +20,13 @@ from fedcc.core.rng import Key
 from fedcc.core.samples import Samples, View
 from fedcc.engine import Plain, drive
 from fedcc.evaluate import evaluate
-from fedcc.evaluate.accuracy import Remembering, percent
+from fedcc.evaluate.accuracy import percent
 from fedcc.evaluate.ensembles import ensembles
-from fedcc.experiments.execute import readings
+from fedcc.evaluate.predictions import PredictionCache
+from fedcc.experiments.record import readings
+from fedcc.experiments.run import check_start
 from fedcc.methods import METHODS, FedAvg, FedCC, FedDF, FedET, FedHKT, FedMD, Local
 from fedcc.methods.abstention import aggregate
-from fedcc.run import rehearse
 from recording import Recording, same
 from tiny import Mlp, Tiny
 
@@ -160,9 +161,9 @@ def test_mirror_refuses_what_is_no_image_before_anything_is_trained() -> None:
     with pytest.raises(ValueError, match=r"mirror is for images .* of two or more columns, got inputs of shape \[6\]"):
         fedcc.run(FedCC(mirror=True), rows, 1, device="cpu", on_snapshot=pytest.fail)
     with pytest.raises(ValueError, match="mirror is for images"):
-        rehearse(FedCC(mirror=True), rows)
-    rehearse(FedCC(), rows)
-    rehearse(FedCC(mirror=True), federation())
+        check_start(FedCC(mirror=True), rows)
+    check_start(FedCC(), rows)
+    check_start(FedCC(mirror=True), federation())
 
 
 # -- what they cost, and that nothing else changes
@@ -181,11 +182,11 @@ def test_exponents_cost_no_prediction_and_mirrors_one_each_client(
     assert predictions(["mirror"]) == predictions(["mirror", "mirror,trust=4"]) == predictions(NAMES) == 2 * CLIENTS
 
 
-def test_what_is_remembered_is_not_mistaken_for_another_model(engine: Plain) -> None:
+def test_what_is_cached_is_not_mistaken_for_another_model(engine: Plain) -> None:
     """Answers are known by the models' addresses, which Python gives away again once a model is gone."""
     (model,) = engine.serve([Init(Arch((Mlp(),), 3, (6,)), Key(0))])
-    remembering, gone = Remembering(engine), weakref.ref(model)
-    remembering.serve([Predict(model, Samples({"x": torch.zeros(2, 6)}))])
+    cache, gone = PredictionCache(engine), weakref.ref(model)
+    cache.serve([Predict(model, Samples({"x": torch.zeros(2, 6)}))])
     del model
     assert gone() is not None
 

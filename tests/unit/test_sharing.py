@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from fedcc.experiments.execute import sharing
+from fedcc.experiments.record import sharing
 from fedcc.experiments.sharing import shared
 
 HOLD = """

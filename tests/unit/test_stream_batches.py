@@ -31,7 +31,7 @@ def request(loss: Loss, joint: bool = True, **recipe: object) -> tuple[Tiny, Fit
     client = tiny.clients[0]
     public = tiny.public.with_(y=torch.zeros(24, dtype=torch.long))
     settings = Recipe(lr=1e-2, batch=8, epochs=2, **recipe)  # type: ignore[arg-type]
-    return tiny, client.fitting(
+    return tiny, client.fit_request(
         "fit", client.model, loss, private=client.private, public=public, recipe=settings, joint=joint
     )
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 import tomllib
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
-from fedcc.experiments import Experiment, RunFolder
-from fedcc.experiments.sweep import Late, Run, duration, planned, read, shard
+from fedcc.experiments.experiment import Experiment
+from fedcc.experiments.rounds import Pause
+from fedcc.experiments.store import RunFolder
+from fedcc.experiments.sweep import Deadline, Run, duration, planned, read, shard
 from fedcc.methods import METHODS
 from program import call
 
@@ -24,7 +25,7 @@ def plan(text: str, **changes: Any) -> list[Run]:
 
 
 def places(text: str, **changes: Any) -> list[str]:
-    return [run.place.as_posix() for run in plan(text, **changes)]
+    return [run.folder.as_posix() for run in plan(text, **changes)]
 
 
 # -------------------------------------------------------------------------------------------------------- the file
@@ -51,7 +52,7 @@ def test_seeds_then_scenarios_then_methods_then_variants() -> None:
     folders = ("cifar10_classes-2", "cifar10_iid", "digits_classes-1")
     assert places(text) == [f"{f}/{n}/seed{s}" for s in (4, 2) for f in folders for n in names]
     last = plan(text)[-1].experiment()
-    assert (last.settings["lam"], last.seed, last.data) == (0.5, 2, "digits")
+    assert (last.settings["lam"], last.training.seed, last.split.data) == (0.5, 2, "digits")
 
 
 def test_the_closer_word_wins() -> None:
@@ -64,10 +65,12 @@ def test_the_closer_word_wins() -> None:
         variant = [{ method = "fedavg", name = "long", epochs = 85 }]
     """
     short, long = (run.experiment() for run in plan(text))
-    assert (short.rounds, short.epochs, short.fraction, short.batch) == (2, 4, 0.5, 16)
-    assert long == replace(short, epochs=85)
+    assert {n: short.values()[n] for n in ("rounds", "epochs", "fraction", "batch")} == {
+        "rounds": 2, "epochs": 4, "fraction": 0.5, "batch": 16
+    }  # fmt: skip
+    assert long == short.with_options(epochs=85)
     changed = [run.experiment() for run in plan(text, epochs=1, fraction=0.1)]
-    assert [(e.rounds, e.epochs, e.fraction) for e in changed] == [(2, 1, 0.1)] * 2
+    assert [(e.training.rounds, e.training.epochs, e.split.fraction) for e in changed] == [(2, 1, 0.1)] * 2
 
 
 def test_a_named_scenario_has_a_folder_of_its_own() -> None:
@@ -100,6 +103,8 @@ WRONG = [
         "fedcc (a): unknown setting of FedCC 'lamb'; did you mean 'lam'?",
     ),
     ("[[variant]]\nmethod = 'fedcc'\nname = '../a'", "a name is of letters, digits, '.', '_' and '-'"),
+    (f"[[variant]]\nmethod = 'fedcc'\nname = '{'é' * 60}'", "a name must be at most 100 bytes long, got 'é"),
+    (f"methods = ['fedcc']\n[[scenario]]\nname = '{'a' * 300}'", "a name must be at most 100 bytes long, got 'a"),
     ("methods = ['fedcc', 'FedCC']", "two runs would share the folder digits_classes-1/fedcc/seed0"),
     ("methods = ['fedcc']\nscenario = [{ fraction = 0.5 }, {}]", "two runs would share the folder"),
     ("methods = [", "is not valid TOML"),
@@ -121,29 +126,35 @@ def test_a_wrong_file_is_refused(text: str, said: str, tmp_path: Path) -> None:
 
 def test_table1_is_the_papers() -> None:
     runs = read(FILES / "table1.toml")
-    plain = [run for run in runs if run.place.parts[1] in METHODS]
+    plain = [run for run in runs if run.folder.parts[1] in METHODS]
     assert len(plain) == 16 * 12 * 3
     assert {run.method for run in plain} == set(METHODS) - {"ssl", "local", "centralized"}
-    assert {run.place.parts[0] for run in runs} == {
+    assert {run.folder.parts[0] for run in runs} == {
         f"{data}_{skew}"
         for data, n in (("tiny-imagenet", (40, 20)), ("cifar100", (20, 10)), ("cifar10", (2, 1)))
         for skew in ("dirichlet-0.5", "dirichlet-0.05", *(f"classes-{c}" for c in n))
     }
     matched = [run for run in runs if run not in plain]
-    assert {run.place.parts[1] for run in matched} == {"fedavg-matched"}
+    assert {run.folder.parts[1] for run in matched} == {"fedavg-matched"}
     assert len(matched) == 36
     for run in runs:
         e = run.experiment()
-        assert (e.rounds, e.epochs, e.clients, e.lr, e.batch) == (15, 85 if run in matched else 20, 10, 1e-3, 64)
-        assert e.models == ("resnet20" if e.made().family == "parameters" else "resnet14,resnet20")
-        assert e.settings == Experiment.resolved(e.method).settings
+        assert (e.training.rounds, e.training.epochs, e.split.clients, e.training.lr, e.training.batch) == (
+            15,
+            85 if run in matched else 20,
+            10,
+            1e-3,
+            64,
+        )
+        assert e.split.models == ("resnet20" if e.build_method().family == "parameters" else "resnet14,resnet20")
+        assert e.settings == Experiment.resolve(e.method).settings
 
 
 def test_table2_shares_its_runs_with_table1() -> None:
-    first = {run.place: run for run in read(FILES / "table1.toml")}
+    first = {run.folder: run for run in read(FILES / "table1.toml")}
     for run in read(FILES / "table2.toml"):
         if run.method != "ssl":
-            assert run.experiment() == first[run.place].experiment()
+            assert run.experiment() == first[run.folder].experiment()
 
 
 def test_the_smoke_test_has_every_method() -> None:
@@ -153,13 +164,13 @@ def test_the_smoke_test_has_every_method() -> None:
 
 
 def test_one_round_is_one_round() -> None:
-    assert {run.experiment().rounds for run in read(FILES / "oneshot.toml")} == {1}
+    assert {run.experiment().training.rounds for run in read(FILES / "oneshot.toml")} == {1}
 
 
 def test_every_ablation_differs_from_fedcc_in_something() -> None:
-    runs = [run for run in read(FILES / "ablations.toml") if run.place.parts[::2] == ("cifar10_classes-1", "seed0")]
+    runs = [run for run in read(FILES / "ablations.toml") if run.folder.parts[::2] == ("cifar10_classes-1", "seed0")]
     base, *others = [run.experiment() for run in runs]
-    assert base == Experiment.resolved("fedcc", data="cifar10", skew="classes:1")
+    assert base == Experiment.resolve("fedcc", data="cifar10", skew="classes:1")
     assert base not in others
     assert all(a != b for n, a in enumerate(others) for b in others[:n])
     changed = {
@@ -167,7 +178,7 @@ def test_every_ablation_differs_from_fedcc_in_something() -> None:
     }
     assert changed >= {"lam", "delta", "majority_threshold", "alpha_design", "trust", "refine_joint_batch"}
     assert any(e.method == "fedmd" for e in others)
-    assert any(e.augment != base.augment for e in others)
+    assert any(e.split.augment != base.split.augment for e in others)
 
 
 def test_every_file_there_is_can_be_read() -> None:
@@ -183,7 +194,7 @@ def test_every_file_there_is_can_be_read() -> None:
 def test_shards_are_a_partition_that_stays(n: int) -> None:
     runs = read(FILES / "table1.toml")
     parts = [shard(runs, f"{i}/{n}") for i in range(1, n + 1)]
-    assert sorted((run.place for part in parts for run in part), key=str) == sorted((r.place for r in runs), key=str)
+    assert sorted((run.folder for part in parts for run in part), key=str) == sorted((r.folder for r in runs), key=str)
     assert max(map(len, parts)) - min(map(len, parts)) <= 1
     assert parts == [shard(list(runs), f"{i}/{n}") for i in range(1, n + 1)]
     for part in parts:
@@ -207,9 +218,10 @@ def test_late_is_when_another_round_would_not_fit() -> None:
     import time
 
     now = time.time()
-    assert not Late(None, now - 1000)()
-    assert not Late(now + 100, now - 90)()
-    assert Late(now + 100, now - 110)()
+    for deadline, spent, late in ((None, 1000, False), (now + 100, 90, False), (now + 100, 110, True)):
+        observer = Deadline(deadline)
+        observer.last = now - spent
+        assert isinstance(observer.round(cast("Any", None)), Pause) == late
 
 
 # ----------------------------------------------------------------------------------------------------- what is done
@@ -222,8 +234,8 @@ SHORT = """
 
 def begun(root: Path, run: Run, **changes: Any) -> Path:
     """Its folder, as if it had begun."""
-    place = root / run.place
-    RunFolder(place).begin(replace(run.experiment(), **changes), None)
+    place = root / run.folder
+    RunFolder(place).begin(run.experiment().with_options(**changes), None)
     return place
 
 
@@ -239,7 +251,7 @@ def test_states(tmp_path: Path) -> None:
 def finished(place: Path) -> None:
     folder = RunFolder(place)
     folder.restore(Experiment.read(place / "experiment.toml"), None, [])
-    folder.finish({"format": 1, "seed": 0}, [], [])
+    folder.finish({"format": 1, "seed": 0, "accuracy": {"final": 50.0}, "experiment": {}}, [], [])
 
 
 def test_a_damaged_summary_blocks(tmp_path: Path) -> None:
@@ -334,7 +346,7 @@ def test_an_older_folder_of_a_method_with_another_default_is_another_run(tmp_pat
 
 def test_other_files_block(tmp_path: Path) -> None:
     (run,) = plan(SHORT)
-    place = tmp_path / run.place
+    place = tmp_path / run.folder
     place.mkdir(parents=True)
     (place / ".lock").touch()  # of a process that was killed
     assert run.state(tmp_path)[0] == "missing"
@@ -350,5 +362,5 @@ def test_records_name_no_variant() -> None:
     text = SHORT + "variant = [{ method = 'fedcc', name = 'same' }]"
     one, two = plan(text)
     assert one.experiment() == two.experiment()
-    assert one.place != two.place
+    assert one.folder != two.folder
     assert "same" not in json.dumps(two.experiment().toml())

@@ -52,11 +52,11 @@ def test_a_share_out_of_range_is_refused(value: float) -> None:
     with pytest.raises(ValueError, match="validation must be at least 0 and below 1"):
         Federation.named("digits", validation=value)
     with pytest.raises(ValueError, match="validation must be at least 0 and below 1"):
-        Experiment.resolved("fedavg", validation=float(value))
+        Experiment.resolve("fedavg", validation=float(value))
 
 
 def test_it_belongs_to_the_experiment() -> None:
-    experiment = Experiment.resolved("fedavg", data="digits", validation=0.1)
+    experiment = Experiment.resolve("fedavg", data="digits", validation=0.1)
     assert "--validation 0.1" in experiment.command()
     assert len(experiment.federation().test) == len(Federation.named("digits", validation=0.1).test)
-    assert Experiment.resolved("fedavg", data="digits", augment=False).augment == "none"
+    assert Experiment.resolve("fedavg", data="digits", augment=False).split.augment == "none"

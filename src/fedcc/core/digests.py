@@ -1,7 +1,7 @@
-"""JSON files that hold their own digest, and digests of the files beside them: damage is noticed, not believed.
+"""JSON files that hold their own digest and those of the files beside them, so that damage is detected.
 
-The key ``sha256`` covers the values of all other keys, whatever the file is called and however it is laid out; the key
-``files`` holds the digests of other files of its folder. Files of older versions have neither, and count as unchecked.
+The key ``sha256`` covers the values of all other keys, not the file's name or layout; the key ``files`` holds the
+digests of other files of the folder. Files of older versions have neither and cannot be checked.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from typing import Any
 from fedcc.core.files import written_whole
 
 DIGEST, BESIDE = "sha256", "files"  # the keys
-NUMBERS = r"\[\n[-+.\deE,\snul]*\]"  # a list of numbers in indented JSON (no text has a line break): one line is enough
-UNCHECKED = "was written by an older version, without a digest: damage to it cannot be noticed"
+NUMBERS = r"\[\n[-+.\deE,\snul]*\]"  # a list of numbers in indented JSON (strings have no line breaks)
+UNCHECKED = "was written by an older version, without a digest: damage to it cannot be detected"
 
 
 class DamagedFile(ValueError):
-    """A file that does not hold what was written to it."""
+    """A file whose content is not what was written."""
 
 
 class Unchecked(UserWarning):
@@ -29,13 +29,13 @@ class Unchecked(UserWarning):
 
 
 def digest_of(content: Mapping[str, Any]) -> str:
-    """The digest of a JSON object's values, without the digest that it may hold."""
+    """The digest of a JSON object's values, except its own digest."""
     rest = {name: value for name, value in content.items() if name != DIGEST}
     return hashlib.sha256(json.dumps(rest, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> dict[str, Any]:
-    """Write a JSON object with its digest, whole; what the file then holds."""
+    """Write a JSON object with its digest; returns what the file then holds."""
     plain = json.loads(json.dumps(dict(content)))
     sealed = {**plain, DIGEST: digest_of(plain)}
     with written_whole(path) as file:
@@ -45,7 +45,7 @@ def write_json(path: Path, content: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON object and check its digest; one of an older version, without a digest, passes."""
+    """Read a JSON object and check its digest; one without a digest, of an older version, passes."""
     try:
         content = json.loads(path.read_bytes())
     except (ValueError, RecursionError) as error:
@@ -55,7 +55,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def check_digest(path: Path, content: Any) -> bool:
-    """Refuse the content of a JSON file that is not what its digest says; False if it has none."""
+    """Refuse the content of a JSON file that does not match its digest; False if it has none."""
     if not isinstance(content, dict):
         raise DamagedFile(f"{path} is damaged: it must hold a JSON object, got {type(content).__name__}")
     if DIGEST not in content:
@@ -77,7 +77,7 @@ def file_digest(path: Path) -> str:
 
 
 def check_files(path: Path, content: Mapping[str, Any]) -> None:
-    """Refuse files beside a JSON file that are not those whose digests it holds; one that is not there passes."""
+    """Refuse files that do not match the digests in the JSON file beside them; a missing file passes."""
     digests = content.get(BESIDE, {})
     if not isinstance(digests, dict) or any(Path(name).name != name for name in digests):
         raise DamagedFile(f"{path} is damaged: {BESIDE!r} must hold digests by file name")

@@ -1,4 +1,4 @@
-"""Files that are written whole (a reader sees the old file or the new one, never half of one), and folders."""
+"""Atomic writes (a reader sees the old file or the new one, never half of one), and deep folders."""
 
 from __future__ import annotations
 
@@ -9,19 +9,20 @@ import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import takewhile
 from pathlib import Path
 from typing import IO
 
 UNSYNCED = (errno.EACCES, errno.EPERM, errno.EINVAL, errno.EBADF, errno.EISDIR, errno.ENOTSUP, errno.ENOSYS)
-"""What systems answer that cannot flush a folder: Windows does not open one, some file systems refuse."""
+"""Errors of systems that cannot flush a folder: Windows does not open one, some file systems refuse."""
 
 
 @contextmanager
 def written_whole(path: Path) -> Iterator[IO[bytes]]:
-    """A binary file that takes its name ``path`` only once the block has ended without an error.
+    """A binary file that gets its name ``path`` only when the block ends without an error.
 
-    The temporary file lies beside the target, since a rename is atomic only within one file system. The content is on
-    the disk before the rename, and the rename before this returns: a loss of power leaves no empty file.
+    The temporary file is beside the target, since a rename is atomic only within one file system. The content is on
+    the disk before the rename, and the rename before this returns: a power failure leaves no empty file.
     """
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
     try:
@@ -34,7 +35,7 @@ def written_whole(path: Path) -> Iterator[IO[bytes]]:
     except BaseException as error:
         temporary.unlink(missing_ok=True)
         if isinstance(error, OSError):
-            error.filename, error.filename2 = str(path), None  # a failed write names no file, or the temporary one
+            error.filename, error.filename2 = str(path), None  # not the temporary one
         raise
 
 
@@ -57,7 +58,7 @@ def uninterrupted() -> Iterator[None]:
     waiting: list[int] = []
     before = {}
     try:
-        if threading.current_thread() is threading.main_thread():  # handlers run there, and are set there, alone
+        if threading.current_thread() is threading.main_thread():  # only there handlers run and can be set
             for number in (signal.SIGINT, signal.SIGTERM):
                 if callable(signal.getsignal(number)):
                     before[number] = signal.signal(number, lambda number, _: waiting.append(number))
@@ -70,11 +71,7 @@ def uninterrupted() -> Iterator[None]:
 
 
 def make_folder(path: Path) -> None:
-    """Make a folder and those above it, however deep: ``Path.mkdir(parents=True)`` fails at a thousand levels."""
-    missing = []
-    for place in (path, *path.parents):
-        if place.is_dir():
-            break
-        missing.append(place)
-    for place in reversed(missing):
-        place.mkdir(exist_ok=True)
+    """Make a folder and its parents, however deep: ``Path.mkdir(parents=True)`` fails at a thousand levels."""
+    missing = list(takewhile(lambda folder: not folder.is_dir(), (path, *path.parents)))
+    for folder in reversed(missing):
+        folder.mkdir(exist_ok=True)

@@ -1,8 +1,8 @@
-"""What crosses the wire: frozen dataclasses of arrays and numbers. The codec and the byte counts walk their fields."""
+"""What crosses the wire: frozen dataclasses of arrays and numbers."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any
 
@@ -19,7 +19,7 @@ LABELS = {"holds": "labels"}
 
 @dataclass(frozen=True, eq=False)
 class Weights:
-    """A model's weights and running statistics (integer counters stay at home), and the samples behind them."""
+    """A model's weights and running statistics, without integer counters, and the number of samples behind them."""
 
     state: State
     samples: int = 0
@@ -51,30 +51,41 @@ class Data:
     y: Tensor = field(metadata=LABELS)
 
 
-def nbytes(message: Any, wire: str = "fp32") -> int:
-    """The bytes of a message's arrays on the wire; numbers ride along for nothing, and no message costs nothing.
+def leaves(message: Any, path: str = "", holds: str = "") -> Iterator[tuple[str, Any, str]]:
+    """The tensors and numbers of a message in the order of its fields, each with its path and its field's mark."""
+    if isinstance(message, Mapping):
+        parts = [(name, value, holds) for name, value in message.items()]
+    elif is_dataclass(message):
+        parts = [(f.name, getattr(message, f.name), f.metadata.get("holds", "")) for f in fields(message)]
+    else:
+        yield path, message, holds
+        return
+    for name, value, mark in parts:
+        yield from leaves(value, f"{path}.{name}", mark)
 
-    Doubles, which only ``precision="fp64"`` makes (for tests), are carried whole by ``fp32`` and count as floats.
+
+def nbytes(message: Any, wire: str = "fp32") -> int:
+    """The bytes of a message's arrays on the wire; numbers are not counted, and None has no bytes.
+
+    ``fp32`` carries doubles, which only ``precision="fp64"`` makes (for tests), unchanged and counts them as floats.
 
     >>> import torch
     >>> message = Predictions(torch.full((5000, 10), 0.1))
     >>> nbytes(message), nbytes(message, "fp16"), nbytes(message, "int8"), nbytes(None)
     (200000, 100000, 50000, 0)
     """
-    if message is None or isinstance(message, int | float | str | bool):
-        return 0
-    if isinstance(message, Tensor):
-        parts = parts_of(coding_of(message, wire), tuple(message.shape), dtype_name(message.dtype))
-        return sum(length * np.dtype(dtype.replace("float64", "float32")).itemsize for dtype, length in parts)
-    if isinstance(message, Mapping):
-        return sum(nbytes(value, wire) for value in message.values())
-    if is_dataclass(message):
-        return sum(nbytes(getattr(message, f.name), wire) for f in fields(message))
-    raise TypeError(f"a message holds arrays, numbers and mappings of arrays, got {type(message).__name__}")
+    total = 0
+    for _, leaf, _ in leaves(message):
+        if isinstance(leaf, Tensor):
+            parts = parts_of(coding_of(leaf, wire), tuple(leaf.shape), dtype_name(leaf.dtype))
+            total += sum(length * np.dtype(dtype.replace("float64", "float32")).itemsize for dtype, length in parts)
+        elif leaf is not None and not isinstance(leaf, int | float | str):
+            raise TypeError(f"a message holds arrays, numbers and mappings of arrays, got {type(leaf).__name__}")
+    return total
 
 
 def carried(message: Any, wire: str, key: Key | None = None) -> Any:
-    """The message as it arrives after crossing the wire: rounded to the wire's format, in its own type again.
+    """The message as it arrives: rounded to the wire's format, in its own type.
 
     ``key`` names the draws of ``int8-stochastic``.
     """

@@ -2,48 +2,24 @@
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field, fields, replace
-from types import UnionType
-from typing import Any, ClassVar, Generic, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, Generic, Literal, TypeVar
 
 import torch
 from torch import Tensor
 
 from fedcc.core.model import Model
-from fedcc.core.naming import shortened
+from fedcc.core.options import check_options
+from fedcc.core.options import option as option  # for methods, which declare theirs with it
 from fedcc.core.requests import Recalibrate, gather
 from fedcc.core.roles import Client, Server
 from fedcc.core.samples import Samples
 
-T = TypeVar("T")
 Up = TypeVar("Up")
 Down = TypeVar("Down")
 Family = Literal["parameters", "distillation", "bound"]
-LARGEST = 2**63 - 1  # of whole numbers: what 64 bits hold
-
-
-def option(
-    default: T,
-    meaning: str,
-    source: str = "",
-    *,
-    low: float | None = None,
-    high: float | None = None,
-    images: bool = False,
-    mended: bool = False,
-    before: T | None = None,
-) -> T:
-    """A hyper-parameter with its meaning, the place its default comes from, and the range it may take.
-
-    ``images``: where inputs are no images it keeps its default. ``mended``: the method was another one before it had
-    this, so runs that do not name it are none of today's. ``before``: what the method did before it had this option,
-    where that is not its default: runs that do not name it have this value.
-    """
-    about = {"meaning": meaning, "source": source, "low": low, "high": high, "images": images, "mended": mended}
-    return field(default=default, metadata=about | {"before": default if before is None else before})
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,12 +55,7 @@ class Method(ABC, Generic[Up, Down]):
     uploads_models: ClassVar[bool] = False  # clients hand their models over once, at the end, for prediction
 
     def __post_init__(self) -> None:
-        hints = get_type_hints(type(self))
-        for f in fields(self):  # type: ignore[arg-type]
-            low, high, value = f.metadata.get("low"), f.metadata.get("high"), getattr(self, f.name)
-            check_value(f.name, value, hints[f.name], low, high)
-            if isinstance(value, int) and float in (hints[f.name], *get_args(hints[f.name])):
-                object.__setattr__(self, f.name, float(value))  # 1 and 1.0 are one setting, also in records
+        check_options(self)
 
     @property
     def name(self) -> str:
@@ -183,43 +154,3 @@ def shares(scores: Tensor) -> Tensor:
     """Scores that are none below 0 (votes, sums of probabilities), made to add up to 1; equal where all are 0."""
     total = scores.sum(-1, keepdim=True)
     return torch.where(total > 0, scores / total.where(total > 0, 1), 1 / scores.shape[-1])
-
-
-def check_value(name: str, value: Any, hint: Any, low: float | None = None, high: float | None = None) -> None:
-    """Refuse a value of the wrong type or out of range, naming the value and the rule."""
-    options = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
-    if value is None and type(None) in options:
-        return
-    for kind in options:
-        if get_origin(kind) is Literal:
-            if value in get_args(kind):
-                return
-            raise ValueError(f"{name} must be one of {', '.join(map(str, get_args(kind)))}, got {shortened(value)}")
-    if options == (str,) and not isinstance(value, str):
-        raise ValueError(f"{name} must be a text, got {shortened(value)}")
-    if bool in options and not isinstance(value, bool):
-        raise ValueError(f"{name} must be true or false, got {shortened(value)}")
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    if (float in options and not number) or (options[0] is int and not (number and isinstance(value, int))):
-        raise ValueError(
-            f"{name} must be {'a whole number' if options[0] is int else 'a number'}, got {shortened(value)}"
-        )
-    if number and not (_finite(value) if float in options else abs(value) <= LARGEST):
-        rule = (
-            "a finite number" if float in options else f"at most {LARGEST:,}" if value > 0 else f"at least {-LARGEST:,}"
-        )
-        raise ValueError(f"{name} must be {rule}, got {shortened(value)}")
-    if number and ((low is not None and value < low) or (high is not None and value > high)):
-        if low is None or high is None:
-            rule = f"at least {low:g}" if high is None else f"at most {high:g}"
-        else:
-            rule = f"from {low:g} to {high:g}"
-        raise ValueError(f"{name} must be {rule}, got {shortened(value)}")
-
-
-def _finite(value: float) -> bool:
-    """Whether a number is finite as a float; integers beyond 10^308 are not."""
-    try:
-        return math.isfinite(value)
-    except OverflowError:
-        return False

@@ -44,7 +44,7 @@ class Arch:
         return "+".join(factory_name(trunk) for trunk in self.trunks)
 
     def times(self, number: int) -> Arch:
-        """So many of these side by side, under one head."""
+        """This many of these networks side by side, under one head."""
         return replace(self, trunks=self.trunks * number)
 
     def __str__(self) -> str:
@@ -58,10 +58,9 @@ def factory_name(factory: Factory) -> str:
     'Linear(8)'
     """
     if isinstance(factory, partial):
-        given = [repr(a) for a in factory.args] + [f"{n}={v!r}" for n, v in factory.keywords.items()]
-        return f"{factory_name(factory.func)}({', '.join(given)})"
-    own = getattr(factory, "__qualname__", None)
-    return str(own) if own is not None else str(factory)
+        arguments = [repr(a) for a in factory.args] + [f"{n}={v!r}" for n, v in factory.keywords.items()]
+        return f"{factory_name(factory.func)}({', '.join(arguments)})"
+    return str(getattr(factory, "__qualname__", factory))
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,10 +87,10 @@ class Model:
         return {name: value for name, value in self.state.items() if value.is_floating_point()}
 
 
-def side_by_side(models: Sequence[Model]) -> State:
-    """Models of one trunk each as the state of one with all their trunks: its logits are the sum of theirs.
+def joined_state(models: Sequence[Model]) -> State:
+    """Models of one trunk each as the state of one model with all trunks, whose logits are the sum of theirs.
 
-    The heads' weights stand next to each other and their biases are summed.
+    The heads' weights are concatenated and their biases are summed.
     """
     trunks = {
         name.replace("trunks.0.", f"trunks.{m}.", 1): value
@@ -113,7 +112,7 @@ class Linear:
         return nn.Linear(self.width, outputs)
 
 
-def head_alone(model: Model) -> Model:
+def head_model(model: Model) -> Model:
     """A model's head as a model of its own, for features that are already computed."""
     width = model.state["head.weight"].shape[1]
     arch = Arch((Linear(width),), model.arch.outputs, (width,))

@@ -1,4 +1,4 @@
-"""Names and values in messages: an unknown name is answered with the nearest known one, a long value is shortened."""
+"""Names and values in error messages: the nearest known name, and values cut to a readable length."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _SHORT.maxlong = _SHORT.maxstring = _SHORT.maxother = 80
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> ValueError:
-    """The error for a name that is not known; the caller raises it.
+    """The error for an unknown name, with the nearest known one; the caller raises it.
 
     >>> unknown("data set", "cifr10", ["digits", "cifar10"])
     ValueError("unknown data set 'cifr10'; did you mean 'cifar10'? Known: digits, cifar10")

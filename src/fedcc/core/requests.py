@@ -1,13 +1,13 @@
-"""What a method may ask for. Awaiting a request hands it to the driver, which sends the answer back.
+"""What a method may ask for. Awaiting a request passes it to the driver, which sends the answer back.
 
-No asyncio is involved: ``await request`` yields the request itself, and a driver that holds the coroutine calls
-``send(answer)``. So one method file runs fused with other clients on a GPU, alone on another machine, or plainly.
+No asyncio is involved: ``await request`` yields the request itself, and the driver calls ``send(answer)`` on the
+coroutine. So the same method runs fused with other clients on a GPU, by itself on another machine, or plainly.
 """
 
 from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Generic, Literal, Protocol, TypeVar, TypeVarTuple, cast, overload
 
 from torch import Tensor
@@ -24,7 +24,7 @@ Ts = TypeVarTuple("Ts")
 
 
 class Request(Generic[R]):
-    """Something a coroutine may await; ``R`` is the answer's type."""
+    """Something that a method may await; ``R`` is the type of the answer."""
 
     def __await__(self) -> Generator[Request[Any], R, R]:
         return (yield self)
@@ -34,10 +34,10 @@ class Request(Generic[R]):
 class Recipe:
     """How long and how fast a fit trains.
 
-    An epoch is ``ceil(n / batch)`` full batches of the longest stream, or of the stream that ``pace`` names;
-    ``steps``, if given, is the length itself. ``reset="round"`` keeps Adam's state over the phases of a round.
-    ``momentum``, if given, is that of SGD, which then takes Adam's place; it begins anew with each fit.
-    ``batches`` holds (stream, batch) for streams whose batches have a size of their own.
+    An epoch is ``ceil(n / batch)`` full batches of the longest stream, or of the stream that ``pace`` names; ``steps``,
+    if given, takes the place of epochs. ``reset="round"`` keeps Adam's state over the phases of a round. ``momentum``,
+    if given, selects SGD instead of Adam; it is reset for each fit. ``batches`` holds (stream, batch) for streams with
+    a batch size of their own. ``decay`` is the factor of the learning rate per round; :meth:`at` applies it.
     """
 
     lr: float = 1e-3
@@ -49,6 +49,7 @@ class Recipe:
     reset: Literal["phase", "round"] = "phase"
     batches: tuple[tuple[str, int], ...] = ()
     momentum: float | None = None
+    decay: float = 1.0
 
     def __post_init__(self) -> None:
         sizes = [size for _, size in self.batches]
@@ -57,16 +58,21 @@ class Recipe:
             ("batch", min([self.batch, *sizes]), min([self.batch, *sizes]) >= 1),
             ("epochs", self.epochs, self.epochs >= 0),
             ("steps", self.steps, self.steps is None or self.steps >= 0),
+            ("decay", self.decay, self.decay >= 0),
         ):
             if not rule:
                 raise ValueError(f"{name} must be at least {1 if name == 'batch' else 0}, got {value}")
         if self.momentum is not None and not 0 <= self.momentum < 1:
             raise ValueError(f"momentum must be at least 0 and below 1, got {self.momentum}")
         if self.momentum is not None and self.reset == "round":
-            raise ValueError("SGD with momentum begins anew with each fit: reset must be 'phase', got 'round'")
+            raise ValueError("SGD with momentum is reset for each fit: reset must be 'phase', got 'round'")
+
+    def at(self, round: int) -> Recipe:
+        """The recipe of a round: its learning rate is lr * decay ** (round - 1)."""
+        return replace(self, lr=self.lr * self.decay ** max(round - 1, 0), decay=1.0)
 
     def batch_of(self, stream: str) -> int:
-        """How many samples of this stream make a step."""
+        """The samples of this stream in a step."""
         return dict(self.batches).get(stream, self.batch)
 
 
@@ -88,9 +94,9 @@ class Frozen:
 
 @dataclass(frozen=True, eq=False)
 class Fitted:
-    """What comes back from a fit. ``loss`` is the mean over its steps; ``optimizer`` is Adam's state, to go on with.
+    """The answer to a fit. ``loss`` is the mean over its steps; ``optimizer`` is Adam's state, to continue from.
 
-    ``trained`` names the entries of the state that the optimiser moved: the other floating ones are running statistics.
+    ``trained`` names the entries of the state that were trained; the other floating ones are running statistics.
     """
 
     model: Model
@@ -102,11 +108,11 @@ class Fitted:
 
 @dataclass(frozen=True, eq=False)
 class Fit(Request[Fitted]):
-    """Train a model on streams of samples with Adam. One batch of each stream makes a step.
+    """Train a model on streams of samples with Adam. A step takes one batch of each stream.
 
-    All streams of a step go through the network in **one** forward pass, so BatchNorm sees one mixture
+    All streams of a step pass the network in **one** forward pass, so BatchNorm sees one mixture of them
     (``joint=False`` forwards each stream by itself, and only those that the loss reads).
-    ``only`` names the part that is trained (``"head"``); the rest is frozen and in evaluation mode.
+    ``only`` names the part to train (``"head"``); the rest is frozen and in evaluation mode.
     """
 
     model: Model
@@ -121,6 +127,9 @@ class Fit(Request[Fitted]):
     joint: bool = True
     optimizer: Mapping[str, Tensor] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "constants", _dicts(self.constants))
+
     @property
     def steps(self) -> int:
         if self.recipe.steps is not None:
@@ -129,9 +138,14 @@ class Fit(Request[Fitted]):
         return self.recipe.epochs * max(-(-len(self.streams[name]) // self.recipe.batch_of(name)) for name in paces)
 
 
+def _dicts(tree: Any) -> Any:
+    """A tree whose mappings are dicts, the only ones that torch walks into."""
+    return {name: _dicts(value) for name, value in tree.items()} if isinstance(tree, Mapping) else tree
+
+
 @dataclass(frozen=True, eq=False)
 class Predict(Request[Outputs]):
-    """The model's outputs on clean inputs, in evaluation mode; ``key``, if given, says in errors who asks."""
+    """The model's outputs on clean inputs, in evaluation mode; ``key``, if given, names the client in errors."""
 
     model: Model
     samples: Samples
@@ -140,10 +154,10 @@ class Predict(Request[Outputs]):
 
 @dataclass(frozen=True, eq=False)
 class Recalibrate(Request[Model]):
-    """The same model with BatchNorm's running statistics taken anew, from one pass over these samples' clean inputs.
+    """The same model with BatchNorm's running statistics from one pass over these samples' clean inputs.
 
-    Weights and counters stay, nothing is drawn; a network without BatchNorm comes back as it is. BatchNorm that the
-    network's author put into evaluation mode keeps its statistics. ``key``, if given, says in errors who asks.
+    Weights and counters stay; a network without BatchNorm is returned unchanged. BatchNorm that the network's author
+    put into evaluation mode keeps its statistics. ``key``, if given, names the client in errors.
     """
 
     model: Model
@@ -163,7 +177,7 @@ def gather(first: Request[A], second: Request[B], /) -> Request[tuple[A, B]]: ..
 @overload
 def gather(*requests: Request[A]) -> Request[tuple[A, ...]]: ...
 def gather(*requests: Request[Any]) -> Request[Any]:
-    """Ask for several things at once and get a tuple of answers.
+    """Several requests at once; the answer is a tuple.
 
     >>> len(gather(Request(), Request()).requests)
     2
@@ -172,7 +186,7 @@ def gather(*requests: Request[Any]) -> Request[Any]:
 
 
 class Executor(Protocol):
-    """Serves requests of one kind, which differ in their networks at most; an engine."""
+    """An engine: serves requests of one kind, whose networks may differ."""
 
     def serve(self, requests: Sequence[Request[Any]]) -> list[Any]:
         """The answers, in the order of the requests."""

@@ -1,7 +1,7 @@
-"""Randomness is data: a key names what is drawn, so every engine and any number of workers draw the same.
+"""Randomness is data: a key names each draw, so every engine and any number of workers draw the same numbers.
 
-No global generator is used anywhere. A key is hashed, so one more phase, stream or client shifts no other draw,
-and a resumed run needs no generator state.
+No global generator is used. Keys are hashed, so another phase, stream or client shifts no other draw, and a resumed
+run needs no generator state.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-SERVER = -1  # the server's place where a client's id would stand
+SERVER = -1  # instead of a client's id
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Key:
         return f"{who}, round {self.round}" + (f", {self.phase!r}" if self.phase else "")
 
     def integer(self) -> int:
-        """63 bits, for generators seeded by one integer."""
+        """63 bits, to seed a generator."""
         text = "\x1f".join(map(str, (self.seed, self.round, self.client, self.phase, self.stream)))
         return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
 

@@ -1,7 +1,7 @@
 """The two sides of a federation: all that each of them can see.
 
-There is no attribute through which a server could touch a client's model or data, and neither side holds a public
-label: those are dropped when the split is made (the evaluator alone keeps them).
+A server has no attribute through which it could reach a client's model or data, and neither side has public labels:
+the split drops them, and only the evaluator keeps them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from fedcc.core.step import Gradient, Loss
 
 @dataclass(eq=False, kw_only=True)
 class Role:
-    """What a client and a server have in common: the public samples, the run's recipe, their own key and memory."""
+    """What clients and the server have in common: public samples, the run's recipe, a key and a memory of their own."""
 
     public: Samples
     classes: int
@@ -36,15 +36,16 @@ class Role:
         return self.key.round
 
     def begin(self, round: int) -> None:
-        """A new round: its key, and an empty log."""
+        """Start a round with its own key and an empty log."""
         self.key = self.key.of(round=round)
         self.log = {}
 
-    def recipe_(self, **changes: Any) -> Recipe:
-        """The run's recipe with some values changed; None leaves a value as it is."""
-        return replace(self.recipe, **{name: value for name, value in changes.items() if value is not None})
+    def recipe_with(self, **changes: Any) -> Recipe:
+        """The recipe of this round with some values changed; None leaves a value unchanged."""
+        changes = {name: value for name, value in changes.items() if value is not None}
+        return replace(self.recipe.at(self.round), **changes)
 
-    def fitting(
+    def fit_request(
         self,
         phase: str,
         model: Model,
@@ -58,19 +59,9 @@ class Role:
         joint: bool = True,
         **streams: Samples,
     ) -> Fit:
-        """The request to train ``model``; ``phase`` names it in the keys of its batches and in errors."""
-        return Fit(
-            model=model,
-            loss=loss,
-            streams=streams,
-            key=self.key.of(phase=phase),
-            recipe=recipe or self.recipe,
-            constants=constants or {},
-            frozen=frozen or {},
-            gradient=gradient,
-            only=only,
-            joint=joint,
-        )
+        """A request to train ``model``; ``phase`` is part of the keys of its batches and appears in errors."""
+        key, recipe = self.key.of(phase=phase), recipe or self.recipe.at(self.round)
+        return Fit(model, loss, streams, key, recipe, constants or {}, frozen or {}, gradient, only, joint)
 
 
 @dataclass(eq=False, kw_only=True)
@@ -100,21 +91,21 @@ class Client(Role):
         self._optimizer = {}
 
     def counts(self) -> Tensor:
-        """Private samples per class, [classes]; known to the client alone."""
+        """Private samples per class, [classes]; known only to the client."""
         return torch.bincount(self.private["y"], minlength=self.classes)
 
     async def fit(self, phase: str, loss: Loss, **request: Any) -> Fitted:
-        """Train the client's own model and keep the result. Takes what :meth:`fitting` takes."""
-        fit = self.fitting(phase, self.model, loss, **request)
-        whole = fit.recipe.reset == "round" and fit.only is None  # a part of the network has a state of its own
-        fitted = await (replace(fit, optimizer=self._optimizer) if whole else fit)
-        if whole:
+        """Train the client's own model and keep the result; arguments as in :meth:`fit_request`."""
+        fit = self.fit_request(phase, self.model, loss, **request)
+        keep_optimizer = fit.recipe.reset == "round" and fit.only is None  # a part of the network has its own state
+        fitted = await (replace(fit, optimizer=self._optimizer) if keep_optimizer else fit)
+        if keep_optimizer:
             self._optimizer = fitted.optimizer
         self.model = fitted.model
         return fitted
 
     def predict(self, samples: Samples) -> Predict:
-        """The own model's outputs on clean inputs."""
+        """The outputs of the client's own model on clean inputs."""
         return Predict(self.model, samples, self.key.of(phase="predict"))
 
 
@@ -122,16 +113,16 @@ class Client(Role):
 class Server(Role):
     """The server: public samples, the clients' architectures, and models of its own.
 
-    ``networks`` is the run's list of networks: from a name to an architecture for this data and these classes.
+    ``networks`` returns the architecture of a network by its name, for this data and these classes.
     """
 
     archs: Mapping[int, Arch]
     models: dict[str, Model] = field(default_factory=dict)
     networks: Callable[[str], Arch] | None = None
-    rounds: int = 0  # T, the rounds asked for: a method of several stages changes over after them
+    rounds: int = 0  # T, as asked for: after these a method of several stages begins the next stage
 
     def init(self, arch: Arch, name: str = "init") -> Init:
-        """A first model of the server's own; the name keys its weights."""
+        """A request for a first model of the server's own; its weights depend on the name."""
         return Init(arch, self.key.of(client=SERVER, phase=name))
 
     def to_all(self, message: Any) -> dict[int, Any]:

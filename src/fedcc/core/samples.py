@@ -1,4 +1,4 @@
-"""Samples: named columns of equal length on one device, and how their inputs are shown to a network."""
+"""Samples: named columns of equal length on one device, and how a network sees their inputs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fedcc.core.naming import unknown
 
 @lru_cache(maxsize=64)
 def _constant(values: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Numbers on a device, sent there once: a captured step may not copy from the host."""
+    """Numbers on a device, copied there once: a captured step cannot copy from the host."""
     return torch.tensor(values, dtype=dtype, device=device)
 
 
@@ -25,8 +25,8 @@ def _constant(values: tuple[float, ...], dtype: torch.dtype, device: torch.devic
 class View:
     """How stored inputs become what a network sees: scaled, normalised and, while training, cropped and flipped.
 
-    Stored images stay uint8 (four times smaller, and what a GPU keeps resident); the view turns a batch of them
-    into floats. ``mean`` and ``std`` hold one number per channel, for inputs scaled by ``scale``.
+    Stored images stay uint8, four times smaller; the view turns a batch of them into floats. ``mean`` and ``std`` hold
+    one number per channel, for inputs scaled by ``scale``.
 
     >>> view = View(scale=1 / 255, mean=(0.5,), std=(0.25,))
     >>> view.clean(torch.full((1, 1, 2, 2), 255, dtype=torch.uint8))[0, 0, 0, 0].item()
@@ -48,7 +48,7 @@ class View:
 
     @property
     def strong(self) -> bool:
-        """Whether training images get a hole or another brightness, besides crop and flip."""
+        """Whether training images get a hole or another brightness."""
         return self.hole > 0 or self.brightness > 0 or self.shift > 0
 
     @property
@@ -57,7 +57,7 @@ class View:
         return 7 if self.strong else 3 if self.augments else 0
 
     def with_augment(self, augment: str) -> View:
-        """This view with another augmentation: ``none``, ``standard`` (as it is), ``strong``, or values of one's own.
+        """This view with another augmentation: ``none``, ``standard`` (unchanged), ``strong``, or values as below.
 
         >>> View(pad=4, flip=True).with_augment("hole=0.25,shift=0.1").hole
         0.25
@@ -69,7 +69,7 @@ class View:
         return replace(self, **parse_augment(augment))
 
     def normalised(self, x: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-        """Inputs that are already scaled (white is 1, black is 0), normalised."""
+        """Scaled inputs (white is 1, black is 0), normalised."""
         x = x.to(dtype)
         if not self.mean:
             return x
@@ -83,13 +83,13 @@ class View:
         return _constant(mean, torch.float32, device), _constant(std, torch.float32, device)
 
     def clean(self, x: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-        """What the network sees when it predicts; never augmented. Integer inputs of an identity view stay integers."""
+        """What a network sees when it predicts. Integer inputs of an identity view stay integers."""
         if self.scale == 1.0 and not self.mean:
             return x.to(dtype) if x.is_floating_point() else x
         return self.normalised(x.to(dtype) * self.scale, dtype)
 
     def augmented(self, x: Tensor, draws: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-        """What the network sees while training.
+        """What a network sees while training.
 
         ``draws`` [B, 3] holds the crop's row and column and the flip; a strong view has [B, 7], with the hole's
         centre, the brightness and the shift, each from 0 to 255.
@@ -114,7 +114,7 @@ class View:
         return shown.masked_fill(hidden[:, None], 0)
 
     def levels(self, dtype: torch.dtype, device: torch.device) -> dict[int, Tensor]:
-        """Factor and shift of each of the 256 levels, by the column of ``draws`` that chooses one."""
+        """Factor and shift of each of the 256 levels, by the column of ``draws`` that selects one."""
         steps = [2 * level / (LEVELS - 1) - 1 for level in range(LEVELS)]
         factors = tuple(1 + self.brightness * step for step in steps)
         return {5: _constant(factors, dtype, device), 6: _constant(tuple(self.shift * s for s in steps), dtype, device)}
@@ -125,14 +125,14 @@ class View:
 
 
 IDENTITY = View()
-LEVELS = 256  # of brightness, shift and the hole's place: a draw is one byte
+LEVELS = 256  # of brightness, shift and the hole's position: a draw is one byte
 AUGMENT = ("none", "standard", "strong")
 STRONG = {"hole": 0.5, "brightness": 0.2, "shift": 0.15}
 _AUGMENT_LIMITS = {"pad": 127, "hole": 1.0, "brightness": 1.0, "shift": 1.0}
 
 
 def parse_augment(text: str) -> dict[str, Any]:
-    """What ``strong``, or a list as ``hole=0.5,brightness=0.2``, changes in a view."""
+    """The fields of a view that ``strong``, or a list like ``hole=0.5,brightness=0.2``, changes."""
     if text == "strong":
         return dict(STRONG)
     if "=" not in text:
@@ -188,12 +188,12 @@ class Samples:
 
     @property
     def are_images(self) -> bool:
-        """Whether the inputs are ``IMAGES``, which a mirror may change."""
+        """Whether the inputs are ``IMAGES``, which can be mirrored."""
         return self.x.ndim == 4 and self.x.shape[-1] > 1
 
     @cached_property
     def mirrored(self) -> Samples:
-        """The same samples, their images mirrored left to right; one object, however often it is asked for."""
+        """The same samples, their images mirrored left to right; always the same object."""
         if not self.are_images:
             raise ValueError(f"mirror images are for {self.IMAGES}, got inputs of shape {list(self.shape)}")
         return self.with_(x=self.x.flip(-1))
@@ -203,11 +203,11 @@ class Samples:
         return Samples({**self.columns, **columns}, self.view)
 
     def only(self, *names: str) -> Samples:
-        """The same samples with these columns alone."""
+        """The same samples with only these columns."""
         return Samples({name: self.columns[name] for name in names}, self.view)
 
     def at(self, rows: Tensor) -> Samples:
-        """These samples alone: indices, or a mask with one entry per sample."""
+        """Some of the samples: indices, or a mask with one entry per sample."""
         return Samples({name: column[rows.to(column.device)] for name, column in self.columns.items()}, self.view)
 
     def to(self, device: torch.device | str) -> Samples:

@@ -1,10 +1,12 @@
-"""What a loss sees of one training step, what a loss is, and what may be done to a gradient."""
+"""Losses, what they see of a training step, and gradient rules."""
 
 from __future__ import annotations
 
+import operator
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import reduce
 from typing import Any
 
 import torch
@@ -50,8 +52,8 @@ class Step:
 class Loss(ABC):
     """A frozen dataclass that turns a step into a scalar; composable with ``+`` and ``number *``.
 
-    Static, so that it can be batched over clients and captured in a graph: no ``.item()``, no boolean indexing,
-    no branch on a tensor's value. ``0 * loss`` is no term at all, so it costs nothing and adds no gradient.
+    No ``.item()``, no boolean indexing, no branch on a tensor's value: it is batched over clients and captured in a
+    graph. ``0 * loss`` is no term at all, so it costs nothing and adds no gradient.
     """
 
     @abstractmethod
@@ -59,9 +61,8 @@ class Loss(ABC):
         """The mean of this loss over the step's batch."""
 
     def __add__(self, other: Loss) -> Loss:
-        return (
-            Sum(_terms(self) + _terms(other)) if _terms(self) and _terms(other) else (other if _terms(other) else self)
-        )
+        mine, theirs = _terms(self), _terms(other)
+        return Sum(mine + theirs) if mine and theirs else other if theirs else self
 
     def __rmul__(self, weight: float) -> Loss:
         return Sum(tuple((weight * own, loss) for own, loss in _terms(self) if weight * own != 0))
@@ -75,14 +76,9 @@ class Sum(Loss):
 
     def __call__(self, step: Step) -> Tensor:
         if not self.terms:
-            first = next(iter(step.streams.values())).logits
-            return first.sum() * 0.0
-        total: Tensor | None = None
-        for weight, loss in self.terms:
-            value = loss(step) if weight == 1 else weight * loss(step)
-            total = value if total is None else total + value
-        assert total is not None
-        return total
+            return next(iter(step.streams.values())).logits.sum() * 0.0
+        values = (loss(step) if weight == 1 else weight * loss(step) for weight, loss in self.terms)
+        return reduce(operator.add, values)
 
 
 def _terms(loss: Loss) -> tuple[tuple[float, Loss], ...]:
@@ -90,22 +86,19 @@ def _terms(loss: Loss) -> tuple[tuple[float, Loss], ...]:
 
 
 class Gradient:
-    """What is done to one client's gradients before the optimiser sees them: a frozen dataclass of pure functions.
-
-    The engine makes the passes.
-    """
+    """Changes one client's gradients before the optimizer uses them: a frozen dataclass of pure functions."""
 
     def ascent(self, grads: Tensors) -> Tensors | None:
-        """Offsets to the parameters at which the gradient is taken a second time (SAM), or None for one pass."""
+        """Offsets to the parameters for a second pass of the gradient (SAM), or None for one pass."""
         return None
 
     def transform(self, grads: Tensors) -> Tensors:
-        """The gradients that the optimiser takes (clipping)."""
+        """The gradients that the optimizer uses (clipping)."""
         return grads
 
 
 def joined(tensors: Iterable[Tensor]) -> Tensor:
-    """All entries one after another: what follows is one operation, for many clients too, and not one per tensor."""
+    """All entries as one tensor, so that what follows is one operation and not one per tensor."""
     return torch.cat([tensor.reshape(-1) for tensor in tensors])
 
 

@@ -1,7 +1,7 @@
-"""Messages as trees: numbers, texts and None stand for themselves, all else is a list that begins with a tag.
+"""Messages as JSON: numbers, strings and None stay as they are; everything else is a list that begins with a tag.
 
-Such a tree is JSON. What becomes of a tensor is up to the subclass. Nothing is unpickled: the classes that a tree may
-name are the dataclasses that the method's own modules know.
+Subclasses decide what represents a tensor. Nothing is unpickled: JSON can name only dataclasses that the method's own
+modules know.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass
-from types import ModuleType
 from typing import Any
 
 from torch import Tensor
@@ -23,13 +22,13 @@ Classes = Mapping[str, type[Any]]
 
 def message_classes(method: AnyMethod) -> dict[str, type[Any]]:
     """The messages by name: dataclasses of ``fedcc.core.messages`` and of the modules that define the method."""
-    modules: list[ModuleType] = [sys.modules[kind.__module__] for kind in reversed(type(method).__mro__)]
-    known = [vars(module) for module in (messages, *modules)]
-    return {n: kind for names in known for n, kind in names.items() if isinstance(kind, type) and is_dataclass(kind)}
+    modules = [messages, *(sys.modules[kind.__module__] for kind in reversed(type(method).__mro__))]
+    members = [member for module in modules for member in vars(module).items()]
+    return {name: kind for name, kind in members if isinstance(kind, type) and is_dataclass(kind)}
 
 
 class Pack(ABC):
-    """From values to a tree."""
+    """From values to JSON."""
 
     def __init__(self, classes: Classes):
         self.classes = classes
@@ -47,33 +46,33 @@ class Pack(ABC):
 
     @abstractmethod
     def tensor(self, value: Tensor) -> tuple[Any, ...]:
-        """What stands for a tensor in the tree."""
+        """What represents a tensor."""
 
     def other(self, value: Any) -> list[Any]:
         name = type(value).__name__
         if self.classes.get(name) is type(value):
             return ["message", name, {f.name: self(getattr(value, f.name)) for f in fields(value)}]
         raise TypeError(
-            "between rounds there are tensors, numbers, texts, lists, mappings, models, and messages whose class the "
-            f"method's module knows; got {type(value).__module__}.{name}"
+            "values kept between rounds are tensors, numbers, strings, lists, mappings, models, and messages whose "
+            f"class the method's module knows; got {type(value).__module__}.{name}"
         )
 
 
 class Unpack(ABC):
-    """And back."""
+    """From JSON to values."""
 
     def __init__(self, classes: Classes):
-        self.made: dict[str, Callable[..., Any]] = {
+        self.builders: dict[str, Callable[..., Any]] = {
             "tensor": self.tensor,
             "list": lambda *values: [*map(self, values)],
             "tuple": lambda *values: (*map(self, values),),
             "map": lambda *pairs: {self(k): self(v) for k, v in pairs},
-            "message": lambda name, given: classes[name](**{n: self(v) for n, v in given.items()}),
+            "message": lambda name, fields: classes[name](**{n: self(v) for n, v in fields.items()}),
         }
 
     def __call__(self, value: Any) -> Any:
-        return self.made[value[0]](*value[1:]) if isinstance(value, list) else value
+        return self.builders[value[0]](*value[1:]) if isinstance(value, list) else value
 
     @abstractmethod
     def tensor(self, *about: Any) -> Tensor:
-        """The tensor again, from what stood for it."""
+        """The tensor, from what represents it."""

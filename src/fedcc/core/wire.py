@@ -1,17 +1,16 @@
-"""How one tensor crosses the wire: as it is, in half precision, or in eight bits.
+"""How one tensor crosses the wire: unchanged, in half precision, or in eight bits.
 
-One function packs and one restores, for the simulator and for a federation across machines, so both see the same
-bits. All arithmetic that rounds is numpy's, in double precision on the CPU: correctly rounded, hence the same on every
-machine.
+The simulator and federations across machines pack and restore with the same functions, so both see the same bits.
+Rounding is done by numpy in double precision on the CPU, hence the same on every machine.
 
 - ``raw``: the tensor's own numbers. All integers; floats under ``fp32``; under ``int8`` those with fewer than two
   dimensions (biases, BatchNorm), about one percent of a network, which differ by orders of magnitude.
 - ``half``: IEEE half precision.
-- ``rows``: a signed byte per number and one scale per row, the row's largest magnitude by 127. A row is what one
-  output channel of a layer reads, or one sample's logits; channels differ in size, so one scale for all is too coarse.
-- ``simplex``: rows that are probabilities, an unsigned byte for each: 255 times the root of its share of the row's
-  largest. The root keeps small probabilities apart (the smallest step is 1 / 65,025 of the largest, not 1 / 255).
-  No scale is sent, as a row sums to one: dividing by the sum restores it.
+- ``rows``: a signed byte per number and one scale per row, the row's largest magnitude divided by 127. A row is what
+  one output channel of a layer reads, or one sample's logits; channels differ too much for one scale.
+- ``simplex``: rows of probabilities, an unsigned byte each: 255 times the root of the probability divided by the row's
+  largest. The root separates small probabilities (the smallest step is 1 / 65,025 of the largest, not 1 / 255).
+  No scale is sent: a row sums to one, so dividing by the sum restores it.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ Shape = tuple[int, ...]
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """As numpy calls it.
+    """The name of a dtype in numpy.
 
     >>> dtype_name(torch.float32)
     'float32'
@@ -48,11 +47,11 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 def draws_for(wire: str, key: Key | None) -> np.random.Generator | None:
-    """The draws of a stochastic wire; None for the others."""
+    """The generator for stochastic rounding; None if the wire has none."""
     if not wire.endswith("-stochastic"):
         return None
     if key is None:
-        raise ValueError(f"wire {wire} rounds by chance and needs a key that names its draws")
+        raise ValueError(f"wire {wire} rounds randomly and needs a key for its draws")
     return key.generator()
 
 
@@ -75,7 +74,7 @@ def is_probabilities(value: Tensor, tolerance: float = TOLERANCE["fp32"]) -> boo
 
 
 def parts_of(coding: str, shape: Shape, dtype: str) -> tuple[tuple[str, int], ...]:
-    """The arrays that a tensor becomes, (dtype, length) of each.
+    """The (dtype, length) of each array that a tensor is packed into.
 
     >>> parts_of("rows", (16, 3, 3, 3), "float32")
     (('int8', 432), ('float32', 16))
@@ -87,7 +86,7 @@ def parts_of(coding: str, shape: Shape, dtype: str) -> tuple[tuple[str, int], ..
 
 
 def packed(value: Tensor, wire: str, draws: np.random.Generator | None = None) -> tuple[str, tuple[Part, ...]]:
-    """The tensor's coding and its parts, each one-dimensional; ``draws`` are for stochastic rounding."""
+    """The tensor's coding and its parts, each one-dimensional; ``draws`` is for stochastic rounding."""
     coding, array = coding_of(value, wire), value.detach().cpu().contiguous().numpy()
     if coding == "raw":
         return coding, (array.reshape(-1),)
@@ -109,7 +108,7 @@ def packed(value: Tensor, wire: str, draws: np.random.Generator | None = None) -
 
 
 def _roots(p: Part, draws: np.random.Generator | None) -> Part:
-    """255 sqrt(p / max p), rounded; or up by chance, so that its square is right on average."""
+    """255 sqrt(p / max p), rounded; with draws randomly, so that its square is right on average."""
     steps = 255 * np.sqrt(p / p.max(1, keepdims=True))
     if draws is None:
         return np.asarray(np.rint(steps), np.uint8)
@@ -119,7 +118,7 @@ def _roots(p: Part, draws: np.random.Generator | None) -> Part:
 
 
 def restored(coding: str, parts: tuple[Part, ...], shape: Shape, dtype: str) -> Tensor:
-    """The tensor again, in its own type; what a coding lost stays lost. The arrays belong to the tensor afterwards."""
+    """The tensor, in its own type, from its parts."""
     array = parts[0].reshape(shape)
     if coding == "rows":
         scale = parts[1].reshape(-1, *(1,) * (len(shape) - 1))

@@ -1,4 +1,4 @@
-"""Engines: they serve what methods ask for. ``plain`` is the reference, ``fused`` trains clients together on a GPU."""
+"""Engines serve the requests of methods: ``plain`` is the reference, ``fused`` trains clients together on a GPU."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import warnings
 import torch
 
 from fedcc.core.naming import unknown
+from fedcc.engine.devices import choose_device
 from fedcc.engine.drive import drive
 from fedcc.engine.fused import Fused
 from fedcc.engine.plain import PRECISIONS, Monitor, Plain, Precision
@@ -16,7 +17,7 @@ ENGINES: dict[str, type[Plain] | type[Fused]] = {"plain": Plain, "fused": Fused}
 
 
 def usual_engine(device: torch.device) -> str:
-    """``fused`` on a GPU, ``plain`` on a CPU, where stacking gains nothing."""
+    """``fused`` on a GPU; ``plain`` on a CPU, where stacking gains nothing."""
     return "fused" if device.type == "cuda" else "plain"
 
 
@@ -33,7 +34,7 @@ def engine(name: str, device: torch.device, precision: Precision, monitor: Monit
 
 
 def be_deterministic(on: bool) -> None:
-    """On a GPU, algorithms that give the same bits every time, or the fastest; a CPU gives the same bits anyway."""
+    """Whether a GPU uses algorithms with the same bits every time, or the fastest; a CPU has the same bits anyway."""
     if on:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         warnings.filterwarnings("ignore", message=".*does not have a deterministic implementation.*")
@@ -50,6 +51,7 @@ __all__ = [
     "Plain",
     "Precision",
     "be_deterministic",
+    "choose_device",
     "drive",
     "engine",
     "usual_engine",

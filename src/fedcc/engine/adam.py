@@ -1,28 +1,31 @@
-"""Adam on named parameters: the fused kernel of torch.optim without what its first step imports (the compiler, 3 s).
+"""Adam and SGD with momentum on named parameters.
 
-And SGD with momentum, for what a source trains so and a few steps of Adam would not learn.
+Adam calls the fused kernel of torch.optim directly, whose own first step would import the compiler (3 s).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
 
 BETAS, EPS = (0.9, 0.999), 1e-8
+RULE: dict[str, Any] = {"beta1": BETAS[0], "beta2": BETAS[1], "eps": EPS, "weight_decay": 0.0}
+RULE |= {"amsgrad": False, "maximize": False}
 
 
 class Adam:
-    """The kernel of ``torch.optim.Adam(fused=True)``, to the bit; its state is a flat mapping that can be handed on."""
+    """``torch.optim.Adam(fused=True)`` to the bit; its state is a flat mapping, from which another can continue."""
 
     def __init__(self, params: Mapping[str, Tensor], state: Mapping[str, Tensor] | None = None):
         self.params = params
         saved = state or {}
         self.means = {n: self._slot(saved, f"mean/{n}", p) for n, p in params.items()}
         self.squares = {n: self._slot(saved, f"square/{n}", p) for n, p in params.items()}
-        one = torch.zeros((), dtype=torch.float32, device=next(iter(params.values())).device)
-        self.steps = [saved[f"step/{n}"].clone() if f"step/{n}" in saved else one.clone() for n in params]
+        zero = torch.zeros((), dtype=torch.float32, device=next(iter(params.values())).device)
+        self.steps = {n: saved.get(f"step/{n}", zero).clone() for n in params}
 
     @staticmethod
     def _slot(saved: Mapping[str, Tensor], name: str, like: Tensor) -> Tensor:
@@ -31,37 +34,23 @@ class Adam:
 
     @torch.no_grad()
     def step(self, lr: float) -> None:
-        """One step with the gradients in ``grad``; a parameter without one is left alone."""
-        names = [(i, name) for i, (name, p) in enumerate(self.params.items()) if p.grad is not None]
-        steps = [self.steps[i] for i, _ in names]
-        torch._foreach_add_(steps, 1)
-        torch._fused_adam_(
-            [self.params[n] for _, n in names],
-            [g for _, n in names if (g := self.params[n].grad) is not None],
-            [self.means[n] for _, n in names],
-            [self.squares[n] for _, n in names],
-            [],
-            steps,
-            lr=lr,
-            beta1=BETAS[0],
-            beta2=BETAS[1],
-            weight_decay=0.0,
-            eps=EPS,
-            amsgrad=False,
-            maximize=False,
+        """One step with the gradients in ``grad``; a parameter without one stays unchanged."""
+        names = [name for name, p in self.params.items() if p.grad is not None]
+        grads = [g for name in names if (g := self.params[name].grad) is not None]
+        params, means, squares, steps = (
+            [tensors[name] for name in names] for tensors in (self.params, self.means, self.squares, self.steps)
         )
+        torch._foreach_add_(steps, 1)
+        torch._fused_adam_(params, grads, means, squares, [], steps, lr=lr, **RULE)
 
     def state(self) -> dict[str, Tensor]:
-        """Everything needed to go on."""
-        return (
-            {f"mean/{n}": v.clone() for n, v in self.means.items()}
-            | {f"square/{n}": v.clone() for n, v in self.squares.items()}
-            | {f"step/{n}": v.clone() for n, v in zip(self.params, self.steps, strict=True)}
-        )
+        """Everything needed to continue."""
+        kinds = {"mean": self.means, "square": self.squares, "step": self.steps}
+        return {f"{kind}/{n}": v.clone() for kind, tensors in kinds.items() for n, v in tensors.items()}
 
 
 class Momentum:
-    """``torch.optim.SGD`` with momentum; nothing of it outlives a fit."""
+    """``torch.optim.SGD`` with momentum; its state ends with the fit."""
 
     def __init__(self, params: Mapping[str, Tensor], momentum: float):
         self.params, self.momentum = params, momentum
@@ -69,7 +58,7 @@ class Momentum:
 
     @torch.no_grad()
     def step(self, lr: float) -> None:
-        """One step with the gradients in ``grad``; a parameter without one is left alone."""
+        """One step with the gradients in ``grad``; a parameter without one stays unchanged."""
         for name, p in self.params.items():
             if p.grad is not None:
                 p.sub_(self.velocities[name].mul_(self.momentum).add_(p.grad), alpha=lr)

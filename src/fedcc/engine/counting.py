@@ -1,4 +1,4 @@
-"""How many images a method's networks process: counted from the requests, the same for every engine."""
+"""The number of images that networks process: counted from the requests, so it is the same for every engine."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from fedcc.core.step import Gradient
 
 
 class Counting:
-    """Serves by another engine and counts images until they are taken.
+    """Serves requests by another engine and counts images.
 
-    ``trained`` counts images that went forward and backward, by phase: steps times the batches of all streams, twice
-    where a step takes the gradient twice. ``predicted`` counts images that went forward only, a frozen teacher's too.
+    ``trained`` counts images of forward and backward passes by phase: steps times the batches of all streams, twice
+    if a step takes the gradient twice. ``predicted`` counts images of forward passes, also those of frozen teachers.
     """
 
     def __init__(self, executor: Executor):
@@ -31,10 +31,10 @@ class Counting:
         return answers
 
     def take(self) -> dict[str, Any]:
-        """What was counted since the last call, as plain values."""
-        taken = {"trained": self.trained, "predicted": self.predicted}
+        """The counts since the last call, as plain values."""
+        counts = {"trained": self.trained, "predicted": self.predicted}
         self.trained, self.predicted = {}, 0
-        return taken
+        return counts
 
     def _count(self, fit: Fit, fitted: Fitted) -> None:
         phase, size = fit.key.phase, fit.recipe.batch_of

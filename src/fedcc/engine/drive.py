@@ -1,11 +1,12 @@
-"""The driver: it advances coroutines, groups like requests, and has an engine serve a group at a time."""
+"""The driver: advances coroutines, groups their requests, and has an engine serve one group at a time."""
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Hashable, Mapping, Sequence
+from collections.abc import Coroutine, Hashable, Sequence
 from typing import Any, TypeVar
 
 import torch
+from torch.utils._pytree import keystr, tree_leaves_with_path
 
 from fedcc.core.requests import Executor, Fit, Gather, Init, Predict, Recalibrate, Request
 
@@ -13,10 +14,9 @@ T = TypeVar("T")
 
 
 def drive(coroutines: Sequence[Coroutine[Any, Any, T]], executor: Executor) -> list[T]:
-    """Run coroutines to their ends, serving what they ask for; their results, in order.
+    """Run coroutines to their ends, serving their requests; returns their results in order.
 
-    The largest group is served first and the rest wait, so a client that skipped a phase is joined by the others at
-    the next one instead of staying out of step for good.
+    The largest group is served first and the rest wait, so that the others catch up with a client that skipped a phase.
     """
     results: dict[int, T] = {}
     pending: dict[int, tuple[Request[Any], list[Request[Any]], dict[int, Any]]] = {}
@@ -50,9 +50,8 @@ def drive(coroutines: Sequence[Coroutine[Any, Any, T]], executor: Executor) -> l
             for i in dict.fromkeys(i for i, _ in group):
                 request, parts, answers = pending[i]
                 if len(answers) == len(parts):
-                    advance(
-                        i, tuple(answers[j] for j in range(len(parts))) if isinstance(request, Gather) else answers[0]
-                    )
+                    both = tuple(answers[j] for j in range(len(parts)))
+                    advance(i, both if isinstance(request, Gather) else both[0])
     finally:
         for coroutine in coroutines:
             coroutine.close()
@@ -60,48 +59,30 @@ def drive(coroutines: Sequence[Coroutine[Any, Any, T]], executor: Executor) -> l
 
 
 def signature(request: Request[Any]) -> Hashable:
-    """Equal for requests that may be served as one: the same kind on the same network."""
+    """Equal for requests that can be served as one: the same kind on the same network."""
     return (kind(request), request.model.arch if isinstance(request, Predict | Recalibrate | Fit) else None)
 
 
 def kind(request: Request[Any]) -> Hashable:
-    """Equal for requests that may be served side by side: one step of a method, whatever the network.
+    """Equal for requests that can be served side by side: one step of a method, on any network.
 
-    Never by epochs, learning rate or sizes, which would split ragged clients.
+    Epochs, learning rates and sizes are not part of it: they would split the clients.
     """
     if isinstance(request, Init):
         return (Init, request.arch)
     if isinstance(request, Predict | Recalibrate):
         return (type(request), request.samples.view, request.samples.shape)
     if isinstance(request, Fit):
-        return (
-            Fit,
-            request.loss,
-            request.gradient,
-            request.only,
-            request.joint,
-            request.recipe.momentum,
-            tuple(
-                (
-                    name,
-                    request.recipe.batch_of(name),
-                    s.view,
-                    tuple((n, c.dtype, c.shape[1:]) for n, c in s.columns.items()),
-                )
-                for name, s in request.streams.items()
-            ),
-            _shapes(request.constants),
-            tuple((name, f.model.arch, f.stream) for name, f in request.frozen.items()),
-        )
+        columns = {
+            s: tuple((n, c.dtype, c.shape[1:]) for n, c in v.columns.items()) for s, v in request.streams.items()
+        }
+        streams = ((s, request.recipe.batch_of(s), v.view, columns[s]) for s, v in request.streams.items())
+        constants = ((keystr(path), *_format(leaf)) for path, leaf in tree_leaves_with_path(request.constants))
+        teachers = ((name, f.model.arch, f.stream) for name, f in request.frozen.items())
+        own = request.loss, request.gradient, request.only, request.joint, request.recipe.momentum
+        return (Fit, *own, tuple(streams), tuple(constants), tuple(teachers))
     raise TypeError(f"no engine serves {type(request).__name__}")
 
 
-def _shapes(tree: Any) -> Hashable:
-    if isinstance(tree, torch.Tensor):
-        return (tree.shape, tree.dtype)
-    if isinstance(tree, Mapping):
-        return tuple((name, _shapes(value)) for name, value in tree.items())
-    if isinstance(tree, tuple | list):
-        return tuple(map(_shapes, tree))
-    hashable: Hashable = tree
-    return hashable
+def _format(leaf: Any) -> tuple[Hashable, ...]:
+    return (leaf.shape, leaf.dtype) if isinstance(leaf, torch.Tensor) else (leaf,)

@@ -1,6 +1,6 @@
-"""What a request returns must be finite. It is looked at once per request, at its end, so that no step waits for a GPU.
+"""Results must be finite. They are checked once per request, at its end, so that no step waits for a GPU.
 
-A weight counts as finite only if its square is: beyond that (1.8e19 in fp32) the next product overflows.
+A weight counts as finite only if its square is finite: beyond that (1.8e19 in fp32) the next product overflows.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from fedcc.core.model import Model, State
 from fedcc.core.requests import Fit, Predict
 
 
-class NotFinite(FloatingPointError):
+class NotFiniteError(FloatingPointError):
     """Predictions that are not finite, and the model that made them."""
 
     def __init__(self, message: str, model: Model):
@@ -24,17 +24,17 @@ class NotFinite(FloatingPointError):
 
 
 def magnitudes(states: Sequence[State]) -> list[dict[str, float]]:
-    """The largest absolute value of every floating entry of every state; a device is waited for once."""
+    """The largest absolute value of every floating entry of every state; waits for the device once."""
     floating = [{n: v for n, v in state.items() if v.is_floating_point() and v.numel()} for state in states]
     tensors = [value for state in floating for value in state.values()]
-    found = iter(torch.stack(torch._foreach_norm(tensors, math.inf)).tolist() if tensors else [])
-    return [{name: next(found) for name in state} for state in floating]
+    values = iter(torch.stack(torch._foreach_norm(tensors, math.inf)).tolist() if tensors else [])
+    return [{name: next(values) for name in state} for state in floating]
 
 
-def overflow(before: State, after: State, largest: Mapping[str, float]) -> str:
-    """The first entry that is not finite after, where it was before; empty if there is none.
+def overflowing_entry(before: State, after: State, largest: Mapping[str, float]) -> str:
+    """The first entry that was finite before and is not after; empty if there is none.
 
-    ``largest`` are the magnitudes after. A mask of infinities that a network brings is nobody's fault.
+    ``largest`` holds the magnitudes after. A network may bring a mask of infinities.
     """
     for name, magnitude in largest.items():
         if not magnitude <= limit(after[name]) and bool((~_fine(after[name]) & _fine(before[name])).any()):
@@ -51,39 +51,39 @@ def _fine(value: Tensor) -> Tensor:
     return value.abs() <= limit(value)
 
 
-def fit_fault(fit: Fit, after: State, total: float, finite_steps: int, largest: Mapping[str, float]) -> str:
-    """What is not finite after a fit, and since which step; empty if all is.
+def nonfinite_reason(fit: Fit, after: State, total: float, finite_steps: int, largest: Mapping[str, float]) -> str:
+    """What is not finite after a fit, and since which step; empty if everything is finite.
 
-    ``total`` is the sum of its losses, ``finite_steps`` the number of steps until that was no longer finite.
+    ``total`` is the sum of its losses, ``finite_steps`` the number of steps for which that was finite.
     """
     steps, rate = fit.steps, f"with lr {fit.recipe.lr}"
     if not math.isfinite(total):
         return f"the loss is not finite ({total}) at step {min(finite_steps + 1, steps)} of {steps} {rate}"
-    if name := overflow(fit.model.state, after, largest):
+    if name := overflowing_entry(fit.model.state, after, largest):
         reached = f"{name} reaches {largest[name]:.3g}"
         return f"the weights are not finite or overflow ({reached}) after step {steps} of {steps} {rate}"
     return ""
 
 
 def check_predictions(requests: Sequence[Predict], logits: Tensor) -> None:
-    """Refuse logits [K, N, C] that are not finite: the first such model's. Features that are not would show in them."""
+    """Refuse logits [K, N, C] that are not finite; features that are not finite would show in them."""
     fine = logits.isfinite().flatten(1).all(1).tolist()
     for request, own, good in zip(requests, logits, fine, strict=True):
         if not good:
             rows = int((~own.isfinite()).any(-1).sum())
-            error = NotFinite(f"the predictions are not finite on {rows:,} of {len(own):,} samples", request.model)
+            error = NotFiniteError(f"the predictions are not finite on {rows:,} of {len(own):,} samples", request.model)
             if request.key is not None:
                 error.add_note(str(request.key))
             raise error
 
 
 def check_models(before: Mapping[str, Model], after: Mapping[str, Model]) -> None:
-    """Refuse entries of a server's models that are not finite and were so before; what was not replaced is not read."""
+    """Refuse entries of a server's models that were finite before and are not any more; reads only new entries."""
     for who, model in after.items():
         if who in before and before[who].arch == model.arch:
             old = before[who].state
             new = {name: value for name, value in model.state.items() if value is not old[name]}
-            if name := overflow(old, new, magnitudes([new])[0]):
+            if name := overflowing_entry(old, new, magnitudes([new])[0]):
                 raise FloatingPointError(
                     f"the weights of the server's model {who!r} are not finite or overflow ({name})"
                 )

@@ -20,8 +20,8 @@ from fedcc.core.rng import Key
 from fedcc.core.samples import Samples
 from fedcc.core.step import Batch, Step, Tensors
 from fedcc.engine.adam import Adam, Momentum
-from fedcc.engine.finite import check_predictions, fit_fault, magnitudes, overflow
-from fedcc.engine.plan import augmentation, batches
+from fedcc.engine.finite import check_predictions, magnitudes, nonfinite_reason, overflowing_entry
+from fedcc.engine.plan import Plan
 from fedcc.engine.statistics import statistics
 from fedcc.nets.network import Network, build
 
@@ -31,14 +31,14 @@ PREDICT_BATCH = 500
 
 
 class Monitor(Protocol):
-    """Told what an engine does, as it does it."""
+    """Follows what an engine does."""
 
     def fitting(self, fit: Fit) -> None:
         """A fit begins."""
         ...
 
     def trained(self, samples: int) -> None:
-        """A step has been made on so many samples."""
+        """A step on so many samples has ended."""
         ...
 
 
@@ -69,7 +69,7 @@ class Plain:
         return [self._serve(request) for request in requests]
 
     def _serve(self, request: Request[Any]) -> Any:
-        begun = time.perf_counter()
+        start = time.perf_counter()
         answer: Any
         try:
             if isinstance(request, Fit):
@@ -87,14 +87,14 @@ class Plain:
             if key is not None and str(key) not in getattr(error, "__notes__", ()):
                 error.add_note(str(key))
             raise
-        self.seconds[phase] = self.seconds.get(phase, 0.0) + time.perf_counter() - begun
+        self.seconds[phase] = self.seconds.get(phase, 0.0) + time.perf_counter() - start
         return answer
 
     # -- the four requests
 
     def init(self, request: Init) -> Model:
         state = build(request.arch, request.key).state_dict()
-        return Model(request.arch, {name: self._place(value) for name, value in state.items()})
+        return Model(request.arch, {name: self._to_device(value) for name, value in state.items()})
 
     @torch.no_grad()
     def predict(self, request: Predict) -> Outputs:
@@ -104,7 +104,7 @@ class Plain:
             x = samples.view.clean(samples.x[start : start + PREDICT_BATCH].to(self.device), self.dtype)
             parts.append(self._forward(module, x))
         if not parts:
-            raise ValueError("there is nothing to predict: no samples were given")
+            raise ValueError("nothing to predict: there are no samples")
         outputs = Outputs(torch.cat([p.logits for p in parts]), torch.cat([p.features for p in parts]))
         check_predictions([request], outputs.logits[None])
         return outputs
@@ -113,14 +113,14 @@ class Plain:
     def recalibrate(self, request: Recalibrate) -> Model:
         samples, module = request.samples, self._load(request.model, "recalibrate")
         if not len(samples):
-            raise ValueError("there is nothing to take statistics from: no samples were given")
+            raise ValueError("nothing to take statistics from: there are no samples")
         x = samples.x if len(samples) > 1 else torch.cat([samples.x] * 2)  # BatchNorm refuses a batch of one
         parts = x.tensor_split(-(-len(x) // PREDICT_BATCH))  # of equal size, so that none is tiny
         inputs = (samples.view.clean(x.to(self.device), self.dtype) for x in parts)
-        found = statistics(module, lambda x: self._forward(module, x), inputs)
-        if name := overflow(request.model.state, found, magnitudes([found])[0]):
+        state = statistics(module, lambda x: self._forward(module, x), inputs)
+        if name := overflowing_entry(request.model.state, state, magnitudes([state])[0]):
             raise FloatingPointError(f"BatchNorm's statistics are not finite ({name})")
-        return request.model.with_(found) if found else request.model
+        return request.model.with_(state) if state else request.model
 
     def fit(self, fit: Fit) -> Fitted:
         steps = fit.steps
@@ -130,13 +130,13 @@ class Plain:
         params = _trained(module, fit.only)
         if steps == 0:
             return Fitted(fit.model, 0, 0.0, fit.optimizer, tuple(params))
-        fit = replace(fit, constants=tree_map_only(Tensor, lambda t: t.to(self.device), dict(fit.constants)))
+        fit = replace(fit, constants=tree_map_only(Tensor, lambda t: t.to(self.device), fit.constants))
         teachers = {name: self._load(f.model, f"teacher {name}").eval() for name, f in fit.frozen.items()}
         momentum = fit.recipe.momentum
         optimizer = Adam(params, fit.optimizer) if momentum is None else Momentum(params, momentum)
         feed = Feed(fit, steps, self.device, self.dtype)
         losses: list[Tensor] = []
-        total = torch.zeros((), dtype=torch.float64, device=self.device)
+        sum_on_device = torch.zeros((), dtype=torch.float64, device=self.device)
         with torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
             _seed(fit.key.of(stream="dropout").integer(), self.device)
             for t in range(steps):
@@ -144,37 +144,35 @@ class Plain:
                 if fit.gradient is not None:
                     self._adjust(fit, feed, t, module, params, teachers)
                 optimizer.step(learning_rate(fit.recipe, t, steps))
-                total += loss
+                sum_on_device += loss
                 losses.append(loss)
                 if self.monitor:
                     self.monitor.trained(sum(feed.batch.values()))
         state = {n: v.detach().clone(memory_format=torch.contiguous_format) for n, v in module.state_dict().items()}
-        whole = float(total)
-        finite_steps = steps if math.isfinite(whole) else int(torch.stack(losses).double().cumsum(0).isfinite().sum())
-        if fault := fit_fault(fit, state, whole, finite_steps, magnitudes([state])[0]):
-            raise FloatingPointError(fault)
-        model, going_on = Model(fit.model.arch, state), optimizer.state() if fit.recipe.reset == "round" else {}
-        return Fitted(model, steps, whole / steps, going_on, tuple(params))
+        total = float(sum_on_device)
+        finite_steps = steps if math.isfinite(total) else int(torch.stack(losses).double().cumsum(0).isfinite().sum())
+        if reason := nonfinite_reason(fit, state, total, finite_steps, magnitudes([state])[0]):
+            raise FloatingPointError(reason)
+        moments = optimizer.state() if fit.recipe.reset == "round" else {}
+        return Fitted(Model(fit.model.arch, state), steps, total / steps, moments, tuple(params))
 
     # -- one step
 
     def _backward(
         self, fit: Fit, feed: Feed, t: int, module: Network, params: Tensors, teachers: Mapping[str, Network]
     ) -> Tensor:
-        """Gradients of step t into the parameters; the loss."""
+        """Put the gradients of step t into the parameters and return the loss."""
         for parameter in params.values():
             parameter.grad = None
         inputs, columns = feed.inputs(t), feed.columns(t)
         streams: Mapping[str, Batch]
         if fit.joint:
-            outputs = self._forward(
-                module, torch.cat(list(inputs.values())) if len(inputs) > 1 else next(iter(inputs.values()))
-            )
-            cuts = [torch.split(part, list(feed.batch.values())) for part in outputs]
+            x = torch.cat(list(inputs.values())) if len(inputs) > 1 else next(iter(inputs.values()))
+            cuts = [torch.split(part, list(feed.batch.values())) for part in self._forward(module, x)]
             parts = {name: Outputs(*pair) for name, *pair in zip(inputs, *cuts, strict=True)}
             streams = {name: Batch(parts[name], columns[name]) for name in inputs}
         else:
-            streams = Lazily(inputs, lambda name: Batch(self._forward(module, inputs[name]), columns[name]))
+            streams = LazyStreams(inputs, lambda name: Batch(self._forward(module, inputs[name]), columns[name]))
         with torch.no_grad():
             seen = {name: self._forward(teachers[name], inputs[f.stream]) for name, f in fit.frozen.items()}
         loss = fit.loss(Step(streams, params, fit.constants, seen))
@@ -184,7 +182,7 @@ class Plain:
     def _adjust(
         self, fit: Fit, feed: Feed, t: int, module: Network, params: Tensors, teachers: Mapping[str, Network]
     ) -> None:
-        """A second pass at theta + offsets, if the gradient asks for one, and its transform."""
+        """Apply the fit's gradient rule: a second pass at theta + offsets where it asks for one, then its transform."""
         assert fit.gradient is not None
         offsets = fit.gradient.ascent(_grads(params))
         if offsets is not None:
@@ -192,7 +190,7 @@ class Plain:
             with torch.no_grad():
                 for name, p in params.items():
                     p.add_(offsets[name])
-            with _still(module):
+            with _frozen_statistics(module):
                 self._backward(fit, feed, t, module, params, teachers)
             with torch.no_grad():
                 for name, p in params.items():
@@ -213,7 +211,7 @@ class Plain:
     # -- modules
 
     def _load(self, model: Model, use: str) -> Network:
-        """A module with this model's state; one is kept per architecture and use."""
+        """A module with this model's state; there is one per architecture and use."""
         module = self._modules.get((model.arch, use))
         if module is None:
             module = build(model.arch, Key(0)).to(self.device, self.dtype)
@@ -223,7 +221,7 @@ class Plain:
         module.load_state_dict(model.state)
         return module
 
-    def _place(self, value: Tensor) -> Tensor:
+    def _to_device(self, value: Tensor) -> Tensor:
         return value.to(self.device, self.dtype if value.is_floating_point() else value.dtype)
 
 
@@ -233,11 +231,9 @@ class Feed:
     def __init__(self, fit: Fit, steps: int, device: torch.device, dtype: torch.dtype):
         self.batch, self.dtype = {name: fit.recipe.batch_of(name) for name in fit.streams}, dtype
         self.samples: dict[str, Samples] = {name: s.to(device) for name, s in fit.streams.items()}
-        keys = {name: fit.key.of(stream=name) for name in fit.streams}
-        self.plan = {n: batches(keys[n], len(s), self.batch[n], steps).to(device) for n, s in self.samples.items()}
-        self.draws = {
-            n: augmentation(keys[n], s.view, self.batch[n], steps).to(device) for n, s in self.samples.items()
-        }
+        plans = {n: Plan(fit.key.of(stream=n), len(s), self.batch[n], s.view) for n, s in self.samples.items()}
+        self.plan = {n: plan.indices(steps).to(device) for n, plan in plans.items()}
+        self.draws = {n: plan.augmentation(steps).to(device) for n, plan in plans.items()}
 
     def inputs(self, t: int) -> dict[str, Tensor]:
         return {
@@ -252,16 +248,16 @@ class Feed:
         }
 
 
-class Lazily(Mapping[str, Batch]):
-    """Streams that are forwarded when the loss first reads them, and not at all if it never does."""
+class LazyStreams(Mapping[str, Batch]):
+    """Streams that pass the network when the loss first reads them; one that it never reads does not."""
 
-    def __init__(self, names: Mapping[str, Any], make: Callable[[str], Batch]):
-        self._names, self._make, self._made = names, make, dict[str, Batch]()
+    def __init__(self, names: Mapping[str, Any], forward: Callable[[str], Batch]):
+        self._names, self._forward, self._batches = names, forward, dict[str, Batch]()
 
     def __getitem__(self, name: str) -> Batch:
-        if name not in self._made:
-            self._made[name] = self._make(name)
-        return self._made[name]
+        if name not in self._batches:
+            self._batches[name] = self._forward(name)
+        return self._batches[name]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._names)
@@ -271,7 +267,7 @@ class Lazily(Mapping[str, Batch]):
 
 
 def _seed(seed: int, device: torch.device) -> None:
-    """Seed the generators that dropout draws from. Not torch.manual_seed: without a GPU it queues a call each time."""
+    """Seed the generators of dropout. Not by torch.manual_seed, which queues a call each time if there is no GPU."""
     torch.default_generator.manual_seed(seed)
     if device.type == "cuda":
         torch.cuda.default_generators[device.index or 0].manual_seed(seed)
@@ -285,7 +281,7 @@ def learning_rate(recipe: Recipe, t: int, steps: int) -> float:
 
 
 def _trained(module: Network, only: str | None) -> dict[str, nn.Parameter]:
-    """The parameters that are trained; the others, frozen or outside the named part, have no gradient."""
+    """The parameters to train; the others, frozen or outside the named part, get no gradient."""
     names, params = module.train_part(only), dict(module.named_parameters())
     for name, parameter in params.items():
         parameter.requires_grad_(name in names)
@@ -297,8 +293,8 @@ def _grads(params: Tensors) -> dict[str, Tensor]:
 
 
 @contextlib.contextmanager
-def _still(module: nn.Module) -> Iterator[None]:
-    """BatchNorm by batch statistics that leaves the running ones alone."""
+def _frozen_statistics(module: nn.Module) -> Iterator[None]:
+    """BatchNorm uses the batch's statistics and leaves the running ones unchanged."""
     norms = [m for m in module.modules() if isinstance(m, _BatchNorm) and m.track_running_stats]
     for m in norms:
         m.track_running_stats = False

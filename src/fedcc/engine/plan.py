@@ -1,4 +1,4 @@
-"""The batches and augmentation of a fit, as arrays made from its key alone, so that every engine sees the same."""
+"""The batches and augmentation of a fit: drawn only from its key, so that every engine sees the same."""
 
 from __future__ import annotations
 
@@ -11,7 +11,15 @@ from fedcc.core.samples import LEVELS, View
 
 
 class Plan:
-    """The batches of one stream of a fit, made as they are asked for: what comes next does not depend on how many."""
+    """The batches of one stream of a fit, drawn on demand: always the same ones, however many are drawn at a time.
+
+    Batches are full, and every sample is used at least once an epoch: an epoch is a permutation of the samples, its
+    last batch topped up from the head of another permutation. A stream shorter than the fit begins another epoch.
+
+    >>> plan = Plan(Key(0), samples=5, batch=4, view=View())
+    >>> sorted(set(plan.indices(2).flatten().tolist()))
+    [0, 1, 2, 3, 4]
+    """
 
     def __init__(self, key: Key, samples: int, batch: int, view: View):
         if samples < 1:
@@ -29,14 +37,14 @@ class Plan:
         for _ in range(-(-(steps - len(self.rest)) // per_epoch)):
             permutations = [self.generator.permutation(self.samples) for _ in range(-(-need // self.samples))]
             epochs.append(np.concatenate(permutations)[:need].reshape(per_epoch, self.batch))
-        made = np.concatenate(epochs)
-        self.rest = made[steps:]
-        return torch.from_numpy(made[:steps].astype(np.int64, copy=False))
+        rows = np.concatenate(epochs)
+        self.rest = rows[steps:]
+        return torch.from_numpy(rows[:steps].astype(np.int64, copy=False))
 
     def augmentation(self, steps: int) -> Tensor:
-        """What :meth:`View.augmented` needs for the next steps' images, int64 [steps, batch, draws]; empty without.
+        """The draws of :meth:`View.augmented` for the next steps, int64 [steps, batch, draws]; perhaps none.
 
-        Crop and flip are the same whatever comes beside them.
+        Crop and flip do not depend on what a strong view adds.
         """
         if not self.view.augments:
             return torch.empty(steps, 0, 0, dtype=torch.long)
@@ -44,20 +52,3 @@ class Plan:
         if self.view.strong:
             draws = np.concatenate([draws, self.strong.integers(0, LEVELS, (steps, self.batch, 4))], axis=-1)
         return torch.from_numpy(draws)
-
-
-def batches(key: Key, samples: int, batch: int, steps: int) -> Tensor:
-    """Sample indices [steps, batch]: full batches only, every sample at least once an epoch.
-
-    An epoch is a permutation of the samples, its last batch topped up from the head of another permutation; a
-    stream shorter than the fit goes on with epochs of its own. A plan with more steps begins with the same ones.
-
-    >>> sorted(set(batches(Key(0), samples=5, batch=4, steps=2).flatten().tolist()))
-    [0, 1, 2, 3, 4]
-    """
-    return Plan(key, samples, batch, View()).indices(steps)
-
-
-def augmentation(key: Key, view: View, batch: int, steps: int) -> Tensor:
-    """The draws of every image, int64 [steps, batch, draws]; empty without augmentation."""
-    return Plan(key, 1, batch, view).augmentation(steps)

@@ -1,8 +1,8 @@
-"""Many networks of one architecture as one: clients side by side in the channel axis, by surgery on the module tree.
+"""Many networks of one architecture as one: the clients' channels side by side, by replacing layers of the network.
 
 An activation of K clients is ``[batch, K x channels, ...]``, the client outermost, so that convolutions become grouped
-ones, BatchNorm runs over all channels at once, and layers without parameters stay as they are. Channels must mix
-inside modules only; :func:`stackable` proves it for a network before it is used, so none needs a whitelist.
+ones, BatchNorm runs over all channels at once, and layers without parameters stay as they are. Channels may mix only
+inside modules; :func:`unstackable_reason` tests this on the network itself, so there is no list of known networks.
 """
 
 from __future__ import annotations
@@ -19,31 +19,31 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedcc.core.model import Arch, Outputs
 from fedcc.core.rng import Key
-from fedcc.engine.fast import MOST_CHANNELS, FastTrunk
-from fedcc.engine.stepping import head
+from fedcc.engine.step_kernels import head
+from fedcc.engine.trunk import MOST_CHANNELS, FastTrunk
 from fedcc.nets.network import Trainable, build
 from fedcc.nets.resnet import Shortcut, _ResNet
 
 
 class Unstackable(Exception):
-    """A network that surgery can't stack."""
+    """A network with layers that have no stacked form."""
 
 
-class Layer(nn.Module):
-    """A stacked layer: reads its tensors, ``[K, ...]`` each, from the slots of its network."""
+class StackedLayer(nn.Module):
+    """Reads its tensors, ``[K, ...]`` each, from the slots of its network."""
 
     def __init__(self, slots: dict[str, Tensor], name: str):
         super().__init__()
         self.slots, self.name = slots, name
 
-    def tensor(self, name: str) -> Tensor | None:
-        return self.slots.get(f"{self.name}.{name}")
-
-    def needed(self, name: str) -> Tensor:
+    def tensor(self, name: str) -> Tensor:
         return self.slots[f"{self.name}.{name}"]
 
+    def optional(self, name: str) -> Tensor | None:
+        return self.slots.get(f"{self.name}.{name}")
 
-class Conv(Layer):
+
+class StackedConv(StackedLayer):
     def __init__(self, slots: dict[str, Tensor], name: str, conv: nn.Conv2d):
         super().__init__(slots, name)
         if conv.padding_mode != "zeros":
@@ -52,54 +52,54 @@ class Conv(Layer):
         self.groups = conv.groups
 
     def forward(self, x: Tensor) -> Tensor:
-        weight, bias = self.needed("weight"), self.tensor("bias")
+        weight, bias = self.tensor("weight"), self.optional("bias")
         groups = self.groups * len(weight)
         flat = None if bias is None else bias.reshape(-1).to(x.dtype)
         return F.conv2d(x, weight.flatten(0, 1).to(x.dtype), flat, *self.settings, groups)
 
 
-class Norm(Layer):
-    """BatchNorm over K x C channels: each channel has statistics of its own anyway."""
+class StackedNorm(StackedLayer):
+    """BatchNorm over K x C channels: it treats each channel by itself."""
 
     def __init__(self, slots: dict[str, Tensor], name: str, norm: _BatchNorm):
         super().__init__(slots, name)
         if norm.momentum is None or not norm.track_running_stats:
             raise Unstackable(f"{name}: BatchNorm without running statistics of a fixed momentum")
         self.momentum, self.eps = norm.momentum, norm.eps
-        self.still = False  # batch statistics, but the running ones stay (the second pass of SAM)
+        self.freeze = False  # the running statistics, while the batch's are used (the second pass of SAM)
 
     def forward(self, x: Tensor) -> Tensor:
-        weight, bias = self.tensor("weight"), self.tensor("bias")
-        keep = self.training and self.still
-        mean = None if keep else self.needed("running_mean").view(-1)
-        var = None if keep else self.needed("running_var").view(-1)
+        weight, bias = self.optional("weight"), self.optional("bias")
+        frozen = self.training and self.freeze
+        mean = None if frozen else self.tensor("running_mean").view(-1)
+        var = None if frozen else self.tensor("running_var").view(-1)
         scale = None if weight is None else weight.reshape(-1)
         shift = None if bias is None else bias.reshape(-1)
         return F.batch_norm(x, mean, var, scale, shift, self.training, self.momentum, self.eps)
 
 
-class Dense(Layer):
+class StackedLinear(StackedLayer):
     """A linear layer on ``[batch, K x features]``."""
 
     def forward(self, x: Tensor) -> Tensor:
-        clients = len(self.needed("weight"))
-        out = self.each(x.reshape(len(x), clients, -1).transpose(0, 1))
+        clients = len(self.tensor("weight"))
+        out = self.per_client(x.reshape(len(x), clients, -1).transpose(0, 1))
         return out.transpose(0, 1).reshape(len(x), -1)
 
-    def each(self, x: Tensor) -> Tensor:
+    def per_client(self, x: Tensor) -> Tensor:
         """``[K, batch, in] -> [K, batch, out]``."""
-        weight, bias = self.needed("weight").to(x.dtype), self.tensor("bias")
+        weight, bias = self.tensor("weight").to(x.dtype), self.optional("bias")
         if bias is None:
             return torch.bmm(x, weight.transpose(1, 2))
         return torch.baddbmm(bias.to(x.dtype).unsqueeze(1), x, weight.transpose(1, 2))
 
     def fast(self, x: Tensor) -> Tensor:
         """The same on the project's own kernels, in fp32."""
-        return head(x, self.needed("weight"), self.needed("bias"))
+        return head(x, self.tensor("weight"), self.tensor("bias"))
 
 
-class Widen(Layer):
-    """The shortcut without parameters: pads each client's channels by themselves."""
+class StackedShortcut(StackedLayer):
+    """The shortcut without parameters; each client's channels are padded by themselves."""
 
     def __init__(self, slots: dict[str, Tensor], name: str, shortcut: Shortcut, anchor: str):
         super().__init__(slots, name)
@@ -133,9 +133,9 @@ class Stacked(Trainable):
         self.evaluated, self.trainable = network.evaluated, network.trainable
         anchor = self.parameter_names[0]
         self.trunks = nn.ModuleList(
-            _operated(trunk, f"trunks.{i}", self.slots, anchor) for i, trunk in enumerate(network.trunks)
+            _stacked_module(trunk, f"trunks.{i}", self.slots, anchor) for i, trunk in enumerate(network.trunks)
         )
-        self.head = Dense(self.slots, "head")
+        self.head = StackedLinear(self.slots, "head")
         self.fast = nn.ModuleList()
         ours = [t for t in network.trunks if isinstance(t, _ResNet) and t.conv.in_channels <= MOST_CHANNELS]
         whole = not self.evaluated and len(self.trainable) == len(self.parameter_names)  # kernels freeze nothing
@@ -155,51 +155,51 @@ class Stacked(Trainable):
             side = side.contiguous(memory_format=torch.channels_last)
         parts = [trunk(side).reshape(batch, clients, -1).transpose(0, 1) for trunk in self.trunks]
         features = parts[0] if len(parts) == 1 else torch.cat(parts, -1)
-        return Outputs(self.head.each(features), features)
+        return Outputs(self.head.per_client(features), features)
 
-    def hold(self, tensors: Mapping[str, Tensor]) -> None:
-        """Take these tensors, ``[K, ...]`` each, from now on."""
+    def use(self, tensors: Mapping[str, Tensor]) -> None:
+        """Use these tensors, ``[K, ...]`` each, from now on."""
         self.slots.update(tensors)
 
-    def stay(self, still: bool) -> None:
-        """Whether running statistics stay as they are while training."""
+    def freeze_statistics(self, freeze: bool) -> None:
+        """Whether running statistics stay unchanged while training."""
         for module in self.modules():
-            if isinstance(module, Norm | FastTrunk):
-                module.still = still
+            if isinstance(module, StackedNorm | FastTrunk):
+                module.freeze = freeze
 
 
-def _operated(module: nn.Module, name: str, slots: dict[str, Tensor], anchor: str) -> nn.Module:
+def _stacked_module(module: nn.Module, name: str, slots: dict[str, Tensor], anchor: str) -> nn.Module:
     """The module with its layers replaced by stacked ones."""
     if isinstance(module, nn.Conv2d):
-        return Conv(slots, name, module)
+        return StackedConv(slots, name, module)
     if isinstance(module, _BatchNorm):
-        return Norm(slots, name, module)
+        return StackedNorm(slots, name, module)
     if isinstance(module, nn.Linear):
-        return Dense(slots, name)
+        return StackedLinear(slots, name)
     if isinstance(module, Shortcut):
-        return Widen(slots, name, module, anchor)
+        return StackedShortcut(slots, name, module, anchor)
     if any(True for _ in module.parameters(recurse=False)) or any(True for _ in module.buffers(recurse=False)):
         raise Unstackable(f"{name} is a {type(module).__name__} with tensors of its own")
     module = copy.copy(module)
     module._modules = {
-        child: None if part is None else _operated(part, f"{name}.{child}", slots, anchor)
+        child: None if part is None else _stacked_module(part, f"{name}.{child}", slots, anchor)
         for child, part in module._modules.items()
     }
     return module
 
 
 @lru_cache(maxsize=256)
-def stackable(arch: Arch) -> str:
-    """Empty if stacking this network gives what the networks give one by one, else the reason.
+def unstackable_reason(arch: Arch) -> str:
+    """Why stacked networks would not compute what the networks compute one by one; empty if they do.
 
-    Proved in float64 on three networks: values, gradients and buffers in training, and values in evaluation. What the
-    networks' author froze is frozen here too.
+    Tested in float64 on three networks: values, gradients and buffers in training, and values in evaluation. What the
+    network's author froze is frozen here too.
     """
     try:
         return _difference(arch)
     except Unstackable as error:
         return str(error)
-    except Exception as error:  # a network that stacking breaks in any other way is one that can't be stacked
+    except Exception as error:  # whatever else goes wrong, this network cannot be stacked
         return f"{type(error).__name__}: {error}"
 
 
@@ -217,7 +217,7 @@ def _difference(arch: Arch) -> str:
         if value.is_floating_point():
             together = together.double()
         leaves[name] = together.requires_grad_(name in stacked.trainable)
-    stacked.hold(leaves)
+    stacked.use(leaves)
     for training in (True, False):
         stacked.train(training)
         outputs = stacked(x)
@@ -232,10 +232,10 @@ def _difference(arch: Arch) -> str:
             pairs += [(g[k], e) for g, e in zip(grads, expected, strict=True)]
             pairs += [(leaves[n][k], b) for n, b in network.named_buffers() if b.is_floating_point()]
             if not all(torch.allclose(a, b, rtol=1e-8, atol=1e-9) for a, b in pairs):
-                return "stacked networks do not give what the networks give one by one"
+                return "stacked networks do not compute what the networks compute one by one"
     return ""
 
 
 def stacked_state(states: list[Mapping[str, Tensor]], names: Any) -> dict[str, Tensor]:
-    """States one by one as one, ``[K, ...]``."""
+    """Several states as one, ``[K, ...]`` each."""
     return {name: torch.stack([state[name] for state in states]) for name in names}

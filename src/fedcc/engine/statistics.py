@@ -1,4 +1,4 @@
-"""BatchNorm's statistics of a network on given inputs: their mean and variance, exactly."""
+"""BatchNorm's statistics of a network: the exact mean and variance over some inputs."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 
 def statistics(module: nn.Module, forward: Callable[[Tensor], Any], parts: Iterable[Tensor]) -> dict[str, Tensor]:
-    """The running means and variances by name, of all that enters the norms when each part is normalised by itself.
+    """The running means and variances by name, over everything that enters the norms; each part is a batch.
 
-    Norms that stay in evaluation mode in training keep theirs. The rest of the module is in evaluation mode, so that no
-    dropout draws; the norms are changed in place.
+    Norms that stay in evaluation mode in training keep theirs. The rest of the module is in evaluation mode, without
+    dropout. The norms change in place.
     """
     batch_norms = {n: m for n, m in module.train().named_modules() if isinstance(m, _BatchNorm) and m.training}
     norms = {name: norm for name, norm in batch_norms.items() if norm.running_mean is not None}
@@ -31,7 +31,7 @@ def statistics(module: nn.Module, forward: Callable[[Tensor], Any], parts: Itera
         seen[name].append((n, norm.running_mean.clone(), norm.running_var * ((n - 1) / n)))
 
     for norm in norms.values():
-        norm.train().momentum = 1.0  # its running statistics are those of the latest part
+        norm.train().momentum = 1.0  # the running statistics are those of the latest part
     hooks = [norm.register_forward_hook(partial(note, name)) for name, norm in norms.items()]
     try:
         for x in parts:
@@ -43,7 +43,7 @@ def statistics(module: nn.Module, forward: Callable[[Tensor], Any], parts: Itera
 
 
 def _pooled(parts: list[tuple[int, Tensor, Tensor]]) -> dict[str, Tensor]:
-    """Mean and unbiased variance over all parts: the spread between their means counts too."""
+    """Mean and unbiased variance over all parts, from those of each part."""
     numbers, means, variances = (list(column) for column in zip(*parts, strict=True))
     total = sum(numbers)
     share = torch.tensor([n / total for n in numbers], dtype=means[0].dtype, device=means[0].device)[:, None]

@@ -1,8 +1,8 @@
-"""Accuracies of one round, in percent. Of all code, this package alone sees the public labels."""
+"""Accuracies of one round, in percent. Only this package sees the public labels."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,11 +11,11 @@ from torch import Tensor
 
 from fedcc.core.messages import Labels, Predictions
 from fedcc.core.method import AnyMethod, Reading, Trained
-from fedcc.core.requests import Executor, Predict, Request
+from fedcc.core.requests import Executor, Predict
 from fedcc.core.samples import Samples
 from fedcc.engine.drive import drive
-from fedcc.engine.finite import NotFinite
 from fedcc.evaluate.ensembles import ensembles
+from fedcc.evaluate.predictions import PredictionCache
 
 
 @dataclass(frozen=True)
@@ -46,39 +46,6 @@ class Evaluation:
     known: dict[int, list[float | None]] = field(default_factory=dict)
 
 
-class Remembering:
-    """An engine that predicts once with each model on each set of samples, however often it is asked.
-
-    An error about predictions that are not finite names the client or the server's model.
-    """
-
-    def __init__(self, executor: Executor, trained: Trained | None = None):
-        self.executor, self.trained = executor, trained or Trained(0, {}, {})
-        self.known: dict[tuple[int, int], Any] = {}
-        self.kept: list[Request[Any]] = []  # while they live nothing else gets their models' and samples' ids
-
-    def serve(self, requests: Sequence[Request[Any]]) -> list[Any]:
-        def place(request: Request[Any]) -> tuple[int, int] | None:
-            return (id(request.model), id(request.samples)) if isinstance(request, Predict) else None
-
-        new = [r for r in requests if place(r) not in self.known]
-        fresh = dict(zip(map(id, new), self.answers(new) if new else [], strict=True))
-        for request in new:
-            if (key := place(request)) is not None:
-                self.known[key] = fresh[id(request)]
-                self.kept.append(request)
-        return [fresh[id(r)] if id(r) in fresh else self.known[place(r)] for r in requests]  # type: ignore[index]
-
-    def answers(self, requests: Sequence[Request[Any]]) -> list[Any]:
-        try:
-            return self.executor.serve(requests)
-        except NotFinite as error:
-            owners = {id(model): f"client {k}" for k, model in self.trained.clients.items()}
-            owners |= {id(model): f"the server's model {name!r}" for name, model in self.trained.server.items()}
-            error.add_note(f"{owners.get(id(error.model), 'a model')}, 'evaluate'")
-            raise
-
-
 def evaluate(
     method: AnyMethod,
     trained: Trained,
@@ -99,7 +66,7 @@ def evaluate(
     of the public targets; ``readings`` for those of other ways to predict; ``detailed`` for what is too large for
     every round.
     """
-    engine, inputs, labels = Remembering(executor, trained), test.only("x"), test["y"]
+    engine, inputs, labels = PredictionCache(executor, trained), test.only("x"), test["y"]
     scores = drive([method.predict(trained, inputs)], engine)[0]
     found = Evaluation(percent(scores.argmax(-1) == labels), targets=targets_accuracy(downs or {}, hidden))
     if detailed:
@@ -126,6 +93,11 @@ def evaluate(
         for name, others in ensembles(scores, known).items():
             found.readings[name] = percent(others.argmax(-1) == labels)
     return found
+
+
+def readings_of(method: AnyMethod, public: Samples, last: bool) -> dict[str, Reading]:
+    """A method's readings in a round; those that cost predictions of their own only in the last one."""
+    return {**method.readings(public), **(method.last_readings(public) if last else {})}
 
 
 def percent(right: Tensor) -> float:

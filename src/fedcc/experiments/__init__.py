@@ -1,7 +1,1 @@
-"""One run's description, its folder, and running it."""
-
-from fedcc.experiments.execute import execute, prepare, unfinished
-from fedcc.experiments.experiment import Experiment
-from fedcc.experiments.store import RunFolder, RunFolderError, Unfinished
-
-__all__ = ["Experiment", "RunFolder", "RunFolderError", "Unfinished", "execute", "prepare", "unfinished"]
+"""One run's description, its folder, running it, and many of them."""

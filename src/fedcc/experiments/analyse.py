@@ -14,22 +14,23 @@ import torch
 from torch import Tensor
 
 from fedcc.core.digests import DIGEST, Unchecked
-from fedcc.core.method import check_value
 from fedcc.core.model import Outputs
+from fedcc.core.options import check_value
 from fedcc.core.requests import Executor, Predict
 from fedcc.core.rng import Key
 from fedcc.core.samples import Samples
-from fedcc.engine import Plain, drive
-from fedcc.evaluate.accuracy import Remembering
+from fedcc.engine import Plain, choose_device, drive
+from fedcc.engine.threads import cores, fixed_threads
 from fedcc.evaluate.embeddings import FEWEST, panel
 from fedcc.evaluate.example import example
 from fedcc.evaluate.margins import histograms
-from fedcc.experiments.experiment import Experiment, present_spelling
-from fedcc.experiments.store import RunFolder, RunFolderError, commit
+from fedcc.evaluate.predictions import PredictionCache
+from fedcc.experiments.environment import commit
+from fedcc.experiments.experiment import Experiment
+from fedcc.experiments.result import Result
+from fedcc.experiments.store import RunFolder, RunFolderError
 from fedcc.federation import Federation
 from fedcc.methods import FedCC
-from fedcc.run import Result, chosen_device
-from fedcc.threads import cores, fixed_threads
 
 ANALYSIS_FORMAT = 1
 COPIED = ("method", "data", "skew", "seed", "data_sha256", "partition_sha256")  # from the summary
@@ -80,7 +81,7 @@ def analyse(
     """Analyse a run folder: its ``analysis.json``, which is written there too."""
     options, summary = options or Options(), check(place)
     try:
-        experiment = Experiment(**present_spelling(summary["experiment"]))  # not the TOML, whose device may not be here
+        experiment = Experiment.stored(summary["experiment"])  # not the TOML, whose device may not be here
     except (TypeError, ValueError) as error:
         raise RunFolderError(f"{place / 'summary.json'} is damaged, in its 'experiment': {error}") from None
     with warnings.catch_warnings():
@@ -92,8 +93,8 @@ def analyse(
     for name, found in (("data_sha256", federation.fingerprint), ("partition_sha256", split.sha256)):
         if summary[name] != found:
             raise RunFolderError(f"{place} was run on other data: its {name} is {summary[name]}, here {found}")
-    with fixed_threads(min(experiment.threads, cores())):  # the record may come from a larger machine
-        parts = inspected(result, federation, options, experiment.seed, device)
+    with fixed_threads(min(experiment.machine.threads, cores())):  # the record may come from a larger machine
+        parts = inspected(result, federation, options, experiment.training.seed, device)
     analysis = {
         "format": ANALYSIS_FORMAT,
         **{name: summary[name] for name in COPIED},
@@ -110,10 +111,10 @@ def inspected(
 ) -> dict[str, Any]:
     """Margins, embeddings and the example of trained models; a note for what a method does not have."""
     method, trained = result.method, result.trained
-    engine = Remembering(Plain(chosen_device(device)))
+    engine = PredictionCache(Plain(choose_device(device)))
     test, labels = federation.test.only("x"), federation.test["y"]
     scores = drive([method.predict(trained, test)], engine)[0]
-    used = torch.cat([out.features for out in engine.known.values()], 1).cpu()  # by the method's own prediction
+    used = torch.cat([out.features for out in engine.outputs.values()], 1).cpu()  # by the method's own prediction
     whole = method.probabilities(scores).cpu() if scores.ndim == 2 else None
     clients = asked(result, test, engine) if method.trains_clients else {}
     if clients and options.client not in clients:

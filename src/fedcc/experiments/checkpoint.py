@@ -15,7 +15,7 @@ import re
 import time
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, field, fields
 from hashlib import blake2b
 from math import prod
 from pathlib import Path
@@ -26,16 +26,20 @@ from torch import Tensor
 
 from fedcc.core.digests import DamagedFile
 from fedcc.core.files import uninterrupted, written_whole
-from fedcc.core.method import AnyMethod, check_value
+from fedcc.core.method import AnyMethod
 from fedcc.core.model import Arch, Model
+from fedcc.core.options import check_value
 from fedcc.core.tree import Classes, Pack, Unpack, message_classes
-from fedcc.experiments.experiment import Experiment, present_spelling
+from fedcc.engine import choose_device
+from fedcc.experiments.experiment import Experiment
+from fedcc.experiments.options import DEFAULTS, current_values
+from fedcc.experiments.record import Record
+from fedcc.experiments.result import Result, described, rebuilt
+from fedcc.experiments.rounds import FinishedRound, Observer, Pause
 from fedcc.experiments.store import CHECKPOINT, RunFolder, RunFolderError, lines
 from fedcc.federate import Snapshot
 from fedcc.federation import Federation, Models
 from fedcc.methods import completed, outdated
-from fedcc.run import Record, chosen_device
-from fedcc.saved import described, rebuilt
 
 FORMAT = 1
 KEPT = 2
@@ -49,24 +53,40 @@ class Damaged(ValueError):
 
 @dataclass(frozen=True, eq=False)
 class Checkpoint:
-    """Where an unfinished run goes on, and what it has recorded up to there."""
+    """Where an unfinished run resumes, and what it has recorded so far."""
 
     snapshot: Snapshot
-    records: list[Record]
-    seconds: float  # that the run had taken
-    size: int  # bytes of the file
+    records: list[Record] = field(default_factory=list)
+    seconds: float = 0.0  # that the run has taken
+    size: int = 0  # bytes of the file
 
 
-class Checkpoints:
-    """The checkpoints of one run, in its folder."""
+class Checkpoints(Observer):
+    """The checkpoints of one run, in its folder: read to resume it, written as an observer.
 
-    def __init__(self, folder: Path, experiment: Experiment, federation: Federation):
-        self.folder, self.method, self.device = folder, experiment.made(), chosen_device(experiment.device)
+    One is written after every so many rounds, or where ``every`` is None, whenever it is cheap enough.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        experiment: Experiment,
+        federation: Federation,
+        *,
+        every: int | None = None,
+        keep: bool = False,
+    ):
+        self.folder, self.method, self.device = (
+            folder,
+            experiment.build_method(),
+            choose_device(experiment.machine.device),
+        )
+        self.every, self.keep = every, keep
         partition = federation.partition
         self.identity = json.loads(
             json.dumps(
                 {
-                    "experiment": asdict(experiment),
+                    "experiment": experiment.values(),
                     "data_sha256": federation.fingerprint,
                     "partition_sha256": partition.sha256 if partition else None,
                 }
@@ -74,6 +94,31 @@ class Checkpoints:
         )
         self.size = 0  # bytes of the latest
         self.cost = self.ended = 0.0  # seconds that the latest took, and when it was written
+        self.begin(None)
+
+    def begin(self, start: Checkpoint | None) -> None:
+        """Begin to observe a run, at a checkpoint if it is resumed; later ones are removed."""
+        self.recorded = list(start.records) if start else []
+        self.begun = time.perf_counter() - (start.seconds if start else 0.0)
+        if start:
+            self.remove(after=start.snapshot.t)
+            self.size = start.size
+
+    @property
+    def seconds(self) -> float:
+        """That the run has taken so far."""
+        return time.perf_counter() - self.begun
+
+    def round(self, done: FinishedRound) -> None:
+        self.recorded.append(done.record)
+        due = self.affordable() if self.every is None else self.every > 0 and done.t % self.every == 0
+        if due or (isinstance(done.request, Pause) and not done.is_last):
+            self.write(done.snapshot(), self.recorded, self.seconds)
+
+    def end(self, result: Result | None) -> None:
+        """A finished run needs its checkpoints no longer."""
+        if result is not None and not self.keep:
+            self.remove()
 
     def affordable(self) -> bool:
         """Whether another one as costly as the latest takes at most its share of the time since then."""
@@ -114,9 +159,9 @@ class Checkpoints:
             about, tree = header(content)
             if about.get("format") != FORMAT:
                 raise RunFolderError(f"{path} has format {about.get('format')}, this fedcc reads format {FORMAT}")
-            told = about["experiment"] = {"validation": 0.0, **present_spelling(about["experiment"])}
-            if not outdated(told["method"], told["settings"]):
-                told["settings"] = json.loads(json.dumps(completed(told["method"], told["settings"])))
+            options = about["experiment"] = {**DEFAULTS, **current_values(about["experiment"])}
+            if not outdated(options["method"], options["settings"]):
+                options["settings"] = json.loads(json.dumps(completed(options["method"], options["settings"])))
             for part, mine in self.identity.items():
                 if (found := about[part]) != mine:
                     difference = _difference(part, found, mine)
@@ -260,7 +305,7 @@ class _Unpack(Unpack):
         super().__init__(classes)
         self.tensors = tensors
         self.cut: dict[tuple[str, int, tuple[int, ...]], Tensor] = {}
-        self.made["model"] = lambda arch, state: Model(archs[arch], self(state))
+        self.builders["model"] = lambda arch, state: Model(archs[arch], self(state))
 
     def tensor(self, *about: Any) -> Tensor:
         name, begin, shape = about

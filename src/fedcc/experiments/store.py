@@ -9,29 +9,23 @@ import os
 import platform
 import re
 import shlex
-import shutil
-import subprocess
-import sys
 from collections.abc import Iterator, Mapping, Sequence
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from fedcc.core.digests import BESIDE, DIGEST, UNCHECKED, DamagedFile, check_files, file_digest, read_json, write_json
 from fedcc.core.files import make_folder, written_whole
-from fedcc.core.method import check_value
 from fedcc.core.naming import shortened
+from fedcc.core.options import check_value
 from fedcc.data.partition import Partition
+from fedcc.experiments.environment import environment
 from fedcc.experiments.experiment import Experiment
-from fedcc.run import Record
+from fedcc.experiments.record import Record
 
 REMAINS = ("metrics.jsonl", "environment.json", "partition.npz")  # what a begin that was killed may leave
 RESULTS = ("analysis.json", "summary.json", "models.json", "models.safetensors", "tracking.json")
 FILES = (*RESULTS, *REMAINS, "experiment.toml")
 LOCK = ".lock"
-NUMBERS = r"\[\n[-+.\deE,\snul]*\]"  # a list of numbers in indented JSON (no text has a line break): one line is enough
 LONGEST = 3_900  # bytes of a run folder's path: systems allow 4,096, with the names of its files
 CHECKPOINT = r"checkpoint-\d+-[0-9a-f]+\.safetensors"
 
@@ -172,7 +166,11 @@ class RunFolder:
                 partition.save(split)
             self.digests[split.name] = file_digest(split)
         if lost or not machine.exists():
-            about = read_json(machine) if machine.exists() else environment(experiment.device, experiment.threads)
+            about = (
+                read_json(machine)
+                if machine.exists()
+                else environment(experiment.machine.device, experiment.machine.threads)
+            )
             self.write(machine.name, about | {BESIDE: dict(self.digests)})
         self.digests[machine.name] = file_digest(machine)
 
@@ -258,61 +256,3 @@ def lines(records: Sequence[Record]) -> bytes:
 def _temporary(name: str) -> bool:
     """A file that ``written_whole`` had begun when it was killed."""
     return name.startswith(".") and name.endswith(".tmp")
-
-
-def environment(device: str, threads: int) -> dict[str, Any]:
-    """The machine and the software that numbers come from."""
-    gpu = torch.cuda.get_device_name(device) if device.startswith("cuda") else None
-    return {
-        "fedcc": version("fedcc"),
-        "commit": commit(),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "numpy": version("numpy"),
-        "platform": platform.platform(),
-        "processor": processor(),
-        "cores": os.cpu_count(),
-        "threads": threads,
-        "gpu": gpu,
-        "cuda": torch.version.cuda if gpu else None,
-        "arguments": sys.argv[1:],
-    }
-
-
-def version(package: str) -> str:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        import fedcc
-
-        return fedcc.__version__ if package == "fedcc" else "unknown"
-
-
-def commit() -> str | None:
-    """The commit of the checkout this code runs from, ``+`` behind it if files were changed; None if there is none.
-
-    The environment variable ``FEDCC_COMMIT`` has the last word: a copy on another machine may lack its history.
-    """
-    here = Path(__file__).resolve().parent
-    git, told = shutil.which("git"), os.environ.get("FEDCC_COMMIT")
-    if git is None or told:
-        return told or None
-
-    def ask(*words: str) -> str | None:
-        done = subprocess.run([git, "-C", str(here), *words], capture_output=True, text=True, check=False)
-        return done.stdout.strip() if done.returncode == 0 else None
-
-    head = ask("rev-parse", "HEAD")
-    if head is None or ask("ls-files", "--error-unmatch", str(Path(__file__).resolve())) is None:
-        return None
-    return head + ("+" if ask("status", "--porcelain", "--untracked-files=no", "--", str(here)) else "")
-
-
-def processor() -> str:
-    """The CPU's name."""
-    info = Path("/proc/cpuinfo")
-    if info.exists():
-        for line in info.read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()

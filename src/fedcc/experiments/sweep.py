@@ -9,28 +9,29 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field
 from hashlib import blake2b
 from itertools import product
 from pathlib import Path
 from typing import Any, Literal
 
 from fedcc.core.digests import DamagedFile
-from fedcc.core.method import check_value
 from fedcc.core.naming import shortened, unknown
-from fedcc.ending import Stopped, explained, warnings_to
-from fedcc.experiments.execute import Halted, execute, prepare, unfinished
+from fedcc.core.options import check_value
+from fedcc.errors import error_line, warnings_to
 from fedcc.experiments.experiment import Experiment
+from fedcc.experiments.options import MACHINE, OPTIONS, Output
+from fedcc.experiments.rounds import FinishedRound, Observer, Pause, Paused
+from fedcc.experiments.run import execute, prepare, unfinished
 from fedcc.experiments.store import InUse, RunFolder, RunFolderError
 from fedcc.experiments.toml import load
+from fedcc.experiments.tracking import Trackers
 from fedcc.experiments.workers import Died, Pool, drained
 from fedcc.methods import METHODS, completed, outdated
-from fedcc.tracking import tracked
+from fedcc.signals import Interrupted
 
-MACHINE = ("device", "precision", "engine", "threads", "deterministic")
-"""What a run takes from the machine unless it is given; a run made elsewhere is no other run for it."""
-
-OPTIONS = tuple(f.name for f in fields(Experiment) if f.name not in ("method", "settings", "seed"))
+NAMES = tuple(name for name in OPTIONS if name != "seed")
+LONGEST = 100  # bytes of a scenario's or a variant's name
 State = Literal["finished", "unfinished", "missing", "blocked"]
 
 
@@ -38,21 +39,21 @@ State = Literal["finished", "unfinished", "missing", "blocked"]
 class Run:
     """One run of a sweep: where it belongs below the folder of runs, and what was said about it."""
 
-    place: Path
+    folder: Path
     method: str
     settings: Mapping[str, Any] = field(default_factory=dict)
-    given: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)
 
     def experiment(self) -> Experiment:
         """It, resolved on this machine."""
-        return Experiment.resolved(self.method, settings=self.settings, **self.given)
+        return Experiment.resolve(self.method, settings=self.settings, **self.options)
 
     def state(self, root: Path) -> tuple[State, str]:
         """How far it is, and why it cannot be run if it is blocked."""
-        folder = root / self.place
+        folder = root / self.folder
         if not (folder / "experiment.toml").is_file():
             try:
-                RunFolder(folder).check(_anywhere(self.method, self.settings, self.given))
+                RunFolder(folder).check(_anywhere(self.method, self.settings, self.options))
             except RunFolderError as error:
                 return "blocked", str(error)
             return "missing", ""
@@ -70,14 +71,14 @@ class Run:
         """Where a folder's ``experiment.toml`` says something else; what was left to the machine does not count."""
         there = dict(table)
         for name in MACHINE:
-            if (mine := self.given.get(name, "auto")) not in ("auto", there.get(name)):
+            if (mine := self.options.get(name, "auto")) not in ("auto", there.get(name)):
                 return f"{name} is {there.get(name)} there, {mine} here"
         method, settings = there.pop("method", ""), there.pop("settings", {})
         if old := outdated(method, settings):
             return old
         found, wanted = (
-            asdict(_anywhere(*what))
-            for what in ((method, completed(method, settings), there), (self.method, self.settings, self.given))
+            _anywhere(*what).values()
+            for what in ((method, completed(method, settings), there), (self.method, self.settings, self.options))
         )
         for name in wanted:
             if found[name] == wanted[name]:
@@ -92,7 +93,7 @@ class Run:
 def _anywhere(method: str, settings: Mapping[str, Any], given: Mapping[str, Any]) -> Experiment:
     """An experiment as it is apart from the machine."""
     rest = {name: value for name, value in given.items() if name not in MACHINE}
-    return Experiment.resolved(method, settings=settings, device="cpu", **rest)
+    return Experiment.resolve(method, settings=settings, device="cpu", **rest)
 
 
 # ------------------------------------------------------------------------------------------------------- the file
@@ -108,12 +109,12 @@ def read(path: Path, changes: Mapping[str, Any] | None = None) -> list[Run]:
 
 def planned(table: Mapping[str, Any], changes: Mapping[str, Any]) -> list[Run]:
     """The runs that a table describes."""
-    _known("key of a sweep", table, ("methods", "seeds", "scenario", "variant", *OPTIONS))
-    _known("option of a run", changes, OPTIONS)
-    common = {name: table[name] for name in table if name in OPTIONS}
+    _known("key of a sweep", table, ("methods", "seeds", "scenario", "variant", *NAMES))
+    _known("option of a run", changes, NAMES)
+    common = {name: table[name] for name in table if name in NAMES}
     seeds = _listed("seeds", table.get("seeds", [0]), int)
     methods = [{"method": name} for name in _listed("methods", table.get("methods", []), str)]
-    variants = _tables("variant", table, ("method", "name", "settings", *OPTIONS))
+    variants = _tables("variant", table, ("method", "name", "settings", *NAMES))
     for variant in variants:
         for key in ("method", "name"):
             if key not in variant:
@@ -121,7 +122,7 @@ def planned(table: Mapping[str, Any], changes: Mapping[str, Any]) -> list[Run]:
         check_value("method", variant["method"], str)
     scenarios = [
         {**common, **scenario, "data": data, "skew": skew}
-        for scenario in _tables("scenario", table, ("name", *OPTIONS)) or [{}]
+        for scenario in _tables("scenario", table, ("name", *NAMES)) or [{}]
         for data, skew in product(*(_several((common | scenario).get(name)) for name in ("data", "skew")))
     ]
     if not methods + variants:
@@ -129,26 +130,30 @@ def planned(table: Mapping[str, Any], changes: Mapping[str, Any]) -> list[Run]:
     runs: dict[Path, Run] = {}
     for seed, scenario, entry in product(seeds, scenarios, methods + variants):
         run = _run(seed, scenario, entry, changes)
-        if run.place in runs:
-            raise ValueError(f"two runs would share the folder {run.place}; give a variant or scenario a name")
-        runs[run.place] = run
+        if run.folder in runs:
+            raise ValueError(f"two runs would share the folder {run.folder}; give a variant or scenario a name")
+        runs[run.folder] = run
     if not runs:
         raise ValueError("there is no run: seeds, data and skew must not be empty lists")
     return list(runs.values())
 
 
 def _run(seed: int, scenario: Mapping[str, Any], entry: Mapping[str, Any], changes: Mapping[str, Any]) -> Run:
-    given = {n: v for n, v in {**scenario, **entry, **changes, "seed": seed}.items() if n in (*OPTIONS, "seed")}
+    given = {n: v for n, v in {**scenario, **entry, **changes, "seed": seed}.items() if n in (*NAMES, "seed")}
     given = {n: v for n, v in given.items() if v is not None}
     method, settings = entry["method"].lower(), entry.get("settings", {})
     try:
-        data, _, number = _anywhere(method, settings, given).place.parts
+        data, _, number = _anywhere(method, settings, given).folder.parts
     except ValueError as error:
         where = " ".join(str(v) for v in (entry.get("name"), given.get("data"), given.get("skew")) if v)
         raise ValueError(f"{method}{f' ({where})' if where else ''}: {error}") from None
     for name in (scenario.get("name"), entry.get("name")):
         if name is not None and not (isinstance(name, str) and re.fullmatch(r"\w[\w.-]*", name)):
-            raise ValueError(f"a name is of letters, digits, '.', '_' and '-', as it becomes a folder's; got {name!r}")
+            raise ValueError(
+                f"a name is of letters, digits, '.', '_' and '-', as it becomes a folder's; got {shortened(name)}"
+            )
+        if name is not None and len(os.fsencode(name)) > LONGEST:
+            raise ValueError(f"a name must be at most {LONGEST} bytes long, got {shortened(name)}")
     data, named = ("-".join(filter(None, pair)) for pair in ((data, scenario.get("name")), (method, entry.get("name"))))
     return Run(Path(data) / named / number, method, settings, given)
 
@@ -189,9 +194,9 @@ def shard(runs: Sequence[Run], text: str) -> list[Run]:
     found = re.fullmatch(r"(\d+)/(\d+)", text)
     if not found or not 1 <= int(found[1]) <= int(found[2]):
         raise ValueError(f"--shard is i/n with i from 1 to n, as 2/4, got {text!r}")
-    mixed = sorted(runs, key=lambda run: blake2b(run.place.as_posix().encode()).digest())
-    mine = {run.place for run in mixed[int(found[1]) - 1 :: int(found[2])]}
-    return [run for run in runs if run.place in mine]
+    mixed = sorted(runs, key=lambda run: blake2b(run.folder.as_posix().encode()).digest())
+    mine = {run.folder for run in mixed[int(found[1]) - 1 :: int(found[2])]}
+    return [run for run in runs if run.folder in mine]
 
 
 def duration(text: str) -> float:
@@ -214,16 +219,12 @@ def duration(text: str) -> float:
 
 
 @dataclass(frozen=True)
-class How:
-    """What a sweep's runs have in common that does not decide their numbers."""
+class SweepOptions:
+    """What the runs of a sweep have in common that does not decide their numbers."""
 
     root: Path
-    data_dir: Path | None = None
-    save_models: bool = True
-    checkpoint_every: int | None = None
-    keep_checkpoints: bool = False
-    track: tuple[str, ...] = ()
-    deadline: float | None = None  # of the clock that time.time() reads, which machines share
+    output: Output = field(default_factory=Output)
+    deadline: float | None = None  # by time.time(), which machines share
 
 
 @dataclass(frozen=True)
@@ -238,22 +239,22 @@ class Outcome:
     warnings: tuple[str, ...] = ()
 
 
-@dataclass
-class Late:
-    """Whether a round as long as the last would end behind the deadline."""
+class Deadline(Observer):
+    """Pauses a run where a round as long as the last would end after the deadline, if there is one."""
 
-    deadline: float | None
-    last: float = field(default_factory=time.time)
+    def __init__(self, deadline: float | None):
+        self.deadline, self.last = deadline, time.time()
 
-    def __call__(self) -> bool:
+    def round(self, done: FinishedRound) -> Pause | None:
         now = time.time()
         spent, self.last = now - self.last, now
-        return self.deadline is not None and now + spent > self.deadline
+        late = self.deadline is not None and now + spent > self.deadline
+        return Pause("the next round would end after the deadline") if late else None
 
 
-def perform(run: Run, how: How) -> Outcome:
+def perform(run: Run, options: SweepOptions) -> Outcome:
     """Run it in its folder, or go on with it; whatever goes wrong is the outcome."""
-    place, begun = how.root / run.place, time.perf_counter()
+    place, output, begun = options.root / run.folder, options.output, time.perf_counter()
     warnings: list[str] = []
     resumed = 0
 
@@ -262,40 +263,38 @@ def perform(run: Run, how: How) -> Outcome:
 
     try:
         with RunFolder(place).held(), warnings_to(warnings.append):
-            state, reason = run.state(how.root)
+            state, reason = run.state(options.root)
             if state == "finished":
                 return ended("before")
             if state == "blocked":
                 return ended("failed", reason)
             start = None
             if state == "unfinished":
-                experiment, federation, start, problems = unfinished(place, how.data_dir)
+                experiment, federation, start, problems = unfinished(place, output.data_dir)
                 warnings += problems
             else:
                 experiment = run.experiment()
-                federation = prepare(experiment, place, data_dir=how.data_dir)
+                federation = prepare(experiment, place, data_dir=output.data_dir)
             resumed = start.snapshot.t if start else 0
-            with tracked(how.track, experiment, place, warnings.append) as told:
-                result = execute(
-                    experiment,
-                    place,
-                    federation,
-                    save_models=how.save_models,
-                    start=start,
-                    checkpoint_every=how.checkpoint_every,
-                    keep_checkpoints=how.keep_checkpoints,
-                    halt=Late(how.deadline),
-                    on_round=told,
-                )
+            result = execute(
+                experiment,
+                place,
+                federation,
+                start=start,
+                observers=(Trackers(output.track, experiment, place, warnings.append), Deadline(options.deadline)),
+                save_models=output.save_models,
+                checkpoint_every=output.interval,
+                keep_checkpoints=output.keep_checkpoints,
+            )
             return ended("finished", accuracy=result.accuracy)
     except InUse as error:
         return ended("elsewhere", str(error))
-    except (Halted, Stopped, KeyboardInterrupt) as error:  # the last one is how Ray cancels
+    except (Paused, Interrupted, KeyboardInterrupt) as error:  # the last one is how Ray cancels
         return ended("stopped", str(error))
     except Exception as error:
         if os.environ.get("FEDCC_DEBUG"):
             traceback.print_exc()
-        return ended("failed", explained(error))
+        return ended("failed", error_line(error))
 
 
 # -------------------------------------------------------------------------------------------------------- all of them
@@ -317,7 +316,7 @@ class Sweep:
                 while self.todo and len(pool.busy) < pool.jobs and not self.late:
                     run = self.todo.popleft()
                     pool.give(run)
-                    self.began[run.place] = time.monotonic()
+                    self.began[run.folder] = time.monotonic()
                 if not pool.busy:
                     break
                 self._take(pool.wait(0.25), ended)
@@ -342,8 +341,8 @@ class Sweep:
         for run, answer in answers:
             if isinstance(answer, Died):
                 answer = Outcome("stopped") if stopping else Outcome("failed", answer.reason)
-            self.began.pop(run.place, None)
-            self.outcomes[run.place] = answer
+            self.began.pop(run.folder, None)
+            self.outcomes[run.folder] = answer
             ended(run, answer)
 
     def count(self, kind: str) -> int:

@@ -14,8 +14,8 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from typing import Any, Generic, Protocol, TypeVar
 
-from fedcc.ending import Stopped, stop
-from fedcc.threads import cores
+from fedcc.engine.threads import cores
+from fedcc.signals import Interrupted, interrupt
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -112,9 +112,9 @@ class Processes(Generic[Item, Result]):
 
 
 def _serve(pipe: Connection, work: Callable[[Any], Any]) -> None:
-    signal.signal(signal.SIGTERM, stop)
+    signal.signal(signal.SIGTERM, interrupt)
     threading.Thread(target=leave_with_parent, daemon=True).start()
-    with suppress(EOFError, Stopped):
+    with suppress(EOFError, Interrupted):
         while True:
             pipe.send(work(pipe.recv()))
 

@@ -19,17 +19,16 @@ from fedcc.core.files import uninterrupted, written_whole
 from fedcc.core.messages import carried
 from fedcc.core.method import AnyMethod
 from fedcc.core.model import Model
-from fedcc.core.requests import Predict, Recipe
+from fedcc.core.requests import Predict
 from fedcc.core.rng import Key
 from fedcc.core.samples import Samples
-from fedcc.engine import drive, engine, usual_engine, usual_precision
+from fedcc.engine import choose_device, drive, engine, usual_engine, usual_precision
+from fedcc.engine.threads import fixed_threads
 from fedcc.experiments.checkpoint import DIGEST, header, packed, understood, unpacked
-from fedcc.federate import first_model
+from fedcc.federate import build_client, first_model
 from fedcc.flower.data import site_samples
 from fedcc.flower.fingerprint import fingerprint
 from fedcc.flower.folder import Site
-from fedcc.run import chosen_device, client_of
-from fedcc.threads import fixed_threads
 
 FORMAT = 1
 KEPT = 2  # rounds: a server that goes back by one finds the client where it was
@@ -95,13 +94,13 @@ class SiteClient:
 
     def __init__(self, site: Site, run: str, *, data: Path, device: str = "auto", threads: int = 1):
         self.site, self.run, self.data, self.threads = site, run, data, threads
-        self.method, self.device = site.experiment.made(), chosen_device(device)
+        self.method, self.device = site.experiment.build_method(), choose_device(device)
         self.folder = site.state / run
         self.folder.mkdir(parents=True, exist_ok=True)
         self.rounds = Rounds(self.folder, self.method, self.device)
-        own = torch.device(site.experiment.device).type == self.device.type
-        precision = site.experiment.precision if own else usual_precision(self.device)
-        self.engine = engine(usual_engine(self.device), self.device, precision)  # type: ignore[arg-type]
+        own = torch.device(site.experiment.machine.device).type == self.device.type
+        precision = site.experiment.machine.precision if own else usual_precision(self.device)
+        self.engine = engine(usual_engine(self.device), self.device, precision)
 
     def round(self, t: int, down: Any) -> Kept:
         """One round. A round that was computed already, from the same downlink, is not computed again."""
@@ -113,11 +112,11 @@ class SiteClient:
             if kept is not None and kept.received == received:
                 return kept
             begun, e, task = time.perf_counter(), self.site.experiment, self.site.task
-            client = client_of(
+            client = build_client(
                 task.public_samples(self.site.path / "public.npz").to(self.device),
                 task.classes,
-                Recipe(lr=e.lr, batch=e.batch, epochs=e.epochs, reset=e.reset),
-                e.seed,
+                e.training.recipe(),
+                e.training.seed,
                 self.site.number,
                 task.arch(self.method, self.site.model),
                 site_samples(self.data, task).to(self.device),
@@ -137,8 +136,8 @@ class SiteClient:
 
     def note(self, kept: Kept, seconds: float) -> None:
         """A line on the round for the site's own eyes: what it noted, and the fingerprint of what it sent."""
-        key = Key(self.site.experiment.seed, kept.t, self.site.number, "wire", "up")
-        sent = fingerprint(carried(kept.up, self.site.experiment.wire, key))
+        key = Key(self.site.experiment.training.seed, kept.t, self.site.number, "wire", "up")
+        sent = fingerprint(carried(kept.up, self.site.experiment.training.wire, key))
         about = {"round": kept.t, "sent": sent, "log": kept.log, "seconds": round(seconds, 3)}
         with (self.folder / "rounds.jsonl").open("a") as file:
             file.write(json.dumps(about) + "\n")

@@ -61,9 +61,9 @@ class Question:
 def train(message: Message, context: Context) -> Message:
     """One round of the method."""
     question = Question.of(message.content, dict(context.node_config))
-    wire, method = question.site.experiment.wire, question.client.method
+    wire, method = question.site.experiment.training.wire, question.client.method
     kept = question.client.round(question.t, question.message(wire, message_classes(method)))
-    key = Key(question.site.experiment.seed, question.t, question.site.number, "wire", "up")
+    key = Key(question.site.experiment.training.seed, question.t, question.site.number, "wire", "up")
     return Message(question.answer(kept.up, wire, key), reply_to=message)
 
 

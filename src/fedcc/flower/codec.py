@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedcc.core.messages import LABELS
+from fedcc.core.messages import LABELS, leaves
 from fedcc.core.rng import Key
 from fedcc.core.tree import Classes, Pack, Unpack
 from fedcc.core.wire import TOLERANCE, WIRE, Part, draws_for, dtype_name, is_probabilities, packed, parts_of, restored
@@ -153,7 +153,8 @@ def _accept(kind: str, text: str, buffers: Mapping[str, bytes], expected: Expect
     _check_head(encoded, expected.wire, expected.run, expected.round)
     _check_tree(form.kind, form.header["message"], encoded.header["message"])
     message = _decode(encoded, expected.messages, expected.wire, expected.run, expected.round, device)
-    _check_values(kind, expected.message, message, expected, labels=False)
+    for (path, form_leaf, mark), (_, leaf, _) in zip(leaves(expected.message, kind), leaves(message), strict=True):
+        _check_leaf(path, form_leaf, leaf, expected, labels=mark == LABELS["holds"])
     return message
 
 
@@ -210,19 +211,11 @@ def _entries(path: str, tree: list[Any]) -> dict[Any, Any]:
     return dict(enumerate(tree[1:]))
 
 
-def _check_values(path: str, form: Any, got: Any, expected: Expected, labels: bool) -> None:
+def _check_leaf(path: str, form: Any, got: Any, expected: Expected, labels: bool) -> None:
     if isinstance(form, Tensor):
         _check_tensor(path, form, got, expected, labels)
-    elif isinstance(form, Mapping):
-        for name, value in form.items():
-            _check_values(f"{path}.{name}", value, got[name], expected, labels)
     elif isinstance(form, list | tuple):
-        for n, value in enumerate(form):
-            _check_values(f"{path}.{n}", value, got[n], expected, labels)
-    elif is_dataclass(form):
-        for f in fields(form):
-            marked = f.metadata.get("holds") == LABELS["holds"]
-            _check_values(f"{path}.{f.name}", getattr(form, f.name), getattr(got, f.name), expected, marked)
+        raise Refused(f"{path}: a message holds arrays, numbers and mappings of arrays, got {_short(got)}")
     elif isinstance(form, int | float) and not isinstance(form, bool):
         if not math.isfinite(got):
             raise Refused(f"{path} must be finite, got {got}")

@@ -108,7 +108,8 @@ class Across:
         on_change: Callable[[], None] = lambda: None,
     ):
         self.folder, self.run, self.post, self.rehearsal, self.device = folder, run, post, rehearsal, device
-        self.wire, self.rules, self.names = folder.experiment.wire, folder.rules, list(folder.clients)
+        self.wire: str = folder.experiment.training.wire
+        self.rules, self.names = folder.rules, list(folder.clients)
         self.say, self.on_change = say, on_change
         self.standing = {name: Standing() for name in self.names}
         self.report = Report()
@@ -173,7 +174,7 @@ class Across:
         return {"run": self.run, "round": str(t), "version": __version__, "terms": terms}
 
     def key(self, k: int, t: int, stream: str) -> Key:
-        return Key(self.folder.experiment.seed, t, k, "wire", stream)
+        return Key(self.folder.experiment.training.seed, t, k, "wire", stream)
 
     # -- asking, waiting, ending
 

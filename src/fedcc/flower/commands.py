@@ -17,7 +17,6 @@ from typing import Annotated, Any
 import typer
 
 from fedcc.core.files import uninterrupted, written_whole
-from fedcc.options import Augment
 
 app = typer.Typer(help="Federations across machines, on Flower.", no_args_is_help=True)
 
@@ -71,7 +70,7 @@ def init(
     reset: Annotated[str | None, typer.Option(help="when Adam starts anew: phase or round")] = None,
     public: Annotated[float | None, typer.Option(help="share of the training set that is public")] = None,
     fraction: Annotated[float | None, typer.Option(help="keep this share of the training set")] = None,
-    augment: Augment = None,
+    augment: Annotated[str | None, typer.Option(help="none, standard, strong, or a list such as hole=0.5")] = None,
     wire: Annotated[str | None, typer.Option(help="number format: fp32, fp16, int8 or int8-stochastic")] = None,
     device: Annotated[str | None, typer.Option(help="the server's: auto, cpu or cuda")] = None,
     threads: Annotated[int | None, typer.Option(help="torch threads")] = None,
@@ -128,7 +127,7 @@ def server(
         f'[superlink]\ndefault = "{REGISTERED}"\n\n[superlink.{REGISTERED}]\naddress = "127.0.0.1:{inner}"\n'
         f"root-certificates = {json.dumps(str(operator / 'ca.crt'))}\n"
     )
-    env = processes.environment(home, made.experiment.threads, **{ENVIRONMENT: str(made.path)})
+    env = processes.environment(home, made.experiment.machine.threads, **{ENVIRONMENT: str(made.path)})
     if processes.listening("127.0.0.1", made.port):
         raise ValueError(
             f"port {made.port} is in use; another server may be running, or change it in {folder}/federation.toml"
@@ -166,12 +165,12 @@ def client(
     ] = False,
 ) -> None:
     """Take part as a client until Ctrl-C: Flower's SuperNode, restarted when it ends."""
+    from fedcc.engine import choose_device
     from fedcc.experiments.toml import dumps
     from fedcc.flower import processes
     from fedcc.flower.data import site_samples
     from fedcc.flower.folder import Site
     from fedcc.flower.warm import Warm
-    from fedcc.run import chosen_device
 
     place = Site.find(site).resolve()
     about = Site.read(place)
@@ -189,13 +188,13 @@ def client(
     about.task.public_samples(place / "public.npz")
     typer.echo(f"{about.name}: {len(samples)} samples of {data}, {about.model}, server {server or about.server}")
     about.state.mkdir(exist_ok=True)
-    number = threads or about.experiment.threads
+    number = threads or about.experiment.machine.threads
     config = {"site": str(place), "data": str(data.resolve()), "device": device, "threads": number,
               "share-model": share_model or about.share_model}  # fmt: skip
     with written_whole(about.state / "node.toml") as file:
         file.write(dumps(config).encode())
     with stopping(Warm(about.state / "warm")) as warm:  # before CUDA is looked for, which no fork survives
-        chosen_device(device)
+        choose_device(device)
         env = processes.environment(about.state / "home", number)
         env["PATH"] = f"{warm.folder}{os.pathsep}{env['PATH']}"
         _connected(about, server or about.server, env)
@@ -280,9 +279,9 @@ def predict(
     """Predict with the trained federation: with the models it was handed, or by asking the clients."""
     import numpy as np
 
+    from fedcc.experiments.result import Result
     from fedcc.flower.data import checked_images
     from fedcc.flower.folder import FederationFolder, arrays
-    from fedcc.run import Result
 
     made = FederationFolder.read(folder.resolve())
     x = arrays(source, "x")["x"]
@@ -365,7 +364,7 @@ def status(
     about["server"] = "running" if _server_alive(made.operator) else "not running"
     if about["state"] == "running" and not (about["server"] == "running" and alive(about.get("pid", 0))):
         about["state"] = "stopped"
-    about["rounds"] = made.experiment.made().rounds(made.experiment.rounds)
+    about["rounds"] = made.experiment.build_method().rounds(made.experiment.training.rounds)
     about["accuracy"] = next((r["accuracy"] for r in reversed(records) if r["accuracy"] is not None), None)
     if as_json:
         typer.echo(json.dumps(about, indent=1))

@@ -17,18 +17,16 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from fedcc.core.requests import Recipe
-from fedcc.engine import engine
-from fedcc.evaluate import evaluate
+from fedcc.engine import choose_device, engine
+from fedcc.engine.threads import fixed_threads
 from fedcc.experiments.experiment import Experiment
+from fedcc.experiments.options import Measurement
+from fedcc.experiments.rounds import Simulation, run_rounds
 from fedcc.experiments.store import RunFolder
-from fedcc.federate import Simulated, federate
 from fedcc.flower.fingerprint import fingerprint
 from fedcc.flower.folder import FederationFolder
 from fedcc.flower.init import make_folder
 from fedcc.flower.processes import FlowerError, free_port
-from fedcc.run import chosen_device, parties
-from fedcc.threads import fixed_threads
 
 CLIENTS = ("north", "east", "south", "west")
 WARM = multiprocessing.get_context("forkserver")  # a program that begins with everything imported starts seconds sooner
@@ -86,20 +84,16 @@ def demo(out: Path, methods: tuple[str, ...], given: dict[str, Any], console: Co
 
 
 def simulate(experiment: Experiment) -> Ran:
-    """An experiment as ``fedcc run`` would run it, with the fingerprint of every uplink."""
+    """An experiment as ``fedcc run`` would run it, with the fingerprint of every uplink; its end alone is evaluated."""
     e, begun = experiment, time.perf_counter()
-    federation, method = e.federation(), e.made()
-    executor = engine(e.engine, chosen_device(e.device), e.precision)  # type: ignore[arg-type]
-    recipe = Recipe(lr=e.lr, batch=e.batch, epochs=e.epochs, reset=e.reset)
+    executor = engine(e.machine.engine, choose_device(e.machine.device), e.machine.precision)
     uplinks: dict[tuple[int, str], str] = {}
-    with fixed_threads(e.threads):
-        server, clients = parties(method, federation, recipe, e.seed, executor.device)
-        cohort = Simulated(method, clients, executor, wire=e.wire)
-        for done in federate(method, server, cohort, e.rounds, executor):
-            uplinks |= {(done.t, CLIENTS[k]): fingerprint(up) for k, up in done.ups.items()}
-        accuracy = evaluate(method, cohort.trained(server), federation.test, executor).accuracy
-    assert accuracy is not None
-    return Ran(uplinks, accuracy, time.perf_counter() - begun)
+    with fixed_threads(e.machine.threads):
+        measurement = Measurement(client_accuracy=False, readings=False)
+        simulation = Simulation(e.build_method(), e.federation(), e.training, measurement, executor)
+        for done in run_rounds(simulation, e.training.rounds, evaluate_every=e.training.rounds):
+            uplinks |= {(done.t, CLIENTS[k]): fingerprint(up) for k, up in done.messages.ups.items()}
+    return Ran(uplinks, done.record["accuracy"], time.perf_counter() - begun)
 
 
 def federated(folder: FederationFolder, told: Callable[[str], None]) -> Ran:

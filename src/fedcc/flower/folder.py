@@ -24,16 +24,18 @@ import numpy as np
 import torch
 
 from fedcc.core.files import written_whole
-from fedcc.core.method import AnyMethod, check_value
+from fedcc.core.method import AnyMethod
 from fedcc.core.model import Arch
 from fedcc.core.naming import unknown
+from fedcc.core.options import check_value
 from fedcc.core.samples import Samples, View
-from fedcc.experiments.experiment import Experiment, present_spelling
+from fedcc.experiments.experiment import Experiment
+from fedcc.experiments.options import OPTIONS
 from fedcc.experiments.toml import dumps, load
 from fedcc.methods import make
 from fedcc.nets import network
 
-AGREED = ("method", "settings", "rounds", "epochs", "lr", "batch", "reset", "wire", "seed")  # of the experiment
+AGREED = ("method", "settings", *(name for name, o in OPTIONS.items() if o.marks.get("agreed")))  # of the experiment
 ENVIRONMENT = "FEDCC_FEDERATION"  # names the folder to the server's app; Flower's configuration would tell every site
 NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}"
 
@@ -240,7 +242,7 @@ class Site:
 
 def terms(experiment: Experiment, task: Task, number: int, model: str) -> dict[str, Any]:
     """What server and site have agreed on: the values that decide what a client computes and sends."""
-    values = asdict(experiment)
+    values = experiment.values()
     agreed = {name: values[name] for name in AGREED} | asdict(task) | {"client": number, "model": model}
     return json.loads(json.dumps(agreed))  # type: ignore[no-any-return]
 
@@ -262,7 +264,7 @@ def read_experiment(path: Path) -> Experiment:
     with damage(path):
         method, settings = table.pop("method"), table.pop("settings", {})
         check_value("method", method, str)
-        return Experiment(method=method, settings=asdict(make(method, settings)), **present_spelling(table))  # type: ignore[call-overload]
+        return Experiment.of(method, asdict(make(method, settings)), table)  # type: ignore[call-overload]
 
 
 def client_names(given: list[str]) -> dict[str, str | None]:

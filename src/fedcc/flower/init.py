@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ import numpy as np
 
 from fedcc import __version__
 from fedcc.core.samples import Samples, View
+from fedcc.engine import choose_device
 from fedcc.experiments.experiment import Experiment
 from fedcc.federation import Federation, several
 from fedcc.flower.data import site_samples
@@ -19,7 +20,6 @@ from fedcc.flower.folder import FederationFolder, Rules, Site, Task, arrays
 from fedcc.flower.keys import make_authority, make_pair
 from fedcc.flower.signing import built, signed
 from fedcc.methods import make
-from fedcc.run import chosen_device
 
 OWN = "own"  # the data of a federation of no known data set
 
@@ -69,9 +69,9 @@ def make_folder(
     federation: Federation | None = None
     if public_file is None:
         chosen = {**given, "clients": len(clients)}
-        experiment = Experiment.resolved(method, settings=settings, **chosen)
+        experiment = Experiment.resolve(method, settings=settings, **chosen)
         federation = experiment.federation(data_dir)
-        names = _class_names(experiment.data, data_dir)
+        names = _class_names(experiment.split.data, data_dir)
         public = federation.public
     else:
         experiment = _own_experiment(method, settings, given, len(clients))
@@ -80,12 +80,14 @@ def make_folder(
         if len(names) < 2:
             raise ValueError("with --public-file the classes must be named: --class NAME, at least twice")
     networks = _networks(clients, experiment)
-    experiment = replace(experiment, models=",".join(networks.values()))
+    experiment = experiment.with_options(models=",".join(networks.values()))
     task = Task.of(public, names)
     for model in networks.values():
         task.arch(made, model)
     if made.family == "parameters" and len(set(networks.values())) > 1:
-        raise ValueError(f"{made.name} averages weights, so all clients need the same network, got {experiment.models}")
+        raise ValueError(
+            f"{made.name} averages weights, so all clients need the same network, got {experiment.split.models}"
+        )
     quorum = rules.get("quorum") or -(-2 * len(clients) // 3)
     others = {name: value for name, value in rules.items() if value is not None and name != "quorum"}
     checked = Rules(quorum, **others).checked(len(clients))
@@ -134,14 +136,14 @@ def _own_experiment(method: str, settings: Mapping[str, Any], given: Mapping[str
     for name in ("data", "skew", "fraction", "public", "stratified", "augment", "resize"):
         if given.get(name) is not None:
             raise ValueError(f"--{name} belongs to a data set by name; with --public-file the sites bring the data")
-    device = chosen_device(given.get("device") or "auto")
+    device = choose_device(given.get("device") or "auto")
     usual: dict[str, Any] = {
-        "rounds": PAPER_ROUNDS, "epochs": PAPER_EPOCHS, "models": "resnet14",
+        "rounds": PAPER_ROUNDS, "epochs": PAPER_EPOCHS, "models": "resnet14", "augment": "none",
         "engine": usual_engine(device), "precision": usual_precision(device),
     }  # fmt: skip
     chosen = usual | {name: value for name, value in given.items() if value is not None} | {"device": str(device)}
     made = asdict(make(method, settings))  # type: ignore[call-overload]
-    return Experiment(method=method.lower(), settings=made, data=OWN, skew=OWN, clients=clients, **chosen)
+    return Experiment.of(method.lower(), made, {"data": OWN, "skew": OWN, "clients": clients, **chosen})
 
 
 def _own_public(path: Path) -> Samples:
@@ -161,9 +163,9 @@ def _own_public(path: Path) -> Samples:
 
 def _networks(clients: Mapping[str, str | None], experiment: Experiment) -> dict[str, str]:
     """Each client's network: its own, or the experiment's in turn."""
-    dealt = [str(m) for m in several(experiment.models)]
+    dealt = [str(m) for m in several(experiment.split.models)]
     number = len(clients)
-    if experiment.assignment == "halves":
+    if experiment.split.assignment == "halves":
         turn = [dealt[k * len(dealt) // number] for k in range(number)]
     else:
         turn = [dealt[k % len(dealt)] for k in range(number)]
@@ -190,6 +192,6 @@ def readable(folder: FederationFolder) -> str:
     """What has been made, in a few lines."""
     e = folder.experiment
     return (
-        f"{e.made().label} on {e.data}: {', '.join(f'{n} ({m})' for n, m in folder.clients.items())}; "
-        f"T={e.rounds}, E={e.epochs}; {folder.task.public} public images; server {folder.address}"
+        f"{e.build_method().label} on {e.split.data}: {', '.join(f'{n} ({m})' for n, m in folder.clients.items())}; "
+        f"T={e.training.rounds}, E={e.training.epochs}; {folder.task.public} public images; server {folder.address}"
     )

@@ -18,13 +18,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from fedcc.ending import Told
+from fedcc.errors import UserError
 
 QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "PYTHONUNBUFFERED": "1"}
 TERMINATE_SECONDS = 10.0
 
 
-class FlowerError(Told):
+class FlowerError(UserError):
     """One of Flower's programs has failed, or what they do together."""
 
 

@@ -68,7 +68,7 @@ class Centralized(Method[Data | None, None]):
                 pool["x"].append(up.x)
                 pool["y"].append(up.y)
         private = Samples({name: torch.cat(parts) for name, parts in pool.items()}, s.public.view)
-        fitted = await s.fitting("fit", s.models["global"], CrossEntropy("private"), private=private)
+        fitted = await s.fit_request("fit", s.models["global"], CrossEntropy("private"), private=private)
         s.models["global"] = fitted.model
         return s.to_all(None)
 

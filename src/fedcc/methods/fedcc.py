@@ -63,12 +63,12 @@ class FedCC(Method[Predictions, Predictions]):
     async def client(self, c: Client, down: Predictions | None) -> Predictions:
         known = c.classes
         if down is not None:
-            restricted = known if self.sync_head == "restricted" else None
+            distill = Distill("public", known if self.sync_head == "restricted" else None)
             public = c.public.with_(target=eq.sync_target(down.values, self.sync_head, self.sync_mask_unknown))
-            await c.fit("sync", Distill("public", restricted), public=public, recipe=c.recipe_(epochs=self.epochs_sync))
+            await c.fit("sync", distill, public=public, recipe=c.recipe_with(epochs=self.epochs_sync))
 
         supervised = CrossEntropy("private", known if self.fit_head == "known" else None)
-        await c.fit("fit", supervised, private=c.private, recipe=c.recipe_(epochs=self.epochs_fit))  # theta_0
+        await c.fit("fit", supervised, private=c.private, recipe=c.recipe_with(epochs=self.epochs_fit))  # theta_0
 
         bias, clean = await gather(c.predict(eq.featureless(c, self.probe_kind)), c.predict(c.public))
         labels = self.pseudo_labels(c, bias.logits, clean.logits)
@@ -78,7 +78,7 @@ class FedCC(Method[Predictions, Predictions]):
             private=c.private,
             public=c.public.with_(target=labels),
             joint=self.refine_joint_batch,
-            recipe=c.recipe_(epochs=self.epochs_refine, pace=PACES[self.refine_epoch]),
+            recipe=c.recipe_with(epochs=self.epochs_refine, pace=PACES[self.refine_epoch]),
         )
         if self.bn_recalibrate == "public":
             c.model = await Recalibrate(c.model, c.public, c.key.of(phase="recalibrate"))

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from fedcc.core.messages import Weights
 from fedcc.core.method import Family, Method, Trained, option
-from fedcc.core.model import HEAD, Model, State, head_alone, side_by_side
+from fedcc.core.model import HEAD, Model, State, head_model, joined_state
 from fedcc.core.requests import Init, Predict, gather
 from fedcc.core.roles import Client, Server
 from fedcc.core.samples import Samples
@@ -80,12 +80,12 @@ class FedConcat(Method[Message, Message]):
             c.model = (await Init(c.arch.times(down.trunks), c.key.of(phase="concat"))).with_(down.encoders)
             c.memory["features"] = (await c.predict(c.private)).features if self.cache_features else None
         c.model = c.model.with_(down.head)
-        recipe = c.recipe_(steps=self.classifier_steps, lr=self.classifier_lr, momentum=MOMENTUM, reset="phase")
+        recipe = c.recipe_with(steps=self.classifier_steps, lr=self.classifier_lr, momentum=MOMENTUM, reset="phase")
         if (features := c.memory["features"]) is None:
             await c.fit("head", CrossEntropy("private"), recipe=recipe, private=c.private, only="head")
         else:
-            private, head = Samples({"x": features, "y": c.private["y"]}), head_alone(c.model)
-            fitted = await c.fitting("head", head, CrossEntropy("private"), recipe=recipe, private=private)
+            private, head = Samples({"x": features, "y": c.private["y"]}), head_model(c.model)
+            fitted = await c.fit_request("head", head, CrossEntropy("private"), recipe=recipe, private=private)
             c.model = c.model.with_(fitted.model.state)
         return Classifier({name: c.model.state[name] for name in HEAD})
 
@@ -109,7 +109,7 @@ class FedConcat(Method[Message, Message]):
 
 async def concatenated(s: Server, models: Sequence[Model], joined: bool) -> Model:
     """One model with all the trunks; its head is new, or the models' heads joined, which adds up their logits."""
-    state = {name: value for name, value in side_by_side(models).items() if joined or name not in HEAD}
+    state = {name: value for name, value in joined_state(models).items() if joined or name not in HEAD}
     return (await s.init(models[0].arch.times(len(models)), "concat")).with_(state)
 
 

@@ -55,7 +55,7 @@ class FedCT(Method[Labels, Labels]):
                 (1 - share) * CrossEntropy("private") + share * CrossEntropy("public"),
                 private=c.private,
                 public=public,
-                recipe=c.recipe_(batches=(("public", size),)),
+                recipe=c.recipe_with(batches=(("public", size),)),
             )
         return compact((await c.predict(c.public)).logits.argmax(-1), c.classes)
 

@@ -77,10 +77,10 @@ class FedDF(FedAvg):
 
     async def distil(self, s: Server, student: Model, public: Samples) -> tuple[Model, float]:
         """A student after its distillation, and its divergence from the teacher (while training, or held out)."""
-        recipe = s.recipe_(epochs=self.epochs, steps=self.steps, schedule="cosine")
+        recipe = s.recipe_with(epochs=self.epochs, steps=self.steps, schedule="cosine")
         held, rest = holdout(s, public) if self.early_stop == "kl" else (public, public)
         clip = Clip(self.clip) if self.clip else None
-        whole = s.fitting("distill", student, Distill("public"), public=rest, recipe=recipe, gradient=clip)
+        whole = s.fit_request("distill", student, Distill("public"), public=rest, recipe=recipe, gradient=clip)
         if self.early_stop == "none":
             fitted = await whole
             return fitted.model, fitted.loss

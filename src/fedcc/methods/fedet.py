@@ -69,12 +69,12 @@ class FedET(FedAvg):
         z = await logits(uploaded(s, ups, groups), s.public)
         y = consensus(z)
         start = s.models["global"].with_(mean_head(s.models["global"], [up.state for up in ups.values()]))
-        fitted = await s.fitting(
+        fitted = await s.fit_request(
             "consensus",
             start,
             CrossEntropy("public") + self.lam * Diversity("public", self.temperature),
             public=s.public.with_(y=y, target=dissent(z, y, self.temperature)),
-            recipe=s.recipe_(epochs=self.epochs, steps=self.steps, lr=self.lr),
+            recipe=s.recipe_with(epochs=self.epochs, steps=self.steps, lr=self.lr),
         )
         s.models["global"], s.log["consensus_loss"] = fitted.model, fitted.loss
         merge(s, ups, groups)

@@ -91,11 +91,11 @@ class FedHKT(Method[Counted, Clustered]):
         chosen = selected(q, (await Predict(s.models["global"], s.public)).logits, kappa)
         s.log["selected"] = float(chosen.double().mean())
         if chosen.any():
-            knowledge, recipe = s.public.with_(target=q).at(chosen), s.recipe_(epochs=self.epochs)
-            fitted = await s.fitting("up", s.models["global"], Distill("public"), public=knowledge, recipe=recipe)
+            knowledge, recipe = s.public.with_(target=q).at(chosen), s.recipe_with(epochs=self.epochs)
+            fitted = await s.fit_request("up", s.models["global"], Distill("public"), public=knowledge, recipe=recipe)
             s.models["global"] = fitted.model
             taught = knowledge.with_(target=(await Predict(fitted.model, knowledge)).logits.softmax(-1))
-            fits = [s.fitting("down", model, Distill("public"), public=taught, recipe=recipe) for model in models]
+            fits = [s.fit_request("down", model, Distill("public"), public=taught, recipe=recipe) for model in models]
             s.models |= {f"cluster {m}": done.model for m, done in enumerate(await gather(*fits))}
         return self.downlinks(s)
 

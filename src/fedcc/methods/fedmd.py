@@ -47,9 +47,9 @@ class FedMD(Method[Predictions, Predictions]):
     async def client(self, c: Client, down: Predictions | None) -> Predictions:
         if down is not None:
             target = down.values if self.loss != "kl" or self.average == "probs" else down.values.softmax(-1)
-            recipe = c.recipe_(epochs=self.digest_epochs)
+            recipe = c.recipe_with(epochs=self.digest_epochs)
             await c.fit("sync", self.digest, public=c.public.with_(target=target), recipe=recipe)
-        await c.fit("fit", CrossEntropy("private"), private=c.private, recipe=c.recipe_(epochs=self.revisit_epochs))
+        await c.fit("fit", CrossEntropy("private"), private=c.private, recipe=c.recipe_with(epochs=self.revisit_epochs))
         return Predictions(self.shared((await c.predict(c.public)).logits))
 
     async def server(self, s: Server, ups: Mapping[int, Predictions]) -> Mapping[int, Predictions]:

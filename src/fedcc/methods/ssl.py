@@ -48,7 +48,7 @@ class SSL(Method[None, None]):
             private=c.private,
             public=c.public.with_(target=hard_labels(logits, self.threshold)),
             joint=self.refine_joint_batch,
-            recipe=c.recipe_(pace=PACES[self.refine_epoch]),
+            recipe=c.recipe_with(pace=PACES[self.refine_epoch]),
         )
 
     async def server(self, s: Server, ups: Mapping[int, None]) -> Mapping[int, None]:

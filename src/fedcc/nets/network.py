@@ -1,4 +1,4 @@
-"""Any network as trunks and a head, so that features are what enters the last linear layer, whoever wrote it."""
+"""Any network as trunks and a head: features are what enters its last linear layer."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from fedcc.core.rng import Key
 
 
 class Trainable(nn.Module):
-    """A module some parts of which are frozen: its author left them in evaluation mode, or without a gradient.
+    """A module with frozen parts: its author left them in evaluation mode, or without a gradient.
 
-    ``evaluated`` names the parts that stay in evaluation mode, ``trainable`` the parameters that may be trained.
+    ``evaluated`` names the parts that stay in evaluation mode, ``trainable`` the parameters that can be trained.
     """
 
     evaluated: frozenset[str] = frozenset()
@@ -28,14 +28,14 @@ class Trainable(nn.Module):
         return self
 
     def train_part(self, only: str | None) -> list[str]:
-        """Training mode for the named part (all by default), evaluation mode for the rest; the parameters to train."""
+        """Set the named part (None: all) to training mode and the rest to evaluation mode; the parameters to train."""
         self.train()
         for name, part in self.named_modules():
             if only is not None and name != only and not name.startswith(f"{only}."):
                 part.training = False
         names = [name for name in self.trainable if only is None or name.startswith(f"{only}.")]
         if not names:
-            raise ValueError(f"there is nothing to train in {only!r}: all its parameters are frozen")
+            raise ValueError(f"nothing to train in {only!r}: all its parameters are frozen")
         return names
 
 
@@ -56,7 +56,7 @@ class Network(Trainable):
 
 
 def build(arch: Arch, key: Key) -> Network:
-    """A new network; its weights depend on the key alone."""
+    """A new network; its weights depend only on the key."""
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(key.integer())
         pairs = [_split(factory, arch) for factory in arch.trunks]
@@ -67,9 +67,9 @@ def build(arch: Arch, key: Key) -> Network:
 
 
 def _split(factory: Factory, arch: Arch) -> tuple[nn.Module, nn.Linear]:
-    """A factory's network without its last linear layer, and that layer; proved equal to the whole.
+    """A factory's network without its last linear layer, and that layer; tested to be equal to the whole.
 
-    What the factory froze stays frozen: flags of parameters and modes of modules are left as they are.
+    What the factory froze stays frozen: ``requires_grad`` and modes stay unchanged.
     """
     name, module = factory_name(factory), factory(arch.outputs)
     if not isinstance(module, nn.Module):
@@ -90,7 +90,7 @@ def _split(factory: Factory, arch: Arch) -> tuple[nn.Module, nn.Linear]:
                 f"{name} does not take integers of shape {arch.shape} ({error}); integers are tokens: for a table of"
                 " numbers pass floats, as x.astype('float32')"
             ) from error
-        error.add_note(f"while trying {name} on a batch of two inputs of shape {arch.shape}")
+        error.add_note(f"while testing {name} on a batch of two inputs of shape {arch.shape}")
         raise
     finally:
         for hook in hooks:
@@ -108,8 +108,8 @@ def _split(factory: Factory, arch: Arch) -> tuple[nn.Module, nn.Linear]:
         features = trunk(probe)
         parts = head(features) if isinstance(features, Tensor) else None
     if not isinstance(whole, Tensor) or tuple(whole.shape) != (2, arch.outputs):
-        found = tuple(whole.shape) if isinstance(whole, Tensor) else type(whole).__name__
-        raise ValueError(f"{name}({arch.outputs}) must return logits of shape (batch, {arch.outputs}), got {found}")
+        shape = tuple(whole.shape) if isinstance(whole, Tensor) else type(whole).__name__
+        raise ValueError(f"{name}({arch.outputs}) must return logits of shape (batch, {arch.outputs}), got {shape}")
     if parts is None or features.ndim != 2 or not torch.equal(parts, whole):
         raise ValueError(f"{name}: its last nn.Linear must take features [batch, width] and give the logits themselves")
     if not all(parameter.requires_grad for parameter in head.parameters()):

@@ -20,7 +20,7 @@ NETWORKS = {f"resnet{depth}": depth for depth in (8, 14, 20, 32, 56)}
 class Shortcut(nn.Module):
     """The identity, or every second pixel with zero channels around it where the width doubles (option A).
 
-    A module of its own because channels may mix only inside modules when clients are stacked.
+    A module, since channels may mix only inside modules when clients are stacked.
     """
 
     def __init__(self, before: int, after: int, stride: int):
@@ -72,7 +72,7 @@ class _ResNet(nn.Module):
         return out
 
 
-DEEPEST = 1202  # of the paper's networks
+DEEPEST = 1202  # the paper's deepest network
 
 
 @dataclass(frozen=True)

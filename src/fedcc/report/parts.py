@@ -7,10 +7,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
-from typing import Any, get_type_hints
+from typing import Any
 
-from fedcc.core.method import check_value
-from fedcc.experiments.experiment import Experiment, present_spelling, present_words, setting_text
+from fedcc.core.options import check_value, setting_text
+from fedcc.experiments.options import OPTIONS, current_values, current_words
 from fedcc.methods import METHODS, make
 from fedcc.report.values import (
     Contradiction,
@@ -57,9 +57,9 @@ class Traffic:
 
 def read_experiment(value: Any) -> dict[str, Any]:
     """All values of the run but the settings; those that this version knows have the right type."""
-    values = present_spelling(mapping(value, "experiment"))
+    values = current_values(mapping(value, "experiment"))
     stored = {k: scalar(v, f"experiment.{k}") for k, v in values.items() if k != "settings"}
-    hints = get_type_hints(Experiment)
+    hints = {"method": str} | {name: str if o.choices else o.hint for name, o in OPTIONS.items()}  # of any version
     for name in stored.keys() & hints.keys():
         try:
             check_value(f"experiment.{name}", stored[name], hints[name])
@@ -90,7 +90,7 @@ def check_twice(record: Mapping[str, Any], rounds: int, method: str, settings: M
 def check_command(command: str, experiment: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
     """The options on the command line are the run's values."""
     try:
-        words = present_words(shlex.split(command))
+        words = current_words(shlex.split(command))
     except ValueError as error:
         raise InvalidRecord(f"command is not a command line: {error}") from None
     if words[:2] != ["fedcc", "run"]:  # a federation's values are in its folder

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import MISSING, dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 from fedcc.core.digests import DIGEST, DamagedFile, check_digest, check_files
+from fedcc.core.options import setting_text
 from fedcc.data.registry import DATASETS
-from fedcc.experiments.experiment import Experiment, setting_text
+from fedcc.experiments.options import DEFAULTS, MACHINE, MEASUREMENT
 from fedcc.methods import METHODS, completed, outdated
 from fedcc.report import parts
 from fedcc.report.analysis import read_analysis
@@ -35,14 +36,13 @@ from fedcc.report.values import (
 
 T = TypeVar("T")
 Pairs = tuple[tuple[str, str], ...]  # names and values, as text
-NUMERICS = ("device", "precision", "threads", "engine", "deterministic")  # how it was computed, not what
 RECORD = {
     "settings": {str: scalar},
     **dict.fromkeys(("method", "family", "data", "skew"), text),
     "seed": partial(whole, high=2**63 - 1),
     "command": partial(text, longest=20_000),
 }
-ASIDE = ("method", "data", "skew", "seed", "settings", "client_accuracy", *NUMERICS)  # no part of the protocol
+ASIDE = ("method", "data", "skew", "seed", "settings", *MEASUREMENT, *MACHINE)  # no part of the protocol
 
 
 @dataclass(frozen=True)
@@ -118,14 +118,10 @@ class RunRecord:
 
 def usual_values(data: str, family: str, method: str) -> dict[str, Any]:
     """The defaults of an experiment on this data set, as far as the data set is known."""
-    values = {f.name: f.default for f in fields(Experiment) if f.default is not MISSING}
-    if data in DATASETS:
-        d = DATASETS[data].defaults
-        one = METHODS[method]().one_network if method in METHODS else family == "parameters"
-        values |= {"clients": d.clients, "rounds": d.rounds, "epochs": d.epochs}
-        values["augment"] = "standard" if d.augment else "none"
-        values["models"] = d.shared_model if one else d.models
-    return values
+    if data not in DATASETS:
+        return dict(DEFAULTS)
+    one_network = METHODS[method]().one_network if method in METHODS else family == "parameters"
+    return DEFAULTS | DATASETS[data].defaults.options(one_network)
 
 
 @dataclass(frozen=True)
@@ -231,6 +227,9 @@ def _read(file: Path, name: str, problems: list[tuple[str, str]]) -> RunRecord:
     values = check(record, RECORD)
     if reason := outdated(method, values["settings"]):
         raise InvalidRecord(f"does not count: {reason}")
+    if record.get("stopped"):
+        stage = " of ".join(short(table.get("rounds")) for table in (record, experiment))
+        raise InvalidRecord(f"does not count: it was stopped after round {stage} ({short(record['stopped'])})")
     accuracy = mapping(record.get("accuracy"), "accuracy")
     curve = parts.read_curve(accuracy, "accuracy")
     rounds, clients = len(curve.curve), experiment.get("clients")

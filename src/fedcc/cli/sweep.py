@@ -7,41 +7,30 @@ import time
 from collections import deque
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import replace
 from fnmatch import fnmatch
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.live import Live
-from rich.progress_bar import ProgressBar
-from rich.table import Table
 
+from fedcc.cli.console import clock, console
+from fedcc.cli.options import Json, output_of, run_options
 from fedcc.core.digests import DamagedFile
-from fedcc.options import (
-    Checkpointed,
-    CheckpointEvery,
-    DataDir,
-    Deterministic,
-    Device,
-    Engine,
-    Json,
-    KeepCheckpoints,
-    Precision,
-    SaveModels,
-    Threads,
-    Track,
-    out,
-    rounds_between,
-)
+from fedcc.experiments.options import Machine, Output
 
 if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
     from fedcc.experiments.sweep import Outcome, Run, Sweep
     from fedcc.experiments.workers import Pool
 
 
+@run_options(Machine, Output)
 def sweep(
+    options: dict[str, Any],
     file: Annotated[
         Path, typer.Argument(metavar="FILE.toml", help="methods, scenarios and seeds; docs/experiments.md")
     ],
@@ -50,35 +39,26 @@ def sweep(
         int | None, typer.Option(help="runs at a time; 1 by default, on Ray what the cluster holds")
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="list the runs and how far they are")] = False,
-    shard: Annotated[str | None, typer.Option(help="do the part i/n of the runs, as 2/4")] = None,
-    only: Annotated[list[str] | None, typer.Option(help="do runs whose folder matches, as 'cifar10_*/fedcc/*'")] = None,
-    time_limit: Annotated[str | None, typer.Option(help="stop at a checkpoint after this time, as 90m")] = None,
+    shard: Annotated[str | None, typer.Option(help="do part i/n of the runs, such as 2/4")] = None,
+    only: Annotated[
+        list[str] | None, typer.Option(help="do runs whose folder matches, such as 'cifar10_*/fedcc/*'")
+    ] = None,
+    time_limit: Annotated[str | None, typer.Option(help="stop at a checkpoint after this time, such as 90m")] = None,
     changes: Annotated[
-        list[str] | None, typer.Option("--with", help="an option of a run, name=value, over what the file says")
+        list[str] | None, typer.Option("--with", help="an option of a run, name=value; overrides the file")
     ] = None,
     on: Annotated[str, typer.Option(help="local or ray: where runs happen")] = "local",
     address: Annotated[str | None, typer.Option(help="the Ray cluster; RAY_ADDRESS, else one is started here")] = None,
-    device: Device = None,
-    precision: Precision = None,
-    engine: Engine = None,
-    deterministic: Deterministic = None,
-    threads: Threads = None,
-    data_dir: DataDir = None,
-    save_models: SaveModels = True,
-    checkpoint: Checkpointed = True,
-    checkpoint_every: CheckpointEvery = None,
-    keep_checkpoints: KeepCheckpoints = False,
-    track: Track = None,
     as_json: Json = False,
 ) -> None:
-    """Run methods x scenarios x seeds: skip what is finished, resume what is half done, go on past failures."""
+    """Run methods x scenarios x seeds: skip finished runs, resume unfinished ones, continue past failures."""
     from fedcc.core.naming import unknown
-    from fedcc.experiments import RunFolder
-    from fedcc.experiments.sweep import How, Sweep, duration, perform, read
+    from fedcc.engine.threads import check_threads
+    from fedcc.experiments.store import RunFolder
+    from fedcc.experiments.sweep import Sweep, SweepOptions, duration, perform, read
     from fedcc.experiments.sweep import shard as part
+    from fedcc.experiments.tracking import checked
     from fedcc.experiments.workers import Processes, Ray
-    from fedcc.threads import check_threads
-    from fedcc.tracking import checked
 
     if on not in ("local", "ray"):
         raise unknown("place to run on", on, ("local", "ray"))
@@ -86,62 +66,57 @@ def sweep(
         raise ValueError(f"jobs must be at least 1, got {jobs}")
     if address is not None and on != "ray":
         raise ValueError(f"--address goes with --on ray, got {address!r}")
-    machine = {"device": device, "precision": precision, "engine": engine, "deterministic": deterministic}
-    named = changed(changes or []) | {n: v for n, v in (machine | {"threads": threads}).items() if v is not None}
-    runs = read(file, named)
+    output, overrides = output_of(options), changed(changes or []) | options
+    runs = read(file, overrides)
     whole = len(runs)
-    runs = [r for r in runs if not only or any(fnmatch(r.place.as_posix(), pattern) for pattern in only)]
+    runs = [r for r in runs if not only or any(fnmatch(r.folder.as_posix(), pattern) for pattern in only)]
     if not runs:
-        raise ValueError(f"none of the {whole} runs matches {' or '.join(only or [])}, as {read(file)[0].place} would")
+        example = read(file)[0].folder
+        raise ValueError(f"none of the {whole} runs matches {' or '.join(only or [])}, as {example} would")
     runs = part(runs, shard) if shard else runs
-    every, limit = rounds_between(checkpoint, checkpoint_every), duration(time_limit) if time_limit else None
-    console = out(stderr=as_json)
-    states = {run.place: run.state(root) for run in runs}
+    limit = duration(time_limit) if time_limit else None
+    terminal = console(stderr=as_json)
+    states = {run.folder: run.state(root) for run in runs}
     if dry_run:
-        show_plan(runs, root, states, as_json, console)
+        show_plan(runs, root, states, as_json, terminal)
         return
     if on == "local":
         try:
-            for number in {run.given.get("threads", 1) for run in runs}:
+            for number in {run.options.get("threads", 1) for run in runs}:
                 check_threads(number)
             runs[0].experiment()  # a device that is not here, say
         except ValueError as error:
             raise ValueError(f"{file}: {error}") from None
 
     def warn(text: str) -> None:
-        console.print(f"warning: {text}", soft_wrap=True)
+        terminal.print(f"warning: {text}", soft_wrap=True)
 
-    how = How(
-        root.absolute(),
-        data_dir.absolute() if data_dir else None,
-        save_models,
-        every,
-        keep_checkpoints,
-        checked(track or [], warn),
-        time.time() + limit if limit else None,
+    output = replace(
+        output, data_dir=output.data_dir.absolute() if output.data_dir else None, track=checked(output.track, warn)
     )
+    shared = SweepOptions(root.absolute(), output, time.time() + limit if limit else None)
     for run in runs:
-        if states[run.place][0] == "finished":
-            RunFolder(root / run.place).tidy()
-    todo = deque(run for run in runs if states[run.place][0] != "finished")
-    work = Sweep(todo, how.deadline)
-    board = Board(work, len(runs), len(runs) - len(todo), root, console)
-    console.print(
+        if states[run.folder][0] == "finished":
+            RunFolder(root / run.folder).tidy()
+    todo = deque(run for run in runs if states[run.folder][0] != "finished")
+    work = Sweep(todo, shared.deadline)
+    board = Board(work, len(runs), len(runs) - len(todo), root, terminal)
+    terminal.print(
         f"{file}: {len(runs)} runs{f' of {whole}' if len(runs) < whole else ''}, {board.before} finished before, "
         f"{len(todo)} to do",
         soft_wrap=True,
     )
     if todo:
-        action = partial(perform, how=how)
+        action = partial(perform, options=shared)
         pool: Pool[Run, Outcome]
         if on == "ray":
-            pool = Ray(action, jobs, address, threads or 1, named.get("device", "auto"))
+            pool = Ray(action, jobs, address, options.get("threads", 1), overrides.get("device", "auto"))
         else:
             pool = Processes(action, min(jobs or 1, len(todo)))
         try:
             board.follow(pool)
         except BaseException as error:
-            error.add_note("the same command goes on from here")
+            error.add_note("run the same command to continue")
             board.end()
             raise
     board.end()
@@ -169,26 +144,26 @@ def changed(pairs: list[str]) -> dict[str, Any]:
 
 
 def show_plan(
-    runs: list[Run], root: Path, states: Mapping[Path, tuple[str, str]], as_json: bool, console: Console
+    runs: list[Run], root: Path, states: Mapping[Path, tuple[str, str]], as_json: bool, terminal: Console
 ) -> None:
     """The runs and how far each is."""
-    from fedcc.experiments import RunFolder
+    from fedcc.experiments.store import RunFolder
 
     if as_json:
-        rows = [{"run": str(r.place), "state": states[r.place][0], "reason": states[r.place][1]} for r in runs]
+        rows = [{"run": str(r.folder), "state": states[r.folder][0], "reason": states[r.folder][1]} for r in runs]
         typer.echo(json.dumps(rows, indent=1))
         return
     for run in runs:
-        state, reason = states[run.place]
+        state, reason = states[run.folder]
         if state == "finished":
-            final = (RunFolder(root / run.place).summary() or {})["accuracy"].get("final")
+            final = (RunFolder(root / run.folder).summary() or {})["accuracy"].get("final")
             reason = f"{final:.2f} %" if final is not None else ""
         elif state == "unfinished":
-            reason = f"{len(RunFolder(root / run.place).metrics())} rounds"
-        console.print(f"{state:<11} {run.place}  {reason}".rstrip(), soft_wrap=True)
+            reason = f"{len(RunFolder(root / run.folder).metrics())} rounds"
+        terminal.print(f"{state:<11} {run.folder}  {reason}".rstrip(), soft_wrap=True)
     kinds = [state for state, _ in states.values()]
     counts = ", ".join(f"{kinds.count(kind)} {kind}" for kind in dict.fromkeys(kinds))
-    console.print(f"{len(runs)} runs: {counts}")
+    terminal.print(f"{len(runs)} runs: {counts}")
 
 
 class Board:
@@ -202,14 +177,14 @@ class Board:
         if not self.console.is_terminal:
             self.work.go(pool, self.ended, lambda: None)
             return
+        from rich.live import Live
+
         with Live(console=self.console, transient=True, auto_refresh=False) as live:
             self.work.go(pool, self.ended, lambda: live.update(self.now(pool.jobs), refresh=True))
 
     def ended(self, run: Run, outcome: Outcome) -> None:
-        from fedcc.progress import clock
-
         for warning in outcome.warnings:
-            self.console.print(f"warning: {run.place}: {warning}", soft_wrap=True)
+            self.console.print(f"warning: {run.folder}: {warning}", soft_wrap=True)
         words = {"before": "finished by another process", "elsewhere": "in use elsewhere"}
         what = words.get(outcome.kind, outcome.kind)
         if outcome.accuracy is not None:
@@ -219,12 +194,14 @@ class Board:
         if outcome.text and outcome.kind in ("failed", "stopped"):
             what += f": {outcome.text}"
         done = self.before + len(self.work.outcomes)
-        self.console.print(f"[{done:>{len(str(self.runs))}}/{self.runs}] {run.place}  {what}", soft_wrap=True)
+        self.console.print(f"[{done:>{len(str(self.runs))}}/{self.runs}] {run.folder}  {what}", soft_wrap=True)
 
     def now(self, jobs: int) -> Table:
         """The state now, for a terminal."""
-        from fedcc.experiments import RunFolder
-        from fedcc.progress import clock
+        from rich.progress_bar import ProgressBar
+        from rich.table import Table
+
+        from fedcc.experiments.store import RunFolder
 
         done, now = self.before + len(self.work.outcomes), time.monotonic()
         taken = [o.seconds for o in self.work.outcomes.values() if o.kind == "finished"]
@@ -244,8 +221,6 @@ class Board:
 
     def end(self) -> None:
         """What failed, and one line with counts."""
-        from fedcc.progress import clock
-
         failed: dict[str, list[str]] = {}
         for place, outcome in self.work.outcomes.items():
             if outcome.kind == "failed":
@@ -264,14 +239,14 @@ class Board:
             "not begun": len(work.todo),
         }
         said = ", ".join(f"{n} {kind}" for kind, n in counts.items() if n or kind == "finished")
-        late = "; the time is up, the same command goes on from here" if work.late and work.todo else ""
+        late = "; the time is up, run the same command to continue" if work.late and work.todo else ""
         self.console.print(f"{said}; {clock(time.monotonic() - self.begun)}{late}", soft_wrap=True)
 
     def plain(self, runs: list[Run]) -> list[dict[str, Any]]:
         """Every run and how it ended, for programs."""
         rows = []
         for run in runs:
-            o = self.work.outcomes.get(run.place)
+            o = self.work.outcomes.get(run.folder)
             state = o.kind if o else "not begun" if run in self.work.todo else "before"
-            rows.append({"run": str(run.place), "state": state} | ({"reason": o.text} if o and o.text else {}))
+            rows.append({"run": str(run.folder), "state": state} | ({"reason": o.text} if o and o.text else {}))
         return rows

@@ -1,7 +1,7 @@
-"""Trackers: TensorBoard, MLflow and Weights & Biases are told each round. None of them can end a run.
+"""Trackers: each round is logged to TensorBoard, MLflow or Weights & Biases.
 
-The run folder's ``tracking.json`` remembers a run's name at each tracker and the last round that it was told, so a run
-that is resumed goes on there.
+The run folder's ``tracking.json`` holds a run's name at each tracker and the last round that was logged there, so that
+a resumed run continues there.
 """
 
 from __future__ import annotations
@@ -10,22 +10,22 @@ import os
 import re
 import secrets
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
 
 from fedcc.core.digests import read_json, write_json
-from fedcc.core.method import LARGEST
 from fedcc.core.naming import unknown
-from fedcc.ending import explained
+from fedcc.core.options import LARGEST
+from fedcc.errors import error_line
 from fedcc.experiments.experiment import Experiment
-from fedcc.run import Record
+from fedcc.experiments.record import Record
+from fedcc.experiments.result import Result
+from fedcc.experiments.rounds import FinishedRound, Observer
 
-Say = Callable[[str], None]
-State = dict[str, Any]  # what a tracker remembers of one run: "run", its name there, and "step", the last round told
+Warn = Callable[[str], None]
+State = dict[str, Any]  # of one run at a tracker: "run", its name there, and "step", the last round that was logged
 
 
 class Tracker(Protocol):
@@ -64,7 +64,7 @@ class MLflow:
         if "run" not in state:
             run = self.client.create_run(name, run_name=title(place), tags={"folder": str(place)})
             state["run"] = run.info.run_id
-            for key, value in flat(asdict(experiment)).items():
+            for key, value in flat(experiment.values()).items():
                 self.client.log_param(state["run"], key, value)
         else:
             self.client.update_run(state["run"], status="RUNNING")
@@ -103,7 +103,7 @@ class WandB:
             id=state["run"],
             name=title(place),
             dir=str(place),
-            config=flat(asdict(experiment)),
+            config=flat(experiment.values()),
             resume="allow",
             reinit="create_new",
             settings=quiet,
@@ -124,7 +124,7 @@ TRACKERS: dict[str, tuple[Callable[[Experiment, Path, int, State], Tracker], tup
 """By name, with the packages that each needs."""
 
 
-def checked(names: Iterable[str], say: Say) -> tuple[str, ...]:
+def checked(names: Iterable[str], warn: Warn) -> tuple[str, ...]:
     """The names once each; one that is unknown or whose package is missing is refused before any training."""
     chosen = tuple(dict.fromkeys(name.lower() for name in names))
     for name in chosen:
@@ -136,61 +136,58 @@ def checked(names: Iterable[str], say: Say) -> tuple[str, ...]:
         try:
             mlflow_store()  # once, before several processes would make it at the same time
         except Exception as error:
-            say(_failed("mlflow", error))
+            warn(_failed("mlflow", error))
     return chosen
 
 
-@contextmanager
-def tracked(names: Sequence[str], experiment: Experiment, place: Path, say: Say) -> Iterator[Callable[[Record], None]]:
-    """What is told each round while the block runs, and tells the trackers; one that fails is given up with a word."""
-    remembered = place / "tracking.json"
-    state: dict[str, State] = {}
-    opened: dict[str, Tracker] = {}
-    left = list(names)
+class Trackers(Observer):
+    """Tells trackers of each round; one that fails is dropped with a warning, and never ends a run."""
 
-    def attempt(name: str, action: Callable[[], None]) -> None:
+    def __init__(self, names: Sequence[str], experiment: Experiment, folder: Path, warn: Warn):
+        self.names, self.experiment, self.folder, self.warn = list(names), experiment, folder, warn
+        self.states: dict[str, State] = {}
+        self.open: dict[str, Tracker] = {}
+
+    def round(self, done: FinishedRound) -> None:
+        path = self.folder / "tracking.json"
+        if self.names and not self.states and path.exists():  # only now: before, the folder may be another run's
+            self.states = read_states(path, self.warn)
+        for name in tuple(self.names):
+            self._attempt(name, lambda name=name: self._log(name, done.record))  # type: ignore[misc]
+        if self.names:
+            write_json(path, self.states)
+
+    def end(self, result: Result | None) -> None:
+        for name in tuple(self.names):
+            if name in self.open:
+                self._attempt(name, lambda name=name: self.open[name].close(result is not None))  # type: ignore[misc]
+
+    def _log(self, name: str, record: Record) -> None:
+        state = self.states.setdefault(name, {})
+        if name not in self.open:
+            self.open[name] = TRACKERS[name][0](self.experiment, self.folder, record["round"], state)
+        if record["round"] > state.get("step", 0):
+            self.open[name].log(record["round"], numbers(record))
+            state["step"] = record["round"]
+
+    def _attempt(self, name: str, action: Callable[[], None]) -> None:
         try:
             action()
         except Exception as error:
-            left.remove(name)
-            say(_failed(name, error))
+            self.names.remove(name)
+            self.warn(_failed(name, error))
 
-    def told(record: Record) -> None:
-        if left and not state and remembered.exists():  # here and not before: now the folder is this run's
-            state.update(read_state(remembered, say))
-        for name in tuple(left):
-            attempt(name, lambda name=name: tell(name, record))  # type: ignore[misc]
-        if left:
-            write_json(remembered, state)
 
-    def tell(name: str, record: Record) -> None:
-        mine = state.setdefault(name, {})
-        if name not in opened:
-            opened[name] = TRACKERS[name][0](experiment, place, record["round"], mine)
-        if record["round"] > mine.get("step", 0):
-            opened[name].log(record["round"], numbers(record))
-            mine["step"] = record["round"]
-
-    finished = False
+def read_states(path: Path, warn: Warn) -> dict[str, State]:
+    """The content of ``tracking.json``; if it is damaged, nothing, with a warning: trackers then begin a new run."""
     try:
-        yield told
-        finished = True
-    finally:
-        for name in tuple(left):
-            if name in opened:
-                attempt(name, lambda name=name: opened[name].close(finished))  # type: ignore[misc]
-
-
-def read_state(path: Path, say: Say) -> dict[str, State]:
-    """What ``tracking.json`` remembers; if it is damaged, nothing, with a warning: trackers then begin a new run."""
-    try:
-        found = {name: value for name, value in read_json(path).items() if name in TRACKERS}
-        if not all(map(_is_state, found.values())):
+        states = {name: value for name, value in read_json(path).items() if name in TRACKERS}
+        if not all(map(_is_state, states.values())):
             raise ValueError(f"{path} is damaged: each tracker must have a run and a step")
     except (OSError, ValueError) as error:
-        say(f"{explained(error)}; trackers begin a new run")
+        warn(f"{error_line(error)}; trackers begin a new run")
         return {}
-    return found
+    return states
 
 
 def _is_state(value: Any) -> bool:

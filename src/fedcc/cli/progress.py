@@ -12,13 +12,14 @@ from rich.progress_bar import ProgressBar
 from rich.table import Column, Table
 from rich.text import Text
 
+from fedcc.cli.console import clock
 from fedcc.core.requests import Fit
 from fedcc.core.rng import SERVER
-from fedcc.run import Record
+from fedcc.experiments.rounds import FinishedRound, Observer
 
 
-class Progress:
-    """Told of fits, steps and rounds; knows the phase, the speed and the time left.
+class Progress(Observer):
+    """The phase, the speed and the time left of a run, from its fits, steps and rounds.
 
     The time left is judged by the last finished round, so it is not known in the first, and too short after one that
     has no sync phase.
@@ -35,23 +36,19 @@ class Progress:
         self.changed: Callable[[], None] | None = None
         self.round_ended: Callable[[], None] | None = None
 
-    # -- the engine's monitor
-
-    def fitting(self, fit: Fit) -> None:
+    def fit_started(self, fit: Fit) -> None:
         self.phase, self.client = fit.key.phase, fit.key.client
         if not self.begun:
             self.begun = self.round_begun = time.perf_counter()
         self._changed()
 
-    def trained(self, samples: int) -> None:
-        self.samples += samples
-        self.round_samples += samples
+    def samples_trained(self, number: int) -> None:
+        self.samples += number
+        self.round_samples += number
         self._changed()
 
-    # -- the run's rounds
-
-    def ended(self, record: Record) -> None:
-        now = time.perf_counter()
+    def round(self, done: FinishedRound) -> None:
+        record, now = done.record, time.perf_counter()
         self.done, self.round_seconds = record["round"], now - (self.round_begun or now)
         self.accuracy = record.get("accuracy", self.accuracy)
         self.expected, self.round_samples, self.round_begun = self.round_samples, 0, now
@@ -127,14 +124,3 @@ def shown(progress: Progress, console: Console) -> Iterator[Progress]:
 
         progress.changed = changed
         yield progress
-
-
-def clock(seconds: float | None) -> str:
-    """Seconds as people say them.
-
-    >>> clock(75), clock(4000)
-    ('1:15', '1:06:40')
-    """
-    whole = round(seconds or 0)
-    hours, minutes = whole // 3600, whole // 60 % 60
-    return f"{hours}:{minutes:02d}:{whole % 60:02d}" if hours else f"{minutes}:{whole % 60:02d}"

@@ -7,44 +7,41 @@ import multiprocessing
 import threading
 import time
 from concurrent.futures import Future, ProcessPoolExecutor
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from rich.console import Console
-from rich.live import Live
-from rich.table import Table
+import typer
 
-from fedcc.core.files import make_folder
-from fedcc.experiments import Experiment, RunFolder, execute, prepare
-from fedcc.experiments.workers import leave_with_parent, no_interrupts
-from fedcc.progress import clock
-from fedcc.threads import cores
+from fedcc.cli.console import clock, console, table
+from fedcc.cli.options import Json, run_options
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+    from fedcc.experiments.experiment import Experiment
 
 COMPARED = ("fedcc", "fedmd", "fedavg", "local", "centralized")  # the longest first
 
 
-def show(
-    out: Path,
-    *,
-    rounds: int | None,
-    epochs: int | None,
-    clients: int | None,
-    seed: int,
-    jobs: int | None,
-    as_json: bool,
-    console: Console,
+@run_options("rounds", "epochs", "clients", "seed")
+def demo(
+    options: dict[str, Any],
+    out: Annotated[Path, typer.Option("--out", help="folder for the runs and pictures")] = Path("runs/demo"),
+    jobs: Annotated[int | None, typer.Option(help="methods at once; one per core by default")] = None,
+    as_json: Json = False,
 ) -> None:
-    """Run the methods, draw the pictures, print the table."""
-    given: dict[str, Any] = {
-        "data": "digits",
-        "skew": "classes:1",
-        "rounds": rounds,
-        "epochs": epochs,
-        "clients": clients,
-        "seed": seed,
-    }
-    experiments = {name: Experiment.resolved(name, device="cpu", **given) for name in COMPARED}
+    """Ten clients with one digit each: FedCC against FedAvg, FedMD and the two bounds, one method per core."""
+    from fedcc.core.files import make_folder
+    from fedcc.engine.threads import cores
+    from fedcc.experiments.experiment import Experiment
+    from fedcc.experiments.run import prepare
+    from fedcc.experiments.store import RunFolder
+    from fedcc.experiments.workers import no_interrupts
+
+    terminal = console(stderr=as_json)
+    common = {"data": "digits", "skew": "classes:1", "device": "cpu"} | options
+    experiments = {name: Experiment.resolve(name, **common) for name in COMPARED}
     first = experiments["fedcc"]
     if jobs is not None and jobs < 1:
         raise ValueError(f"jobs must be at least 1, got {jobs}")
@@ -56,8 +53,8 @@ def show(
             RunFolder(out / name).clear()
     make_folder(out)
     workers = min(len(experiments), jobs or cores())
-    console.print(
-        f"{first.clients} clients with one digit each, T={first.rounds}, E={first.epochs}; "
+    terminal.print(
+        f"{first.split.clients} clients with one digit each, T={first.training.rounds}, E={first.training.epochs}; "
         f"{len(experiments)} methods, {workers} at a time",
         soft_wrap=True,
     )
@@ -66,7 +63,7 @@ def show(
     try:
         with no_interrupts():  # which the workers inherit: the parent alone answers Ctrl-C
             futures = {name: pool.submit(_one, e, out / name) for name, e in experiments.items()}
-        watch(futures, out, first.rounds, console)
+        watch(futures, out, first.training.rounds, terminal)
         for future in futures.values():
             future.result()
     except BaseException as error:
@@ -79,27 +76,32 @@ def show(
     summaries = {name: RunFolder(out / name).summary() or {} for name in experiments}
     pictures = draw(summaries, out)
     if as_json:
-        print(json.dumps({"runs": summaries, "pictures": [str(p) for p in pictures], "out": str(out)}))
+        typer.echo(json.dumps({"runs": summaries, "pictures": [str(p) for p in pictures], "out": str(out)}))
         return
-    console.print(table(summaries))
-    console.print(
+    terminal.print(comparison(summaries))
+    terminal.print(
         f"\n{clock(time.perf_counter() - begun)} in all. Run folders: {out}/<method>. Pictures:", soft_wrap=True
     )
     for picture in pictures:
-        console.print(f"  {picture}", soft_wrap=True)
+        terminal.print(f"  {picture}", soft_wrap=True)
 
 
 def is_demo(place: Path, experiment: Experiment) -> bool:
     """Whether a folder's run is an earlier demo's, which the next one may replace."""
+    from fedcc.experiments.experiment import Experiment
+
     try:
         found = Experiment.read(place / "experiment.toml")
     except ValueError:
         return False
-    mine = {name: getattr(found, name) for name in ("rounds", "epochs", "clients", "seed")}
-    return replace(experiment, **mine) == found
+    values = found.values()
+    return experiment.with_options(**{name: values[name] for name in ("rounds", "epochs", "clients", "seed")}) == found
 
 
 def _one(experiment: Experiment, out: Path) -> None:
+    from fedcc.experiments.run import execute
+    from fedcc.experiments.workers import leave_with_parent
+
     threading.Thread(target=leave_with_parent, daemon=True).start()
     try:
         execute(experiment, out, checkpoint_every=0)
@@ -108,8 +110,13 @@ def _one(experiment: Experiment, out: Path) -> None:
         raise
 
 
-def watch(futures: dict[str, Future[None]], out: Path, rounds: int, console: Console) -> None:
+def watch(futures: dict[str, Future[None]], out: Path, rounds: int, terminal: Console) -> None:
     """Follow the runs by what they write into their folders until all have ended."""
+    from rich.live import Live
+    from rich.table import Table
+
+    from fedcc.experiments.store import RunFolder
+
     said: set[tuple[str, int]] = set()
 
     def state() -> Table:
@@ -125,8 +132,8 @@ def watch(futures: dict[str, Future[None]], out: Path, rounds: int, console: Con
         ended = [f for f in futures.values() if f.done()]
         return len(ended) < len(futures) and not any(f.exception() for f in ended)
 
-    if console.is_terminal:
-        with Live(state(), console=console, refresh_per_second=4, transient=True) as live:
+    if terminal.is_terminal:
+        with Live(state(), console=terminal, refresh_per_second=4, transient=True) as live:
             while going():
                 time.sleep(0.25)
                 live.update(state())
@@ -138,24 +145,15 @@ def watch(futures: dict[str, Future[None]], out: Path, rounds: int, console: Con
                 if (name, record["round"]) not in said:
                     said.add((name, record["round"]))
                     line = f"{name:<12} round {record['round']}/{rounds}  accuracy {record['accuracy']:6.2f} %"
-                    console.print(line, soft_wrap=True)
+                    terminal.print(line, soft_wrap=True)
         if not more:
             return
         time.sleep(0.25)
 
 
-def table(summaries: dict[str, dict[str, Any]]) -> Table:
+def comparison(summaries: dict[str, dict[str, Any]]) -> Table:
     """The methods side by side."""
-    shown = Table(
-        "method",
-        "final %",
-        "best % (round)",
-        "sent per client and round",
-        "seconds",
-        box=None,
-        header_style="bold",
-        pad_edge=False,
-    )
+    shown = table("method", "final %", "best % (round)", "sent per client and round", "seconds")
     for summary in summaries.values():
         accuracy, volume = summary["accuracy"], summary["bytes"]
         sent = (volume["up"] + volume["down"]) / summary["clients"] / summary["rounds"]

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from fedcc.core.samples import View
-from fedcc.engine import cuda, stepping
-from fedcc.engine.fused import _runs
+from fedcc.engine import cuda, step_kernels
+from fedcc.engine.lane_step import flat_runs
 
 BETAS, EPS = (0.9, 0.999), 1e-8
 on_gpu = pytest.mark.skipif(not cuda.available(torch.device("cuda")), reason="no GPU with NVRTC")
@@ -35,7 +35,7 @@ def test_images_are_those_of_the_view(view: View, device: torch.device) -> None:
     expected = view.augmented(pool[plan[rows, place].long() + offset].flatten(0, 1), drawn)
     expected = expected.view(lanes, batch, 3, 33, 31).permute(0, 1, 3, 4, 2)
     out = torch.full((lanes, first + batch + 1, 33, 31, 3), -77.0, dtype=torch.bfloat16, device=device)
-    stepping.images(*(t.to(device) for t in (pool, plan, draws, place, offset)), view, out, first)
+    step_kernels.images(*(t.to(device) for t in (pool, plan, draws, place, offset)), view, out, first)
     if view.strong:
         assert torch.equal(out[:, first:-1].cpu(), expected.bfloat16())  # to the bit
     torch.testing.assert_close(out[:, first:-1].cpu(), expected.bfloat16(), rtol=2**-7, atol=1e-6)
@@ -52,7 +52,7 @@ def test_rows_are_those_of_the_plan(dtype: torch.dtype, shape: tuple[int, ...], 
     plan = torch.randint(0, 12, (lanes, window, batch), dtype=torch.int32, generator=g)
     place, offset = torch.tensor([1, 3, 0]), torch.tensor([[0], [15], [28]])
     expected = pool[plan[torch.arange(lanes), place].long() + offset]
-    found = stepping.rows(*(t.to(device) for t in (pool, plan, place, offset)))
+    found = step_kernels.rows(*(t.to(device) for t in (pool, plan, place, offset)))
     assert found.dtype == dtype
     assert torch.equal(found.cpu(), expected)
 
@@ -65,7 +65,7 @@ def check_a_head(device: torch.device, lanes: int, batch: int, inputs: int, outp
     upstream = torch.randn(lanes, batch, outputs, generator=g)
     ours = [t.to(device, copy=True).requires_grad_(w) for t, w in zip(given, wanted, strict=True)]
     exact = [t.double().requires_grad_(w) for t, w in zip(given, wanted, strict=True)]
-    found = stepping.head(*ours)
+    found = step_kernels.head(*ours)
     expected = torch.baddbmm(exact[2].unsqueeze(1), exact[0], exact[1].transpose(1, 2))
     torch.testing.assert_close(found.cpu().double(), expected, rtol=1e-5, atol=1e-4)
     grads = torch.autograd.grad(found, [t for t in ours if t.requires_grad], upstream.to(device))
@@ -73,7 +73,7 @@ def check_a_head(device: torch.device, lanes: int, batch: int, inputs: int, outp
     for grad, gradient in zip(grads, right, strict=True):
         torch.testing.assert_close(grad.cpu().double(), gradient, rtol=1e-5, atol=1e-4)
     if wanted[1] and wanted[2]:
-        assert len(_runs(grads[-2:])) == 1  # one behind the other
+        assert len(flat_runs(grads[-2:])) == 1  # one behind the other
 
 
 @pytest.mark.parametrize("outputs", [2, 11, 101])
@@ -89,7 +89,7 @@ def test_a_head_has_the_gradients_that_are_wanted(wanted: list[bool], device: to
 
 def test_a_head_of_features_that_no_kernel_reads() -> None:
     with pytest.raises(ValueError, match="four features at a time, got 6"):
-        stepping.head(torch.zeros(1, 2, 6), torch.zeros(1, 3, 6), torch.zeros(1, 3))
+        step_kernels.head(torch.zeros(1, 2, 6), torch.zeros(1, 3, 6), torch.zeros(1, 3))
 
 
 def check_a_step_of_adam(device: torch.device, captured: bool, parts: list[int]) -> None:
@@ -107,7 +107,7 @@ def check_a_step_of_adam(device: torch.device, captured: bool, parts: list[int])
     given = [part.clone() for part in grad.split(parts)]
 
     def step() -> None:
-        stepping.adam(p, m, v, given, lane, *stepping.tick(losses, numbers, BETAS), BETAS, EPS)
+        step_kernels.adam(p, m, v, given, lane, *step_kernels.tick(losses, numbers, BETAS), BETAS, EPS)
 
     step()
     if captured:  # replayed from where it began
@@ -139,7 +139,7 @@ def test_the_steps_of_a_lane_are_counted_until_its_loss_is_not_finite(device: to
     numbers = {name: torch.zeros(3, dtype=torch.float64, device=device) for name in names}
     numbers |= {name: torch.zeros(3, dtype=torch.long, device=device) for name in ("at", "place")}
     for losses in ([1.0, 1.0, 1.0], [1.0, math.nan, 1.0], [1.0, 1.0, -math.inf], [1.0, 1.0, math.inf]):
-        stepping.tick(torch.tensor(losses, device=device), numbers, BETAS)
+        step_kernels.tick(torch.tensor(losses, device=device), numbers, BETAS)
     assert numbers["finite"].tolist() == [4.0, 1.0, 2.0]
     assert numbers["loss"].isfinite().tolist() == [True, False, False]
 

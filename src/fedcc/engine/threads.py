@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 import torch
 
-from fedcc.core.method import check_value
+from fedcc.core.options import check_value
 
 MOST = 4  # threads for each core; with more, they mostly wait for each other
 

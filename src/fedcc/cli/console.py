@@ -1,0 +1,62 @@
+"""Where commands write."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from fedcc.signals import Interrupted
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+
+def console(stderr: bool = False) -> Console:
+    """The terminal, or text wide enough for tables."""
+    from rich.console import Console
+
+    terminal = Console(stderr=stderr, highlight=False, markup=False, emoji=False)
+    if not terminal.is_terminal:
+        terminal.width = 120
+    return terminal
+
+
+def table(*columns: str) -> Table:
+    """A table without lines."""
+    from rich.table import Table
+
+    return Table(*columns, box=None, header_style="bold", pad_edge=False)
+
+
+def say(text: str) -> None:
+    print(f"fedcc: {text}", file=sys.stderr)
+
+
+def warn(text: str) -> None:
+    say(f"warning: {text}")
+
+
+@contextmanager
+def noted(note: str, after_signal: str = "") -> Iterator[None]:
+    """Add a note to whatever ends the block early, and another if it is a signal."""
+    try:
+        yield
+    except BaseException as error:
+        error.add_note(note)
+        if isinstance(error, Interrupted) and after_signal:
+            error.add_note(after_signal)
+        raise
+
+
+def clock(seconds: float | None) -> str:
+    """Seconds as people say them.
+
+    >>> clock(75), clock(4000)
+    ('1:15', '1:06:40')
+    """
+    whole = round(seconds or 0)
+    hours, minutes = whole // 3600, whole // 60 % 60
+    return f"{hours}:{minutes:02d}:{whole % 60:02d}" if hours else f"{minutes}:{whole % 60:02d}"

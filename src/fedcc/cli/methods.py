@@ -1,0 +1,73 @@
+"""``fedcc methods``."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import MISSING
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fedcc.cli.console import console, table
+from fedcc.cli.options import Json
+from fedcc.core.options import options_of
+
+if TYPE_CHECKING:
+    from fedcc.core.method import AnyMethod
+
+
+def methods(
+    name: Annotated[str | None, typer.Argument(help="one method, with its settings")] = None, as_json: Json = False
+) -> None:
+    """List the methods, or one method's settings with their meaning and source."""
+    from rich.text import Text
+
+    from fedcc.core.naming import unknown
+    from fedcc.methods import METHODS
+
+    if name is not None and name.lower() not in METHODS:
+        raise unknown("method", name, METHODS)
+    known = METHODS if name is None else {name.lower(): METHODS[name.lower()]}
+    if as_json:
+        listed = {n: about(kind) for n, kind in known.items()}
+        typer.echo(json.dumps(listed if name is None else listed[name.lower()], indent=1))
+        return
+    terminal = console()
+    if name is None:
+        listing = table("name", "method", "family", "settings", "source")
+        for n, kind in known.items():
+            chosen = ", ".join(f"{f['name']}={f['default']}" for f in about(kind)["settings"])
+            listing.add_row(n, kind().label, kind.family, chosen, kind.source)
+        terminal.print(listing)
+        terminal.print("\n`fedcc methods NAME` explains one; `fedcc run NAME --set name=value` sets them.")
+        return
+    kind = known[name.lower()]
+    terminal.print(Text(f"{kind.__name__}: {about(kind)['summary']}", style="bold"))
+    terminal.print(Text(f"{kind.family}; {kind.source}\n"))
+    terminal.print(Text((sys.modules[kind.__module__].__doc__ or "").strip() + "\n"))
+    rows = table("setting", "default", "allowed", "meaning", "source")
+    for f in about(kind)["settings"]:
+        rows.add_row(f["name"], str(f["default"]), f["allowed"], f["meaning"], f["source"])
+    terminal.print(rows if rows.row_count else "no settings of its own")
+
+
+def about(kind: type[AnyMethod]) -> dict[str, Any]:
+    """A method and its settings, as plain values."""
+    return {
+        "method": kind.__name__,
+        "family": kind.family,
+        "source": kind.source,
+        "note": kind.note,
+        "summary": (kind.__doc__ or "").strip().splitlines()[0],
+        "settings": [
+            {
+                "name": o.name,
+                "default": None if o.default is MISSING else o.default,
+                "allowed": o.allowed,
+                "meaning": o.marks.get("meaning", ""),
+                "source": o.marks.get("source", ""),
+            }
+            for o in options_of(kind).values()
+        ],
+    }

@@ -1,0 +1,56 @@
+"""Options of commands: those of a run, generated from their declarations, and those that several commands share."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from fedcc.core.options import REQUIRED, Option, options_of
+from fedcc.experiments.options import OPTIONS, Group, Output
+
+Json = Annotated[bool, typer.Option("--json", help="print JSON for programs")]
+Settings = Annotated[list[str] | None, typer.Option("--set", help="a method's setting, name=value; repeatable")]
+DECLARED = OPTIONS | options_of(Output)
+
+
+def run_options(*names: str | type[Group]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command these options of a run, by name or by group; it receives those that were given as ``options``."""
+    expanded = [n for name in names for n in ([name] if isinstance(name, str) else options_of(name))]
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(command)
+        def call(**words: Any) -> None:
+            values = {name: words.pop(name, None) for name in expanded}
+            command(**words, options={name: value for name, value in values.items() if value is not None})
+
+        own = inspect.signature(command, eval_str=True)
+        parameters = [p for p in own.parameters.values() if p.name != "options"]
+        parameters += [_parameter(DECLARED[name]) for name in expanded]
+        call.__signature__ = own.replace(parameters=parameters)  # type: ignore[attr-defined]
+        call.__annotations__ = {p.name: p.annotation for p in parameters}
+        return call
+
+    return decorate
+
+
+def output_of(options: dict[str, Any]) -> Output:
+    """Take what a run writes out of the options."""
+    return Output(**{name: options.pop(name) for name in options_of(Output) if name in options})
+
+
+def _parameter(option: Option) -> inspect.Parameter:
+    flag, meaning = "--" + option.name.replace("_", "-"), option.marks["meaning"]
+    if bool in option.kinds:
+        flag = f"{flag}/--no-{flag[2:]}"
+        meaning += "; on by default" if option.default else ""
+    elif option.default not in (REQUIRED, None, ()):
+        meaning += f"; {option.default} by default"
+    kind = next((kind for kind in (bool, int, float, Path) if kind in option.kinds), str)
+    hint: Any = list[str] if isinstance(option.default, tuple) else kind
+    annotation = Annotated[hint | None, typer.Option(flag, help=meaning)]
+    return inspect.Parameter(option.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)

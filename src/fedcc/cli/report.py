@@ -1,0 +1,94 @@
+"""``fedcc report`` and ``fedcc analyse``: what finished runs show."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from fedcc.cli.console import console, noted, say, warn
+from fedcc.cli.options import Json, run_options
+from fedcc.core.digests import DIGEST, UNCHECKED
+
+
+def report(
+    paths: Annotated[
+        list[Path],
+        typer.Argument(metavar="PATH...", help="run folders, folders of records, records", show_default=False),
+    ],
+    out_dir: Annotated[
+        Path | None, typer.Option("--out", help="folder for the page, tables and figures; report/ by default")
+    ] = None,
+    readme: Annotated[
+        Path | None, typer.Option("--readme", help="rewrite the marked block of this file instead")
+    ] = None,
+    markdown: Annotated[
+        Path | None, typer.Option("--markdown", help="write everything as this one Markdown page instead")
+    ] = None,
+    title: Annotated[str | None, typer.Option(help="the page's title")] = None,
+    figures: Annotated[bool, typer.Option("--figures/--no-figures", help="draw figures for print too")] = True,
+) -> None:
+    """Tables, figures and one page to look at, from the records of finished runs."""
+    from fedcc.report.records import find_records
+    from fedcc.report.tables import tables
+    from fedcc.report.values import printable
+    from fedcc.report.write import TITLE, write_page, write_readme, write_report
+
+    records = find_records(paths)
+    for name, reason in records.problems:
+        warn(f"{name}: {reason}")
+    if unchecked := sum(not run.has_digest for run in records.runs):
+        say(f"note: {unchecked} records have no digest: damage to them cannot be noticed")
+    if not records.runs:
+        raise ValueError(f"no record of a finished run below {', '.join(map(printable, paths))}")
+    made = tables(records.runs)
+    if readme is not None:
+        typer.echo(printable(write_readme(made, readme)))
+    if markdown is not None:
+        typer.echo(printable(write_page(records, made, markdown)))
+    if out_dir is not None or (readme is None and markdown is None):
+        out = out_dir or Path("report")
+        written = write_report(records, made, out, title=printable(title or TITLE), figures=figures)
+        typer.echo(f"{len(records.runs)} runs, {len(written)} files: {printable(written[0])}")
+
+
+@run_options("device", "data_dir")
+def analyse(
+    options: dict[str, Any],
+    folders: Annotated[list[Path], typer.Argument(metavar="RUN...", help="folders of finished runs")],
+    samples: Annotated[int, typer.Option(help="test samples of the embeddings")] = 1000,
+    variance: Annotated[float, typer.Option(help="share of the variance that PCA whitening keeps")] = 0.9,
+    client: Annotated[int, typer.Option(help="the client whose model is the local one")] = 0,
+    public_index: Annotated[
+        int | None, typer.Option(help="the example's position in the training set; chosen by default")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Compute margins, embeddings and an example from a run's models into its analysis.json."""
+    from fedcc.experiments.analyse import Options, check
+    from fedcc.experiments.analyse import analyse as compute
+
+    settings = Options(samples, variance, client, public_index)
+    device, data_dir = options.get("device", "auto"), options.get("data_dir")
+    for folder in folders:  # before anything is computed
+        if DIGEST not in check(folder):
+            warn(f"{folder / 'summary.json'} {UNCHECKED}")
+    terminal = console(stderr=as_json)
+    for folder in folders:
+        with terminal.status(f"analysing {folder}"), noted(f"see {folder}"):
+            analysis = compute(folder, settings, device=device, data_dir=data_dir)
+        if as_json:
+            typer.echo(json.dumps(analysis))
+            continue
+        means = [
+            f"{m['name']} {m['mean']:+.3f}" for m in analysis["margins"]["models"] if m["name"] in ("global", "clients")
+        ]
+        pure = [f"{p['name']} {p['purity']:.3f}" for p in analysis["embeddings"]["panels"]]
+        terminal.print(
+            f"{analysis['method']}: mean margin {', '.join(means)}; purity {', '.join(pure)}; {folder}/analysis.json",
+            soft_wrap=True,
+        )
+        for note in analysis["notes"]:
+            terminal.print(f"  {note}", soft_wrap=True)

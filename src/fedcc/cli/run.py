@@ -1,0 +1,167 @@
+"""``fedcc run`` and ``fedcc resume``."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fedcc.cli.console import console, noted, warn
+from fedcc.cli.options import Json, Settings, output_of, run_options
+from fedcc.experiments.options import GROUPS, Output
+
+if TYPE_CHECKING:
+    from fedcc.experiments.checkpoint import Checkpoint
+    from fedcc.experiments.experiment import Experiment
+    from fedcc.federation import Federation
+
+
+@run_options(*GROUPS, Output)
+def run(
+    options: dict[str, Any],
+    method: Annotated[str | None, typer.Argument(help="the method's name; `fedcc methods` lists them")] = None,
+    config: Annotated[Path | None, typer.Option("--config", help="an experiment.toml to start from")] = None,
+    settings: Settings = None,
+    out_dir: Annotated[
+        Path | None, typer.Option("--out", help="run folder; runs/DATA_SKEW/METHOD/seedS by default")
+    ] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="replace the run in the folder")] = False,
+    as_json: Json = False,
+) -> None:
+    """Train one method on one federation and record it in a run folder."""
+    from fedcc.engine.threads import check_threads
+    from fedcc.experiments.experiment import Experiment, parse_settings
+    from fedcc.experiments.run import prepare
+    from fedcc.experiments.store import RunFolder, Unfinished
+    from fedcc.experiments.toml import load
+    from fedcc.experiments.tracking import checked
+    from fedcc.methods import METHODS
+
+    output, stored = output_of(options), {}
+    if config is not None:
+        Experiment.read(config)  # says what is wrong with the file itself
+        values = load(config)
+        named, stored = values.pop("method"), values.pop("settings", {})
+        if method is not None and method.lower() != named.lower():
+            stored = {}
+        method, options = method or named, values | options
+    if method is None:
+        raise ValueError(f"name a method ({', '.join(METHODS)}; `fedcc methods` explains them), or give --config FILE")
+    experiment = Experiment.resolve(method, settings=stored | parse_settings(method, settings or []), **options)
+    folder = RunFolder(out_dir or Path("runs") / experiment.folder)
+    check_threads(experiment.machine.threads)
+    try:
+        folder.check(experiment, overwrite)
+    except Unfinished:
+        if as_json or not sys.stdin.isatty():
+            raise
+        if not typer.confirm(f"{folder.path} holds this run, unfinished; resume it?", default=True, err=True):
+            raise
+        _resume(folder.path, output, as_json)
+        return
+    trackers = checked(output.track, warn)
+    with folder.held():
+        federation = prepare(experiment, folder.path, data_dir=output.data_dir, overwrite=overwrite)
+        console(stderr=as_json).print(describe(experiment), soft_wrap=True)
+        train(experiment, folder.path, federation, output, trackers, as_json)
+
+
+@run_options(Output)
+def resume(
+    options: dict[str, Any],
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="the run's folder")],
+    as_json: Json = False,
+) -> None:
+    """Resume a run from its last checkpoint; results match an uninterrupted one."""
+    _resume(folder, output_of(options), as_json)
+
+
+def _resume(path: Path, output: Output, as_json: bool) -> None:
+    from fedcc.experiments.run import unfinished
+    from fedcc.experiments.store import RunFolder
+    from fedcc.experiments.tracking import checked
+
+    terminal, folder = console(stderr=as_json), RunFolder(path)
+
+    def finished() -> bool:
+        if folder.summary() is None:
+            return False
+        terminal.print(f"{path} holds a finished run; there is nothing to do", soft_wrap=True)
+        if as_json:
+            typer.echo((path / "summary.json").read_text(), nl=False)
+        return True
+
+    if not (path / "experiment.toml").is_file():
+        raise ValueError(f"{path} holds no run: experiment.toml is missing; `fedcc run ... --out {path}` starts one")
+    if finished():
+        folder.tidy()
+        return
+    trackers = checked(output.track, warn)
+    with folder.held():
+        if finished():  # by another process, meanwhile
+            return
+        experiment, federation, start, problems = unfinished(path, output.data_dir)
+        for problem in problems:
+            warn(problem)
+        terminal.print(describe(experiment), soft_wrap=True)
+        if start is None:
+            terminal.print("no checkpoint to resume from: starting again")
+        else:
+            size = f"{start.size / 1e6:,.1f} MB"
+            terminal.print(f"resuming after round {start.snapshot.t}, from a checkpoint of {size}")
+        train(experiment, path, federation, output, trackers, as_json, start=start)
+
+
+def train(
+    experiment: Experiment,
+    path: Path,
+    federation: Federation,
+    output: Output,
+    trackers: tuple[str, ...],
+    as_json: bool,
+    start: Checkpoint | None = None,
+) -> None:
+    """Run an experiment into its folder, with progress, and say how it ended."""
+    from fedcc.cli.progress import Progress, shown
+    from fedcc.experiments.run import execute
+    from fedcc.experiments.store import RunFolder
+    from fedcc.experiments.tracking import Trackers
+
+    terminal = console(stderr=as_json)
+    total = experiment.build_method().rounds(experiment.training.rounds)
+    progress = Progress(total, start.snapshot.t if start else 0)
+    with (
+        shown(progress, terminal),
+        noted(f"see {path}", f"resume with `{RunFolder(path).resume}`"),
+    ):
+        result = execute(
+            experiment,
+            path,
+            federation,
+            start=start,
+            observers=(progress, Trackers(trackers, experiment, path, warn)),
+            save_models=output.save_models,
+            checkpoint_every=output.interval,
+            keep_checkpoints=output.keep_checkpoints,
+        )
+    if as_json:
+        typer.echo((path / "summary.json").read_text(), nl=False)
+        return
+    best_round, best = result.best
+    terminal.print(
+        f"{result.method.label}: final {result.accuracy:.2f} %, best {best:.2f} % in round {best_round}, "
+        f"{result.seconds:.1f} s, {path}",
+        soft_wrap=True,
+    )
+
+
+def describe(experiment: Experiment) -> str:
+    """One line on what is about to run."""
+    split, training, machine = experiment.split, experiment.training, experiment.machine
+    return (
+        f"{experiment.build_method().label} on {split.data}, {split.skew}, {split.clients} clients ({split.models}), "
+        f"T={training.rounds}, E={training.epochs}, seed {training.seed}, "
+        f"{machine.device} {machine.precision} {machine.engine}"
+    )

@@ -1,0 +1,203 @@
+"""Options declared once, as fields of a frozen dataclass: type, default, meaning and range. Imports no torch.
+
+A method's hyper-parameters and a run's options are declared so; the command line, TOML, records, help and checks are
+read off the declarations.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, field, fields
+from types import UnionType
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from fedcc.core.naming import shortened, unknown
+
+T = TypeVar("T")
+LARGEST = 2**63 - 1  # the largest whole number: what 64 bits hold
+REQUIRED: Any = MISSING  # an option without a default of its own: the data set or the machine brings it
+
+Assignment = Literal["alternate", "halves"]
+Engine = Literal["plain", "fused"]
+Precision = Literal["fp32", "bf16", "fp64"]
+Reset = Literal["phase", "round"]
+Schedule = Literal["constant", "cosine"]
+Wire = Literal["fp32", "fp16", "int8", "int8-stochastic"]
+
+
+def option(
+    default: T,
+    meaning: str,
+    source: str = "",
+    *,
+    low: float | None = None,
+    high: float | None = None,
+    above: float | None = None,
+    below: float | None = None,
+    most: float | None = None,
+    images: bool = False,
+    mended: bool = False,
+    before: T | None = None,
+    agreed: bool = False,
+) -> T:
+    """A field with its meaning, the place its default comes from, and the range it may take.
+
+    ``low`` and ``high`` are allowed, ``above`` and ``below`` are not; ``most`` stops slips of the finger that would
+    fill the memory. ``images``: keeps its default where inputs are no images. ``agreed``: the sites of a federation
+    must have the same value. ``mended``: the method was another one before it had this option, so runs that do not
+    name it are outdated. ``before``: the value of runs that do not name it, where that is not the default.
+    """
+    limits = {"low": low, "high": high, "above": above, "below": below, "most": most}
+    marks = {"images": images, "agreed": agreed, "mended": mended, "before": default if before is None else before}
+    return field(default=default, metadata={"meaning": meaning, "source": source, "limits": limits} | marks)
+
+
+@dataclass(frozen=True)
+class Option:
+    """One declared option."""
+
+    name: str
+    hint: Any
+    default: Any  # MISSING if there is none
+    marks: Mapping[str, Any]
+
+    @property
+    def kinds(self) -> tuple[Any, ...]:
+        """The types it may have, None apart."""
+        return tuple(kind for kind in _kinds(self.hint) if kind is not type(None))
+
+    @property
+    def optional(self) -> bool:
+        return type(None) in _kinds(self.hint)
+
+    @property
+    def choices(self) -> tuple[Any, ...]:
+        """The values of a choice; none for other options."""
+        return next((get_args(kind) for kind in self.kinds if get_origin(kind) is Literal), ())
+
+    @property
+    def allowed(self) -> str:
+        """What it may be, in words."""
+        words: dict[Any, str] = {int: "whole number", float: "number", str: "text", bool: "true, false"}
+        text = ", ".join(map(str, self.choices)) or " or ".join(words.get(k, str(k)) for k in self.kinds)
+        limits = self.marks.get("limits", {})
+        low, high = limits.get("low"), limits.get("high")
+        if low is not None:
+            text += f" >= {low:g}" if high is None else f" {low:g} to {high:g}"
+        return text + (" or none" if self.optional else "")
+
+    def parse(self, text: str) -> Any:
+        """A text as typed on a command line, in the option's own type."""
+        if self.optional and text.lower() in ("none", ""):
+            return None
+        if bool in self.kinds:
+            if text.lower() not in ("true", "false", "yes", "no", "1", "0"):
+                raise ValueError(f"{self.name} must be true or false, got {shortened(text)}")
+            return text.lower() in ("true", "yes", "1")
+        for kind, words in ((int, "a whole number"), (float, "a number")):
+            if kind in self.kinds:
+                try:
+                    return kind(text)
+                except ValueError:
+                    raise ValueError(f"{self.name} must be {words}, got {shortened(text)}") from None
+        return text
+
+    def check(self, value: Any) -> None:
+        """Refuse a value of the wrong type or out of range."""
+        check_value(self.name, value, self.hint, **self.marks.get("limits", {}))
+
+
+def options_of(declaration: Any) -> dict[str, Option]:
+    """The options that a dataclass, or an instance of one, declares, by name."""
+    kind = declaration if isinstance(declaration, type) else type(declaration)
+    hints = get_type_hints(kind)
+    return {f.name: Option(f.name, hints[f.name], f.default, f.metadata) for f in fields(kind)}
+
+
+def check_options(instance: Any) -> None:
+    """Check every option of a frozen dataclass; whole numbers given for numbers become floats, also in records."""
+    for name, declared in options_of(instance).items():
+        value = getattr(instance, name)
+        declared.check(value)
+        if isinstance(value, int) and float in declared.kinds:
+            object.__setattr__(instance, name, float(value))
+
+
+def check_names(kind: str, values: Mapping[str, Any], known: Mapping[str, Any]) -> None:
+    """Refuse a name that is not declared, with the nearest one that is."""
+    for name in values:
+        if name not in known:
+            raise unknown(kind, name, known)
+
+
+def setting_text(value: Any) -> str:
+    """A value as it is typed after ``name=``."""
+    if value is None:
+        return "none"
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def check_value(
+    name: str,
+    value: Any,
+    hint: Any,
+    low: float | None = None,
+    high: float | None = None,
+    *,
+    above: float | None = None,
+    below: float | None = None,
+    most: float | None = None,
+) -> None:
+    """Refuse a value of the wrong type or out of range, naming the value and the rule."""
+
+    def refuse(rule: str) -> None:
+        raise ValueError(f"{name} must be {rule}, got {shortened(value)}")
+
+    kinds = _kinds(hint)
+    if value is None and type(None) in kinds:
+        return
+    for kind in kinds:
+        if get_origin(kind) is Literal:
+            if value not in get_args(kind):
+                refuse(f"one of {', '.join(map(str, get_args(kind)))}")
+            return
+    if kinds == (str,) and not isinstance(value, str):
+        refuse("a text")
+    if bool in kinds and not isinstance(value, bool):
+        refuse("true or false")
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        if float in kinds or kinds[0] is int:
+            refuse("a whole number" if kinds[0] is int else "a number")
+        return
+    if kinds[0] is int and not isinstance(value, int):
+        refuse("a whole number")
+    if float in kinds and not _finite(value):
+        refuse("a finite number")
+    if most is not None and value > most:
+        refuse(f"at most {most:,}")
+    if float not in kinds and abs(value) > LARGEST:
+        refuse(f"at most {LARGEST:,}" if value > 0 else f"at least {-LARGEST:,}")
+    inside = (
+        (low is None or value >= low)
+        and (high is None or value <= high)
+        and (above is None or value > above)
+        and (below is None or value < below)
+    )
+    if not inside and low is not None and high is not None:
+        refuse(f"from {low:g} to {high:g}")
+    if not inside:
+        limits = {"above": above, "at least": low, "below": below, "at most": high}
+        refuse(" and ".join(f"{words} {limit:g}" for words, limit in limits.items() if limit is not None))
+
+
+def _kinds(hint: Any) -> tuple[Any, ...]:
+    return get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+
+
+def _finite(value: float) -> bool:
+    """Whether a number is finite as a float; integers beyond 10^308 are not."""
+    try:
+        return math.isfinite(value)
+    except OverflowError:
+        return False

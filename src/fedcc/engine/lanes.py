@@ -1,0 +1,209 @@
+"""The memory of lanes: each holds one client's parameters, optimizer state, batches and constants."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from fedcc.core.model import Arch, Model, Outputs
+from fedcc.core.requests import Fit, Fitted
+from fedcc.core.step import Batch, Step
+from fedcc.engine.jobs import Job, SamplePools
+from fedcc.engine.plain import LazyStreams
+from fedcc.engine.stack import Stacked
+
+REALS, COUNTS = ("age", "lr", "length", "cosine", "loss", "finite"), ("at", "place")  # the numbers of a lane
+
+
+@dataclass(frozen=True)
+class Compute:
+    """Where and in which number formats the lanes compute."""
+
+    device: torch.device
+    dtype: torch.dtype  # of weights, statistics and losses
+    low: torch.dtype  # of convolutions and linear layers
+    kernels: bool  # whether the project's own kernels compute them
+    graphs: bool  # whether a step is captured as a CUDA graph
+    graph_pools: dict[Arch, Any] = field(default_factory=dict)  # graphs of one network never run side by side
+
+    def outputs(self, stack: Stacked, x: Tensor) -> Outputs:
+        """A stack's outputs [lanes, batch, ...] on inputs [lanes, batch, ...]."""
+        return Outputs(*(part.to(self.dtype) for part in stack(x.to(self.low))))
+
+
+class LaneTensors(NamedTuple):
+    """The tensors of one lane: views."""
+
+    params: list[Tensor]
+    moments: list[Tensor]
+    fixed: list[Tensor]
+
+
+class Lanes:
+    """Memory for ``width`` clients: every tensor of a fit once per lane."""
+
+    def __init__(self, pools: SamplePools, width: int, compute: Compute):
+        fit, device, dtype = pools.fit, compute.device, compute.dtype
+
+        def zeros(*shape: int, dtype: torch.dtype = dtype) -> Tensor:
+            return torch.zeros(shape, dtype=dtype, device=device)
+
+        self.pools, self.width, self.fit = pools, width, fit
+        self.stack = Stacked(fit.model.arch, compute.kernels)
+        self.teachers = {name: Stacked(f.model.arch, compute.kernels).eval() for name, f in fit.frozen.items()}
+        self.trained = self.stack.train_part(fit.only)
+        template = self.stack.template
+        # One flat tensor for all trained parameters, each [width, ...]: one cast and one optimizer step for all.
+        self.sizes = [width * template[n].numel() for n in self.trained]
+        self.params, self.means, self.squares = (zeros(sum(self.sizes)) for _ in range(3))
+        lane_of = [torch.arange(width).repeat_interleave(template[n].numel()) for n in self.trained]
+        self.lane_of = torch.cat(lane_of).to(device, torch.int32)
+        self.fixed = {
+            name: zeros(width, *value.shape)
+            for name, value in template.items()
+            if name not in self.trained and value.is_floating_point()
+        }
+        self.taught = {
+            name: {n: zeros(width, *v.shape) for n, v in teacher.template.items() if v.is_floating_point()}
+            for name, teacher in self.teachers.items()
+        }
+        self.constants: dict[str, Any] = tree_map_only(
+            Tensor, lambda t: zeros(width, *t.shape, dtype=t.dtype), fit.constants
+        )
+        # Each number of all lanes is a row, so that a client's numbers are written, and moved, in two calls.
+        self.reals = zeros(len(REALS), width, dtype=torch.float64)
+        self.counts = zeros(len(COUNTS), width, dtype=torch.long)
+        self.numbers = dict(zip((*REALS, *COUNTS), (*self.reals, *self.counts), strict=True))
+        self.batches = {s: fit.recipe.batch_of(s) for s in fit.streams}
+        self.plan = {s: zeros(width, Job.WINDOW, b, dtype=torch.int32) for s, b in self.batches.items()}
+        self.draws = {
+            s: zeros(width, Job.WINDOW, self.batches[s] if v.view.augments else 0, v.view.draws, dtype=torch.uint8)
+            for s, v in fit.streams.items()
+        }
+        self.offsets = {name: zeros(width, 1, dtype=torch.long) for name in pools.pools}
+        self.rows = torch.arange(width, device=device)
+        self.streams = streams_read(fit)
+        self._tensors: dict[int, LaneTensors] = {}
+
+    def load(self, lane: int, job: Job) -> None:
+        """Put a client into a lane."""
+        fit, optimizer, own = job.fit, job.fit.optimizer, self.tensors(lane)
+        slots = [*own.params, *own.fixed]
+        values = [fit.model.state[name] for name in (*self.trained, *self.fixed)]
+        for name, tensors in self.taught.items():
+            slots += [value[lane] for value in tensors.values()]
+            values += [fit.frozen[name].model.state[n] for n in tensors]
+        slots += [slot[lane] for slot in _tensors(self.constants)]
+        values += _tensors(fit.constants)
+        if optimizer:
+            slots += own.moments
+            values += [optimizer[f"{kind}/{name}"] for kind in ("mean", "square") for name in self.trained]
+        else:
+            torch._foreach_zero_(own.moments)
+        torch._foreach_copy_(slots, values)
+        age = float(optimizer[f"step/{self.trained[0]}"]) if optimizer else 0.0
+        reals = [age, fit.recipe.lr, job.steps, fit.recipe.schedule == "cosine", 0.0, 0.0]
+        self.reals[:, lane].copy_(torch.tensor(reals, dtype=torch.float64), non_blocking=True)
+        self.counts[:, lane] = 0
+        for column, offset in self.offsets.items():
+            offset[lane] = job.offsets[column]
+        self.refill(lane, job)
+
+    def refill(self, lane: int, job: Job) -> None:
+        """Copy the batches of the next steps."""
+        for stream, (indices, draws) in job.prepare().items():
+            self.plan[stream][lane, : len(indices)].copy_(indices.to(torch.int32), non_blocking=True)
+            self.draws[stream][lane, : len(draws)].copy_(draws.to(torch.uint8), non_blocking=True)
+            job.window = len(indices)
+        job.prepared = {}
+        self.numbers["place"][lane] = 0
+
+    def idle(self, lane: int) -> None:
+        """An empty lane takes part in every step: keep its batches within window and pool."""
+        self.numbers["place"][lane] = 0
+        for offset in self.offsets.values():
+            offset[lane] = 0
+
+    def unload(self, lane: int, job: Job) -> Fitted:
+        """Copy a client's result out of its lane."""
+        own, keep_optimizer = self.tensors(lane), job.fit.recipe.reset == "round"
+        originals = [*own.params, *own.fixed, *(own.moments if keep_optimizer else [])]
+        copies = [torch.empty_like(t) for t in originals]
+        torch._foreach_copy_(copies, originals)
+        entries = dict(zip((*self.trained, *self.fixed), copies, strict=False))
+        steps = job.steps * (1 if self.fit.joint else len(self.streams))
+
+        def count(name: str, value: Tensor) -> Tensor:
+            module, _, entry = name.rpartition(".")
+            counts = entry == "num_batches_tracked" and self.stack.get_submodule(module).training
+            return value + steps if counts else value
+
+        state = {n: entries[n] if n in entries else count(n, v) for n, v in job.fit.model.state.items()}
+        job.losses = self.reals[-2:, lane].clone()  # loss and finite
+        optimizer: dict[str, Tensor] = {}
+        if keep_optimizer:
+            names = [f"{kind}/{n}" for kind in ("mean", "square") for n in self.trained]
+            optimizer = dict(zip(names, copies[-len(names) :], strict=True))
+            optimizer |= {f"step/{n}": self.numbers["age"][lane].float() for n in self.trained}
+        return Fitted(Model(job.fit.model.arch, state), job.steps, 0.0, optimizer, tuple(self.trained))
+
+    def move(self, other: Lanes, lanes: list[int]) -> None:
+        """Move clients from these lanes of wider memory to lanes 0, 1, ... here, in few calls and without waiting."""
+        slots, values = (
+            [t for lane in order for part in memory.tensors(lane) for t in part]
+            for memory, order in ((self, range(len(lanes))), (other, lanes))
+        )
+        torch._foreach_copy_(slots, values)
+        index = torch.tensor(lanes).to(self.rows.device, non_blocking=True)
+        for slot, value in zip(self._rest(), other._rest(), strict=True):
+            slot[: len(lanes)].copy_(value[index])
+
+    def _rest(self) -> list[Tensor]:
+        """What lanes hold besides the tensors of :meth:`tensors`, [width, ...] each."""
+        batches = [*self.plan.values(), *self.draws.values(), *self.offsets.values()]
+        taught = [value for tensors in self.taught.values() for value in tensors.values()]
+        return [*batches, *taught, *_tensors(self.constants), self.reals.T, self.counts.T]
+
+    def tensors(self, lane: int) -> LaneTensors:
+        """The tensors of one lane; the views are made once."""
+        if lane not in self._tensors:
+            params, means, squares = (
+                [block[lane] for block in self.blocks(flat).values()]
+                for flat in (self.params, self.means, self.squares)
+            )
+            self._tensors[lane] = LaneTensors(params, means + squares, [value[lane] for value in self.fixed.values()])
+        return self._tensors[lane]
+
+    def blocks(self, flat: Tensor) -> dict[str, Tensor]:
+        """A flat tensor as one [width, ...] per trained parameter."""
+        template = self.stack.template
+        return {
+            name: part.view(self.width, *template[name].shape)
+            for name, part in zip(self.trained, torch.split(flat, self.sizes), strict=True)
+        }
+
+
+def _tensors(tree: Any) -> list[Tensor]:
+    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
+
+
+def streams_read(fit: Fit) -> list[str]:
+    """The streams that a fit's loss reads, in that order; the others need no forward pass of their own."""
+    if fit.joint:
+        return list(fit.streams)
+    names: list[str] = []
+    size, arch = 2, fit.model.arch
+    blank = Outputs(torch.zeros(size, arch.outputs), torch.zeros(size, 1))
+
+    def dummy(name: str) -> Batch:
+        names.append(name)
+        columns = {n: torch.zeros((size, *c.shape[1:]), dtype=c.dtype) for n, c in fit.streams[name].columns.items()}
+        return Batch(blank, columns)
+
+    state, constants = tree_map_only(Tensor, lambda t: t.detach().cpu(), (dict(fit.model.state), fit.constants))
+    fit.loss(Step(LazyStreams(fit.streams, dummy), state, constants, dict.fromkeys(fit.frozen, blank)))
+    return names

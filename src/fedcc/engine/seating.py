@@ -1,0 +1,106 @@
+"""Which client trains in which lane.
+
+Longest clients go first. The lanes run until the next client has finished, whose lane then takes the next client; when
+nobody waits, the rest move to fewer lanes. So ragged clients cost no masks and no padding, and a thousand clients run
+in the memory of a few.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from itertools import islice
+
+import torch
+
+from fedcc.engine.jobs import Job, SamplePools
+from fedcc.engine.lane_step import LaneStep
+from fedcc.engine.lanes import Compute, Lanes
+from fedcc.engine.plain import Monitor
+
+MOST_LANES = 64  # more gain nothing: the device is full long before
+STRETCH = 16  # steps between two pauses of a group
+
+
+class Group:
+    """Fits that train in the same lanes, whatever their lengths, learning rates and numbers of samples."""
+
+    def __init__(self, jobs: list[Job], compute: Compute):
+        self.compute, self.pools = compute, SamplePools(jobs, compute.device)
+        self.steps: dict[int, LaneStep] = {}  # by number of lanes
+        self.lane_bytes: int | None = None
+
+    def step(self, width: int) -> LaneStep:
+        """The step for so many lanes; captured on the first call."""
+        if width not in self.steps:
+            self.steps[width] = LaneStep(Lanes(self.pools, width, self.compute), self.compute)
+        return self.steps[width]
+
+    def train(self, jobs: list[Job], most: int | None, monitor: Monitor | None) -> Iterator[None]:
+        """Train jobs, the longest first, in at most so many lanes; pauses after every few steps."""
+        waiting, width = deque(jobs), lane_count(min(len(jobs), self._limit(most or MOST_LANES, len(jobs))))
+        step = self.step(width)
+        seats: list[Job | None] = [None] * width  # the client in each lane
+        for lane in range(min(width, len(jobs))):
+            step.lanes.load(lane, waiting[0])
+            seats[lane] = waiting.popleft()
+        while active := [job for job in seats if job is not None]:
+            for job in active:  # all of them first: while batches are copied, the device may run out of work
+                if job.window == 0:
+                    job.prepare()
+            for lane, seated in enumerate(seats):
+                if seated is None:
+                    step.lanes.idle(lane)
+                elif seated.window == 0:
+                    step.lanes.refill(lane, seated)
+            steps = min(min(job.steps - job.done, job.window) for job in active)
+            if monitor:
+                monitor.fitting(active[0].fit)
+            for begin in range(0, steps, STRETCH):
+                step.run(min(STRETCH, steps - begin), monitor)
+                yield
+            for job in islice(waiting, sum(job.steps - job.done == steps for job in active)):
+                job.prepare()
+            for lane, seated in enumerate(seats):
+                if seated is None:
+                    continue
+                seated.done += steps
+                seated.window -= steps
+                if seated.done == seated.steps:
+                    seated.fitted = step.lanes.unload(lane, seated)
+                    seats[lane] = None
+                    if waiting:
+                        step.lanes.load(lane, waiting[0])
+                        seats[lane] = waiting.popleft()
+            left = [lane for lane, seated in enumerate(seats) if seated is not None]
+            if left and lane_count(len(left)) < step.lanes.width:
+                narrower = self.step(lane_count(len(left)))
+                narrower.lanes.move(step.lanes, left)
+                seats = [seats[lane] for lane in left] + [None] * (narrower.lanes.width - len(left))
+                step = narrower
+
+    def _limit(self, most: int, wanted: int) -> int:
+        """The number of lanes that memory allows, estimated from the memory that one lane takes."""
+        device = self.compute.device
+        if device.type != "cuda" or wanted <= 4:
+            return most
+        if self.lane_bytes is None:
+            torch.cuda.reset_peak_memory_stats(device)
+            before = torch.cuda.memory_allocated(device)
+            self.step(1).once()
+            self.lane_bytes = torch.cuda.max_memory_allocated(device) - before
+        free = torch.cuda.mem_get_info(device)[0]
+        return max(1, min(most, int(0.7 * free / max(1, self.lane_bytes))))
+
+
+def lane_count(clients: int) -> int:
+    """The number of lanes for so many clients: at most 15 % more, so that few graphs are captured.
+
+    >>> [lane_count(n) for n in (1, 9, 10, 11, 13, 33)]
+    [1, 9, 10, 12, 14, 36]
+    """
+    width = clients
+    if clients > 10:
+        grain = 2 ** max(1, (clients - 1).bit_length() - 4)
+        width = -(-clients // grain) * grain
+    return min(width, MOST_LANES)

@@ -1,0 +1,54 @@
+"""Errors and warnings in one line each."""
+
+from __future__ import annotations
+
+import errno
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TextIO
+
+from fedcc.signals import Interrupted
+
+
+class UserError(RuntimeError):
+    """A failure that the message explains in full; no traceback is needed."""
+
+
+@contextmanager
+def warnings_to(say: Callable[[str], None]) -> Iterator[None]:
+    """Pass the warnings of this package to ``say`` while the block runs; others are shown as usual."""
+    before = warnings.showwarning
+
+    def show(
+        message: Warning | str,
+        category: type[Warning],
+        filename: str,
+        lineno: int,
+        file: TextIO | None = None,
+        line: str | None = None,
+    ) -> None:
+        if category.__module__.partition(".")[0] == "fedcc":
+            say(str(message))
+        else:
+            before(message, category, filename, lineno, file, line)
+
+    warnings.showwarning = show
+    try:
+        yield
+    finally:
+        warnings.showwarning = before
+
+
+def error_line(error: BaseException) -> str:
+    """An error in one line, with where it happened."""
+    text = str(error)
+    if isinstance(error, OSError):
+        reason = "the disk is full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else error.strerror or text
+        text = f"{error.filename}: {reason}" if error.filename is not None else reason
+    elif isinstance(error, MemoryError) and not text:
+        text = "there is not enough memory"
+    elif not isinstance(error, (Interrupted, ValueError, FloatingPointError, MemoryError, UserError)) or not text:
+        text = f"{type(error).__name__}: {text} (this should not happen; FEDCC_DEBUG=1 shows where)"
+    notes = "; ".join(getattr(error, "__notes__", ()))
+    return " ".join((text + (f" ({notes})" if notes else "")).split())

@@ -1,0 +1,72 @@
+"""The machine and the software that a run's numbers come from."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+
+
+def environment(device: str, threads: int) -> dict[str, Any]:
+    """Both as plain values, with the program's arguments."""
+    gpu = torch.cuda.get_device_name(device) if device.startswith("cuda") else None
+    return {
+        "fedcc": version("fedcc"),
+        "commit": commit(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": version("numpy"),
+        "platform": platform.platform(),
+        "processor": processor(),
+        "cores": os.cpu_count(),
+        "threads": threads,
+        "gpu": gpu,
+        "cuda": torch.version.cuda if gpu else None,
+        "arguments": sys.argv[1:],
+    }
+
+
+def version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        import fedcc
+
+        return fedcc.__version__ if package == "fedcc" else "unknown"
+
+
+def commit() -> str | None:
+    """The commit of the checkout this code runs from, with ``+`` added if files were changed; None if there is none.
+
+    The environment variable ``FEDCC_COMMIT`` takes precedence: a copy on another machine may lack its history.
+    """
+    here = Path(__file__).resolve().parent
+    git, known = shutil.which("git"), os.environ.get("FEDCC_COMMIT")
+    if git is None or known:
+        return known or None
+
+    def ask(*words: str) -> str | None:
+        process = subprocess.run([git, "-C", str(here), *words], capture_output=True, text=True, check=False)
+        return process.stdout.strip() if process.returncode == 0 else None
+
+    head = ask("rev-parse", "HEAD")
+    if head is None or ask("ls-files", "--error-unmatch", str(Path(__file__).resolve())) is None:
+        return None
+    return head + ("+" if ask("status", "--porcelain", "--untracked-files=no", "--", str(here)) else "")
+
+
+def processor() -> str:
+    """The CPU's name."""
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        for line in info.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()

@@ -1,0 +1,169 @@
+"""The options of a run, each declared once: command line, TOML, sweeps, federations, records and help follow.
+
+Imports no torch, so that ``--help`` is fast.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from fedcc.core.options import (
+    REQUIRED,
+    Assignment,
+    Engine,
+    Option,
+    Precision,
+    Reset,
+    Schedule,
+    Wire,
+    check_options,
+    option,
+    options_of,
+)
+
+if TYPE_CHECKING:
+    from fedcc.core.requests import Recipe
+
+
+@dataclass(frozen=True, kw_only=True)
+class Group:
+    """Options that belong together; types and ranges are checked when one is made."""
+
+    def __post_init__(self) -> None:
+        check_options(self)
+
+
+G = TypeVar("G", bound=Group)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Split(Group):
+    """Which data, split how, and the clients' networks. What is required comes from the data set unless given."""
+
+    data: str = option("digits", "data set; `fedcc data list` lists them")
+    skew: str = option(REQUIRED, "label skew: dirichlet:ETA, classes:N or iid")
+    clients: int = option(REQUIRED, "number of clients", low=1, most=1_000_000)
+    models: str = option(REQUIRED, "networks, dealt to the clients in turn, such as resnet14,resnet20")
+    assignment: Assignment = option("alternate", "how networks are dealt to clients: alternate or halves")
+    public: float = option(0.1, "share of the training set that is public", above=0, below=1)
+    stratified: bool = option(False, "draw the public share from each class")
+    fraction: float = option(1.0, "share of the training set to use", above=0, high=1)
+    augment: str = option(
+        REQUIRED, "none, standard (crop and flip), strong, or a list such as hole=0.5,brightness=0.2,shift=0.15"
+    )
+    validation: float = option(
+        0.0, "share of each client's samples to hold out and evaluate on instead of the test set", low=0, below=1
+    )
+    resize: int = option(0, "side of Tiny ImageNet's images, 32 or 64; 0 for the default", low=0, most=64)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training(Group):
+    """How a run trains."""
+
+    rounds: int = option(REQUIRED, "number of rounds T", low=1, most=100_000, agreed=True)
+    epochs: int = option(REQUIRED, "local epochs E per phase", low=0, most=100_000, agreed=True)
+    lr: float = option(1e-3, "learning rate of Adam", low=0, agreed=True)
+    schedule: Schedule = option("constant", "learning rate within each fit: constant or cosine", agreed=True)
+    decay: float = option(1.0, "factor of the learning rate from one round to the next", above=0, high=1, agreed=True)
+    batch: int = option(64, "batch size", low=1, most=65_536, agreed=True)
+    reset: Reset = option("phase", "when Adam's state is reset: phase or round", agreed=True)
+    participation: float = option(1.0, "share of the clients in each round", above=0, high=1)
+    wire: Wire = option("fp32", "number format on the wire: fp32, fp16, int8 or int8-stochastic", agreed=True)
+    seed: int = option(0, "seed of everything random", low=0, agreed=True)
+
+    def recipe(self) -> Recipe:
+        """How long and how fast a fit trains."""
+        from fedcc.core.requests import Recipe
+
+        return Recipe(lr=self.lr, batch=self.batch, epochs=self.epochs, reset=self.reset, schedule=self.schedule,
+                      decay=self.decay)  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measurement(Group):
+    """What is measured; training does not depend on it."""
+
+    client_accuracy: bool = option(True, "evaluate each client's own model too")
+    evaluate_every: int = option(1, "rounds from one evaluation to the next; the last is always evaluated", low=1)
+    readings: bool = option(True, "evaluate the other readings of the models too")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine(Group):
+    """What a run computes on. Results depend on it only by rounding."""
+
+    device: str = option("auto", "auto, cpu or cuda")
+    precision: Precision = option(REQUIRED, "fp32, bf16 or fp64; bf16 on a GPU by default, else fp32")
+    threads: int = option(
+        1, "torch threads; results are bit-identical only for the same number of threads", low=1, most=1_024
+    )
+    engine: Engine = option(REQUIRED, "plain or fused; fused on a GPU by default, else plain")
+    deterministic: bool = option(False, "bit-identical results on one GPU")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Output(Group):
+    """What a run reads and writes; no part of the experiment."""
+
+    data_dir: Path | None = option(None, "folder of the data sets; $FEDCC_DATA or a cache folder by default")
+    save_models: bool = option(True, "keep the trained models")
+    checkpoint: bool = option(True, "write checkpoints, which `fedcc resume` continues from")
+    checkpoint_every: int | None = option(
+        None, "rounds between checkpoints; 1 by default, more where rounds are very short"
+    )
+    keep_checkpoints: bool = option(False, "keep the last checkpoints of a finished run")
+    track: tuple[str, ...] = option((), "log each round to tensorboard, mlflow or wandb; repeatable")
+
+    def __post_init__(self) -> None:
+        every = self.checkpoint_every
+        if every is not None and every < 1:
+            raise ValueError(f"--checkpoint-every must be at least 1, got {every}; --no-checkpoint writes none")
+        if every is not None and not self.checkpoint:
+            raise ValueError(f"--no-checkpoint and --checkpoint-every {every} contradict each other; give one of them")
+
+    @property
+    def interval(self) -> int | None:
+        """Rounds between checkpoints: 0 for none, None to leave it to the run."""
+        return self.checkpoint_every if self.checkpoint else 0
+
+
+GROUPS: tuple[type[Group], ...] = (Split, Training, Measurement, Machine)
+OPTIONS: dict[str, Option] = {name: o for group in GROUPS for name, o in options_of(group).items()}
+"""Every option of an experiment, by name."""
+
+DEFAULTS = {name: o.default for name, o in OPTIONS.items() if o.default is not REQUIRED}
+"""The options that have a default of their own; files that are older than an option mean it."""
+
+MEASUREMENT = tuple(options_of(Measurement))
+MACHINE = tuple(options_of(Machine))
+"""What a run takes from the machine unless it is given; a run made on another machine is the same run."""
+
+PROTOCOL = tuple(options_of(Split)) + tuple(options_of(Training))
+"""What decides the numbers of a run, up to rounding, beside its method."""
+
+
+def group_of(group: type[G], values: Mapping[str, Any]) -> G:
+    """A group of those values that it declares; options that are not given have their defaults."""
+    return group(**{name: values[name] for name in options_of(group) if name in values})
+
+
+def current_values(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Options of an older file as they are spelled now: ``augment`` used to be true or false."""
+    current = dict(values)
+    if isinstance(current.get("augment"), bool):
+        current["augment"] = "standard" if current["augment"] else "none"
+    return current
+
+
+def current_words(words: list[str]) -> list[str]:
+    """A command line of an older record as it is spelled now: ``--augment`` and ``--no-augment`` took no value."""
+    current = []
+    for word, following in zip(words, [*words, "--"][1:], strict=True):
+        current += ["--augment", "none"] if word == "--no-augment" else [word]
+        if word == "--augment" and following.startswith("--"):
+            current.append("standard")
+    return current

@@ -1,0 +1,154 @@
+"""Records as plain values: a round's (a line of ``metrics.jsonl``) and a finished run's (``summary.json``).
+
+docs/design.md says what each key means.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from fedcc.evaluate import Evaluation
+from fedcc.experiments.environment import environment
+from fedcc.federate import Round
+
+if TYPE_CHECKING:
+    from fedcc.experiments.experiment import Experiment
+    from fedcc.experiments.result import Result
+
+Record = dict[str, Any]
+"""One round as a line of ``metrics.jsonl``."""
+
+SUMMARY_FORMAT = 1
+BY_CLIENT = ("clients", "local", "valid", "valid_labels", "local_full")
+
+
+def round_record(
+    messages: Round, evaluation: Evaluation, seconds: Mapping[str, float], details: Mapping[str, Any]
+) -> Record:
+    """A round's record; ``details`` are the entries that only those who ran the round know."""
+    record: Record = {
+        "round": messages.t,
+        "accuracy": evaluation.accuracy,
+        "readings": evaluation.readings,
+        **{name: {str(k): v for k, v in getattr(evaluation, name).items()} for name in BY_CLIENT},
+        "targets": evaluation.targets,
+        "majority": {},
+        "log": {},
+        "present": list(messages.ups),
+        "bytes": {"up": messages.bytes_up, "down": messages.bytes_down},
+        "seconds": {phase: round(value, 4) for phase, value in seconds.items()},
+        **details,
+    }
+    if evaluation.confusion:
+        record["confusion"] = evaluation.confusion
+    if evaluation.known:
+        record["known"] = {str(k): row for k, row in evaluation.known.items()}
+    return record
+
+
+def summary(experiment: Experiment, result: Result, seconds: float) -> dict[str, Any]:
+    """The record that tables are made from, complete in itself."""
+    machine = environment(experiment.machine.device, experiment.machine.threads)
+    best_round, best = result.best if result.curve else (None, None)  # a federation may have no test set
+    rounds, last = result.rounds, result.rounds[-1]
+    return {
+        "format": SUMMARY_FORMAT,
+        "method": result.method.name,
+        "family": result.method.family,
+        "note": result.method.note,
+        "settings": dict(experiment.settings),
+        "data": experiment.split.data,
+        "skew": experiment.split.skew,
+        "seed": experiment.training.seed,
+        "clients": experiment.split.clients,
+        "models": experiment.split.models,
+        "rounds": len(rounds),
+        "epochs": experiment.training.epochs,
+        **({"stopped": result.stopped} if result.stopped else {}),
+        "accuracy": {
+            "final": result.accuracy if result.curve else None,
+            "best": best,
+            "best_round": best_round,
+            "rounds": [r.get("accuracy") for r in rounds],
+            "targets": [r.get("targets") for r in rounds],
+            "clients": last["clients"],
+            "local": last["local"],
+            **table2(last),
+            **readings(rounds),
+        },
+        **{name: last[name] for name in ("confusion", "known") if name in last},
+        "log": logs(rounds),
+        **images(rounds),
+        "bytes": {
+            "up": sum(r["bytes"]["up"] for r in rounds),
+            "down": sum(r["bytes"]["down"] for r in rounds),
+            "models": result.model_bytes,
+            "rounds": {way: [r["bytes"][way] for r in rounds] for way in ("up", "down")},
+        },
+        "seconds": round(seconds, 3),
+        **sharing(rounds),
+        "engine": experiment.machine.engine,
+        "device": machine["gpu"] or machine["processor"],
+        "precision": experiment.machine.precision,
+        "threads": experiment.machine.threads,
+        "versions": {name: machine[name] for name in ("fedcc", "python", "torch", "numpy")},
+        "commit": machine["commit"],
+        "command": experiment.command(),
+        "experiment": experiment.values(),
+    }
+
+
+def table2(last: Record) -> dict[str, dict[str, dict[str, float]]]:
+    """The clients' own accuracies in the last round, as in the paper's Table II; empty where there are none.
+
+    A round of an older version, from a checkpoint, lacks those that need the answer "unknown".
+    """
+    tests = {"local": last["local"], "global": last["clients"]}
+    tests |= {name: last.get(name, {}) for name in ("valid", "valid_labels", "local_full")}
+    return {"table2": {name: values for name, values in tests.items() if values}} if last["clients"] else {}
+
+
+def readings(rounds: Sequence[Record]) -> dict[str, dict[str, Any]]:
+    """The accuracies of the models read in other ways, by name; empty where there are none.
+
+    A round that was not evaluated, or that comes from a checkpoint of an older version, has none.
+    """
+    scores: dict[str, dict[str, Any]] = {}
+    for name in dict.fromkeys(name for r in rounds for name in r.get("readings", {})):
+        curve = [r.get("readings", {}).get(name) for r in rounds]
+        known = [v for v in curve if v is not None]
+        first = rounds[curve.index(max(known))]["round"]
+        scores[name] = {"final": known[-1], "best": max(known), "best_round": first, "rounds": curve}
+    return {"readings": scores} if scores else {}
+
+
+def images(rounds: Sequence[Record]) -> dict[str, dict[str, Any]]:
+    """The images that networks processed in training, by phase and by round; empty unless all rounds counted them."""
+    if not all("images" in r for r in rounds):
+        return {}
+    trained: dict[str, int] = {}
+    for r in rounds:
+        for phase, number in r["images"]["trained"].items():
+            trained[phase] = trained.get(phase, 0) + number
+    by_round = {
+        "trained": [sum(r["images"]["trained"].values()) for r in rounds],
+        "predicted": [r["images"]["predicted"] for r in rounds],
+    }
+    return {"images": {"trained": trained, "predicted": sum(by_round["predicted"]), "rounds": by_round}}
+
+
+def sharing(rounds: Sequence[Record]) -> dict[str, dict[str, float]]:
+    """How many other runs shared the device, at most and on average over the rounds; empty where that is unknown."""
+    others = [r["sharing"] for r in rounds if r.get("sharing") is not None]
+    return {"sharing": {"most": max(others), "mean": round(sum(others) / len(others), 2)}} if others else {}
+
+
+def logs(rounds: Sequence[Record]) -> dict[str, dict[str, list[float | None]]]:
+    """What clients logged over the rounds, by name and client; null where a client logged nothing."""
+    values: dict[str, dict[str, list[float | None]]] = {}
+    for t, record in enumerate(rounds):
+        for k, log in record["log"].items():
+            for name, value in log.items():
+                values.setdefault(name, {}).setdefault(k, [None] * len(rounds))[t] = value
+    return values

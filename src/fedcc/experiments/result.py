@@ -1,0 +1,284 @@
+"""The result of a run: its rounds, and a predictor that saves and loads.
+
+``models.safetensors`` holds the trained models, ``models.json`` describes them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import warnings
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedcc.core.digests import BESIDE, DIGEST, UNCHECKED, DamagedFile, Unchecked, read_json, write_json
+from fedcc.core.files import make_folder, written_whole
+from fedcc.core.messages import Weights, nbytes
+from fedcc.core.method import AnyMethod, Trained
+from fedcc.core.model import Arch, Factory, Model, factory_name
+from fedcc.core.rng import Key
+from fedcc.core.samples import View
+from fedcc.engine import Plain, drive
+from fedcc.experiments.record import Record
+from fedcc.federation import Models, as_samples, several
+from fedcc.methods import METHODS, completed, make
+from fedcc.nets import ResNet, build, network
+
+ABOUT, TENSORS = "models.json", "models.safetensors"
+FORMAT = 1
+ENTRIES = {"method": str, "settings": dict, "classes": int, "view": dict, "dtype": str, "models": dict, "rounds": list,
+           "seconds": float | int}  # fmt: skip
+
+
+@dataclass(frozen=True, eq=False)
+class Result:
+    """A run's rounds, and its models to predict with by the method's own rule."""
+
+    method: AnyMethod
+    trained: Trained
+    view: View
+    dtype: str = "float32"  # of the inputs: float32, uint8 (images) or int64 (tokens)
+    rounds: list[Record] = field(default_factory=list)
+    seconds: float = 0.0
+    labels: tuple[int, ...] = ()  # the caller's label of each class; empty where they are 0 .. classes - 1
+    stopped: str = ""  # why an observer ended the run before its last round; empty if none did
+
+    @property
+    def accuracy(self) -> float:
+        """Accuracy of the last evaluated round on the global test set, in percent."""
+        return float(self.curve[-1][1])
+
+    @property
+    def best(self) -> tuple[int, float]:
+        """The best round and its accuracy."""
+        return max(self.curve, key=lambda point: (point[1], -point[0]))
+
+    @property
+    def curve(self) -> list[tuple[int, float]]:
+        """(round, accuracy) of every evaluated round."""
+        return [(r["round"], r["accuracy"]) for r in self.rounds if r.get("accuracy") is not None]
+
+    @property
+    def model_bytes(self) -> int:
+        """The bytes of the clients' models, handed over once; 0 where the server predicts by itself."""
+        return sum(nbytes(Weights.of(m)) for m in self.trained.clients.values()) if self.method.uploads_models else 0
+
+    @property
+    def models(self) -> dict[str, Model]:
+        """All models, by ``client/ID`` and ``server/NAME``."""
+        clients = {f"client/{k}": model for k, model in self.trained.clients.items()}
+        return clients | {f"server/{name}": model for name, model in self.trained.server.items()}
+
+    def scores(self, x: Any) -> Tensor:
+        """Scores [N, classes] of new inputs, in the form of those it was trained on, by the method's own rule.
+
+        Methods without a common model (``local``, ``SSL``) give one set per client, [clients, N, classes].
+        """
+        model = next(iter(self.models.values()))
+        device, samples = model.state["head.weight"].device, as_samples("predict", x, self.view)
+        dtype = str(samples.x.dtype).removeprefix("torch.")
+        if samples.shape != model.arch.shape or dtype != self.dtype:
+            raise ValueError(
+                f"inputs must be like those of training, {self.dtype} of shape {model.arch.shape}, "
+                f"got {dtype} of shape {samples.shape}"
+            )
+        return drive([self.method.predict(self.trained, samples.to(device))], Plain(device))[0].cpu()
+
+    def predict(self, x: Any) -> Tensor:
+        """The predicted label of each input: a class from 0 on, or one of the labels that the federation had."""
+        classes = self.scores(x).argmax(-1)
+        return torch.tensor(self.labels)[classes] if self.labels else classes
+
+    def save(self, folder: Path | str) -> Path:
+        """Write ``models.safetensors`` and ``models.json`` into a folder; :meth:`load` reads them."""
+        about = {
+            "method": self.method.name,
+            "settings": asdict(self.method),  # type: ignore[call-overload]
+            "classes": self.trained.classes,
+            "labels": list(self.labels),
+            "view": asdict(self.view),
+            "dtype": self.dtype,
+            "rounds": self.rounds,
+            "seconds": self.seconds,
+            **({"stopped": self.stopped} if self.stopped else {}),
+        }
+        write_models(Path(folder), self.models, about)
+        return Path(folder)
+
+    @staticmethod
+    def load(folder: Path | str, models: Models | None = None, method: AnyMethod | None = None) -> Result:
+        """Read what :meth:`save` wrote; damaged files are refused.
+
+        The files do not hold networks that you defined: give the same ``models=`` as to the federation. Likewise
+        ``method=`` for a method that is not in this package.
+        """
+        folder = Path(folder)
+        about = read_about(folder)
+        if method is None:
+            if about["method"].lower() not in METHODS:
+                raise ValueError(
+                    f"{about['method']} is a method of yours: give load(..., method=...) the same as before"
+                )
+            try:
+                method = make(about["method"], completed(about["method"], about["settings"]))
+            except ValueError as error:
+                raise ValueError(f"{folder}/{ABOUT}: {error}") from None
+        elif method.name != about["method"]:
+            raise ValueError(f"{folder} was saved by {about['method']}, got method={method.name}")
+        try:
+            values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in about["view"].items()}
+            view = View(**values)
+        except TypeError as error:
+            raise DamagedFile(f"{folder}/{ABOUT} is damaged: {type(error).__name__} {error}") from None
+        loaded = read_models(folder, about, models)
+        trained = Trained(
+            about["classes"],
+            {int(w.removeprefix("client/")): m for w, m in loaded.items() if w.startswith("client/")},
+            {w.removeprefix("server/"): m for w, m in loaded.items() if w.startswith("server/")},
+        )
+        labels = about.get("labels", [])  # results of older versions have none
+        whole = isinstance(labels, list) and all(type(label) is int and 0 <= label < 1 << 63 for label in labels)
+        if not whole or labels != sorted(set(labels)) or len(labels) not in (0, trained.classes):
+            raise DamagedFile(f"{folder}/{ABOUT} is damaged: 'labels' must be {trained.classes} ascending numbers")
+        stopped = str(about.get("stopped", ""))
+        return Result(method, trained, view, about["dtype"], about["rounds"], about["seconds"], tuple(labels), stopped)
+
+
+# ------------------------------------------------------------------------------------------------------------- files
+
+
+def write_models(folder: Path, models: Mapping[str, Model], about: Mapping[str, Any]) -> None:
+    """Write models by name, and what else is known about them."""
+    from safetensors.torch import save
+
+    make_folder(folder)
+    content = save(
+        {  # copies: models may share tensors (FedConcat's encoders), which the format refuses
+            f"{who}/{n}": v.cpu().clone(memory_format=torch.contiguous_format)
+            for who, m in models.items()
+            for n, v in m.state.items()
+        }
+    )
+    with written_whole(folder / TENSORS) as file:
+        file.write(content)
+    archs = described({who: m.arch for who, m in models.items()})
+    digests = {TENSORS: hashlib.sha256(content).hexdigest()}
+    write_json(folder / ABOUT, {"format": FORMAT, **about, "models": archs, BESIDE: digests})
+
+
+def read_about(folder: Path) -> dict[str, Any]:
+    """What is known about saved models, checked."""
+    path = folder / ABOUT
+    try:
+        about = read_json(path)
+    except (FileNotFoundError, NotADirectoryError):
+        raise FileNotFoundError(f"{folder} holds no saved result: {ABOUT} is missing") from None
+    if about.get("format") != FORMAT:
+        raise ValueError(f"{path} is not of format {FORMAT}")
+    lacking = [key for key, kind in ENTRIES.items() if not isinstance(about.get(key), kind)]
+    if lacking:
+        raise DamagedFile(f"{path} is damaged: {lacking[0]!r} is missing or of the wrong kind")
+    if DIGEST not in about:
+        warnings.warn(f"{path} {UNCHECKED}", Unchecked, stacklevel=3)
+    return about
+
+
+def read_models(folder: Path, about: Mapping[str, Any], models: Models | None) -> dict[str, Model]:
+    """Saved models by name, checked against their digest and their networks."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load
+
+    path = folder / TENSORS
+    try:
+        archs = rebuilt(about["models"], models)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise DamagedFile(f"{folder / ABOUT} is damaged: {type(error).__name__} {error}") from None
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        raise FileNotFoundError(f"{folder} holds no saved result: {TENSORS} is missing") from None
+    if BESIDE in about and about[BESIDE].get(TENSORS) != hashlib.sha256(content).hexdigest():
+        raise DamagedFile(f"{path} is damaged: it is not the file whose {DIGEST} is in {ABOUT}")
+    try:
+        tensors = load(content)
+    except (ValueError, SafetensorError) as error:
+        raise DamagedFile(f"{path} is damaged ({error})") from None
+    states: dict[str, dict[str, torch.Tensor]] = {who: {} for who in archs}
+    for name, value in tensors.items():
+        who = next((w for w in archs if name.startswith(f"{w}/")), None)
+        if who is None:
+            raise DamagedFile(f"{path} has an entry of nobody: {name}")
+        states[who][name.removeprefix(f"{who}/")] = value
+    return {who: _checked(f"{path}, {who}", Model(arch, states[who])) for who, arch in archs.items()}
+
+
+def _checked(place: str, model: Model) -> Model:
+    """The model, if its entries are those that its network has, and finite."""
+    expected = build(model.arch, Key(0)).state_dict()
+    for name in sorted(expected.keys() | model.state.keys()):
+        fresh, value = expected.get(name), model.state.get(name)
+        if fresh is None or value is None or fresh.shape != value.shape:
+            should, found = (tuple(v.shape) if v is not None else None for v in (fresh, value))
+            raise DamagedFile(f"{place}: {name} should be {should}, found {found}")
+        doubled = fresh.is_floating_point() and value.dtype == torch.float64  # a run in fp64
+        if value.dtype != fresh.dtype and not doubled:
+            raise DamagedFile(f"{place}: {name} should be {fresh.dtype}, found {value.dtype}")
+        if not bool((value.isfinite() | ~fresh.isfinite()).all()):  # a network may have infinite constants
+            raise DamagedFile(f"{place}: {name} has values that are not finite")
+    return model
+
+
+# ------------------------------------------------------------------------------------------------------- architectures
+
+
+def described(archs: Mapping[str, Arch]) -> dict[str, Any]:
+    """Architectures as plain values, from which :func:`rebuilt` makes them again."""
+    own = _labels(t for arch in archs.values() for t in arch.trunks if not isinstance(t, ResNet))
+    return {
+        who: {
+            "trunks": [f"own:{own[t]}" if t in own else str(t) for t in arch.trunks],
+            "outputs": arch.outputs,
+            "shape": list(arch.shape),
+            "tokens": arch.tokens,
+        }
+        for who, arch in archs.items()
+    }
+
+
+def _labels(factories: Iterable[Factory]) -> dict[Factory, str]:
+    """The caller's own networks by name; those of one name (two lambdas) are numbered in their order."""
+    labels: dict[Factory, str] = {}
+    for factory in dict.fromkeys(factories):
+        name = factory_name(factory)
+        same = sum(factory_name(f) == name for f in labels)
+        labels[factory] = f"{name}#{same + 1}" if same else name
+    return labels
+
+
+def rebuilt(descriptions: Mapping[str, Any], models: Models | None) -> dict[str, Arch]:
+    """The architectures of saved models; networks of the caller's own are found among ``models`` by name."""
+    given = several(models) if models is not None else ()
+    own = {label: factory for factory, label in _labels(m for m in given if not isinstance(m, str)).items()}
+    archs = {}
+    for who, about in descriptions.items():
+        shape, trunks = tuple(about["shape"]), []
+        for name in about["trunks"]:
+            label = name.removeprefix("own:")
+            if name == label:
+                trunks.append(network(name, shape))
+            elif label in own:
+                trunks.append(own[label])
+            else:
+                raise ValueError(
+                    f"{who} is a network of yours, {label}: give load(..., models=...) the same as before"
+                    + (f", got {', '.join(own)}" if own else "")
+                )
+        archs[who] = Arch(tuple(trunks), about["outputs"], shape, about["tokens"])
+    return archs
+
+
+load = Result.load

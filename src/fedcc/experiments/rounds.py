@@ -1,0 +1,219 @@
+"""The rounds of a run: train, evaluate, record. One loop for the simulator and for clients at their sites.
+
+>>> class Patience(Observer):
+...     def round(self, done: FinishedRound) -> Stop | None:
+...         return Stop("accuracy is above 90 %") if (done.record["accuracy"] or 0) > 90 else None
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from fedcc.core.method import AnyMethod
+from fedcc.core.requests import Executor, Fit
+from fedcc.core.roles import Server
+from fedcc.engine import Fused, Monitor, Plain
+from fedcc.engine.counting import Counting
+from fedcc.evaluate import Evaluation, evaluate, readings_of
+from fedcc.experiments.options import Measurement, Training
+from fedcc.experiments.record import Record, round_record
+from fedcc.federate import Cohort, Round, Simulated, Snapshot, build_roles, federate
+from fedcc.federation import Federation
+
+if TYPE_CHECKING:
+    from fedcc.experiments.result import Result
+
+
+@dataclass(frozen=True)
+class Stop:
+    """An observer's request to end the run after this round: the result is valid, and marked as stopped."""
+
+    reason: str
+
+
+class Pause(Stop):
+    """An observer's request to leave the run unfinished, with a checkpoint to resume it from."""
+
+
+class Paused(Exception):
+    """The run was left between two rounds; its checkpoint is written."""
+
+
+@dataclass(eq=False)
+class FinishedRound:
+    """A round that has ended."""
+
+    t: int
+    total: int  # the rounds of the run
+    record: Record
+    messages: Round
+    snapshot: Callable[[], Snapshot]  # what the next round depends on; to be called before that begins
+    request: Stop | None = None  # of the observers that were called before
+
+    @property
+    def is_last(self) -> bool:
+        return self.t == self.total
+
+
+class Observer:
+    """Follows a run. Override what you need; the methods of all observers are called in the observers' order."""
+
+    def fit_started(self, fit: Fit) -> None:
+        """An engine starts a fit, or several together with this one."""
+
+    def samples_trained(self, number: int) -> None:
+        """A step was made on so many samples."""
+
+    def round(self, done: FinishedRound) -> Stop | None:
+        """A round has ended; a :class:`Stop` or :class:`Pause` ends the run, unless the round was the last."""
+
+    def end(self, result: Result | None) -> None:
+        """The run is over; ``result`` is None if it was paused, interrupted or failed."""
+
+
+class Deployment(Protocol):
+    """Where a method's server and clients run: in this process, or the clients at their sites."""
+
+    method: AnyMethod
+    server: Server
+    engine: Plain | Fused
+
+    @property
+    def cohort(self) -> Cohort: ...
+
+    @property
+    def executor(self) -> Executor:
+        """Serves the server in training: the engine, or one that counts what the engine does."""
+        ...
+
+    def details(self, messages: Round) -> dict[str, Any]:
+        """What a round's record holds beside messages and evaluation."""
+        ...
+
+    def evaluate(self, messages: Round, last: bool) -> Evaluation:
+        """What the models are worth after a round."""
+        ...
+
+    def snapshot(self, messages: Round) -> Snapshot:
+        """What the next round depends on."""
+        ...
+
+
+def run_rounds(
+    deployment: Deployment, number: int, *, evaluate_every: int = 1, start: Snapshot | None = None
+) -> Iterator[FinishedRound]:
+    """Run the rounds, or those after ``start``; the last one is always evaluated."""
+    d, total = deployment, deployment.method.rounds(number)
+    for messages in federate(d.method, d.server, d.cohort, number, d.executor, start):
+        details = d.details(messages)
+        seconds, begun = {**details.pop("seconds", {}), **d.engine.seconds}, time.perf_counter()
+        last, evaluation = messages.t == total, Evaluation()
+        if d.method.evaluates(messages.t, number) and (last or messages.t % evaluate_every == 0):
+            evaluation = d.evaluate(messages, last)
+        seconds["evaluate"] = time.perf_counter() - begun
+        d.engine.seconds = {}
+        record = round_record(messages, evaluation, seconds, details)
+        yield FinishedRound(messages.t, total, record, messages, lambda m=messages: d.snapshot(m))  # type: ignore[misc]
+
+
+def follow(
+    rounds: Iterable[FinishedRound], observers: Sequence[Observer], records: Sequence[Record] = ()
+) -> tuple[list[Record], str]:
+    """Run the rounds before their observers; all records, and why an observer stopped the run (empty if none did)."""
+    every = list(records)
+    for done in rounds:
+        every.append(done.record)
+        for observer in observers:
+            request = observer.round(done)
+            done.request = done.request or request
+        if done.request is not None and not done.is_last:
+            if isinstance(done.request, Pause):
+                raise Paused(f"stopped after round {done.t} of {done.total}: {done.request.reason}")
+            return every, done.request.reason
+    return every, ""
+
+
+@contextmanager
+def observed(observers: Sequence[Observer]) -> Iterator[list[Result]]:
+    """Tell the observers when the block ends, the first one first; the block puts its result into the list."""
+    results: list[Result] = []
+    with ExitStack() as stack:  # so that each is told, whatever another one raises
+        for observer in reversed(observers):
+
+            def end(kind: Any, *_: Any, observer: Observer = observer) -> None:
+                observer.end(results[0] if kind is None else None)
+
+            stack.push(end)
+        yield results
+
+
+def engine_monitor(observers: Sequence[Observer]) -> Monitor | None:
+    """What tells the observers of an engine's fits and steps; None if no observer wants to know."""
+    own = [o for o in observers if type(o).fit_started is not Observer.fit_started]
+    own_steps = [o for o in observers if type(o).samples_trained is not Observer.samples_trained]
+
+    class Telling:
+        def fitting(self, fit: Fit) -> None:
+            for observer in own:
+                observer.fit_started(fit)
+
+        def trained(self, samples: int) -> None:
+            for observer in own_steps:
+                observer.samples_trained(samples)
+
+    return Telling() if own or own_steps else None
+
+
+class Simulation:
+    """A deployment with all clients in this process."""
+
+    def __init__(
+        self,
+        method: AnyMethod,
+        federation: Federation,
+        training: Training,
+        measurement: Measurement,
+        engine: Plain | Fused,
+        *,
+        start: Snapshot | None = None,
+    ):
+        self.method, self.federation, self.engine, self.readings = method, federation, engine, measurement.readings
+        self.server, clients = build_roles(method, federation, training.recipe(), training.seed, engine.device)
+        self.executor = Counting(engine)  # of what training asks for; evaluation is not counted
+        self.cohort = Simulated(
+            method, clients, self.executor, participation=training.participation, wire=training.wire, start=start
+        )
+        self.test = federation.test.to(engine.device)
+        wanted = measurement.client_accuracy and method.trains_clients
+        self.counts = {c.id: c.counts().cpu() for c in clients} if wanted else {}
+
+    def details(self, messages: Round) -> dict[str, Any]:
+        present = self.cohort.present
+        majorities = {str(c.id): c.majority for c in present if c.majority is not None}
+        return {
+            "majority": {k: mask.nonzero().flatten().tolist() for k, mask in majorities.items()},
+            "log": {str(c.id): {n: round(float(v), 6) for n, v in c.log.items()} for c in present if c.log},
+            "images": self.executor.take(),
+        }
+
+    def evaluate(self, messages: Round, last: bool) -> Evaluation:
+        present = self.cohort.present
+        return evaluate(
+            self.method,
+            self.cohort.trained(self.server),
+            self.test,
+            self.engine,
+            counts={c.id: self.counts[c.id] for c in present if c.id in self.counts},
+            majority={c.id: c.majority for c in present if c.majority is not None},
+            downs=messages.downs,
+            hidden=self.federation.hidden,
+            readings=readings_of(self.method, self.server.public, last) if self.readings else None,
+            detailed=last,
+        )
+
+    def snapshot(self, messages: Round) -> Snapshot:
+        return self.cohort.snapshot(self.server, messages)

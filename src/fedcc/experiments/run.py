@@ -1,0 +1,245 @@
+"""Run a method on a federation (``fedcc.run``), or an experiment into its folder."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fedcc.core.method import AnyMethod, Method
+from fedcc.core.options import Engine, Precision, Reset, Schedule, Wire, check_value
+from fedcc.core.requests import Fit, Recipe
+from fedcc.engine import Monitor, Plain, be_deterministic, choose_device, drive
+from fedcc.engine import engine as engine_named
+from fedcc.engine.threads import check_threads, fixed_threads, warn_of_threads
+from fedcc.experiments.checkpoint import Checkpoint, Checkpoints
+from fedcc.experiments.experiment import Experiment, resolve_machine
+from fedcc.experiments.options import OPTIONS, Machine, Measurement, Training, group_of
+from fedcc.experiments.record import Record, summary
+from fedcc.experiments.result import Result
+from fedcc.experiments.rounds import FinishedRound, Observer, Simulation, engine_monitor, follow, observed, run_rounds
+from fedcc.experiments.sharing import shared
+from fedcc.experiments.store import RunFolder
+from fedcc.federate import Snapshot, build_roles
+from fedcc.federation import Federation
+from fedcc.methods import make
+
+
+def run(
+    method: AnyMethod | str,
+    federation: Federation,
+    rounds: int | None = None,
+    *,
+    epochs: int | None = None,
+    lr: float | None = None,
+    schedule: Schedule | None = None,
+    decay: float | None = None,
+    batch: int | None = None,
+    reset: Reset | None = None,
+    participation: float | None = None,
+    wire: Wire | None = None,
+    seed: int | None = None,
+    client_accuracy: bool | None = None,
+    evaluate_every: int | None = None,
+    readings: bool | None = None,
+    device: str | None = None,
+    precision: Precision | None = None,
+    engine: Engine | None = None,
+    threads: int | None = None,
+    deterministic: bool | None = None,
+    observers: Sequence[Observer] = (),
+    start: Snapshot | Checkpoint | None = None,
+    on_round: Callable[[Record], None] | None = None,
+    monitor: Monitor | None = None,
+    on_snapshot: Callable[[Snapshot], None] | None = None,
+) -> Result:
+    """Train a method on a federation; rounds and epochs are those of the data set by default.
+
+    The other options have the defaults that `fedcc run --help` gives. ``observers`` follow the run and may stop it
+    (:class:`~fedcc.experiments.rounds.Observer`). With ``start``, a snapshot that an observer took, the run continues
+    after that round, and its result has the rounds from there on. The same seed gives the same numbers for the same
+    number of CPU ``threads``; on a GPU, up to rounding unless ``deterministic``. ``on_round``, ``monitor`` and
+    ``on_snapshot`` are deprecated: use an observer.
+    """
+    options = {name: value for name, value in locals().items() if name in OPTIONS and value is not None}
+    method = make(method) if isinstance(method, str) else method
+    if not isinstance(method, Method):
+        raise TypeError(f"a method is a name or an instance, as FedCC(), got {method!r}")
+    if on_round or monitor or on_snapshot:
+        text = "on_round=, monitor= and on_snapshot= are deprecated: give fedcc.run(..., observers=[...]) an Observer"
+        warnings.warn(text, DeprecationWarning, stacklevel=2)
+        observers = [*observers, Callbacks(on_round, monitor, on_snapshot)]
+    options = resolve_machine({"rounds": federation.rounds, "epochs": federation.epochs, **options})
+    groups = (group_of(Training, options), group_of(Measurement, options), group_of(Machine, options))
+    before = start if isinstance(start, Checkpoint) else Checkpoint(start) if start else None
+    return train(method, federation, *groups, observers=observers, start=before)
+
+
+def train(
+    method: AnyMethod,
+    federation: Federation,
+    training: Training,
+    measurement: Measurement,
+    machine: Machine,
+    *,
+    observers: Sequence[Observer] = (),
+    start: Checkpoint | None = None,
+) -> Result:
+    """Train a method on a federation, as :func:`run` does, with the options as values."""
+    check_threads(machine.threads)
+    warn_of_threads(machine.threads)
+    executor = engine_named(machine.engine, choose_device(machine.device), machine.precision, engine_monitor(observers))
+    be_deterministic(machine.deterministic)
+    snapshot = start.snapshot if start else None
+    begun = time.perf_counter() - (start.seconds if start else 0.0)
+    with observed(observers) as results, fixed_threads(machine.threads):
+        simulation = Simulation(method, federation, training, measurement, executor, start=snapshot)
+        rounds = run_rounds(simulation, training.rounds, evaluate_every=measurement.evaluate_every, start=snapshot)
+        records, stopped = follow(rounds, observers, start.records if start else ())
+        public, trained = federation.public, simulation.cohort.trained(simulation.server)
+        dtype, seconds = str(public.x.dtype).removeprefix("torch."), time.perf_counter() - begun
+        results.append(Result(method, trained, public.view, dtype, records, seconds, federation.labels, stopped))
+    return results[0]
+
+
+class Callbacks(Observer):
+    """The callbacks that :func:`run` took before it had observers."""
+
+    def __init__(
+        self,
+        on_round: Callable[[Record], None] | None,
+        monitor: Monitor | None,
+        on_snapshot: Callable[[Snapshot], None] | None,
+    ):
+        self.on_round, self.monitor, self.on_snapshot = on_round, monitor, on_snapshot
+
+    def fit_started(self, fit: Fit) -> None:
+        if self.monitor:
+            self.monitor.fitting(fit)
+
+    def samples_trained(self, number: int) -> None:
+        if self.monitor:
+            self.monitor.trained(number)
+
+    def round(self, done: FinishedRound) -> None:
+        if self.on_round:
+            self.on_round(done.record)
+        if self.on_snapshot:
+            self.on_snapshot(done.snapshot())
+
+
+def check_start(method: AnyMethod, federation: Federation) -> None:
+    """Raise what the first moments of a run would: a method and networks that do not go together."""
+    server, _ = build_roles(method, federation, Recipe(), 0, "cpu")
+    drive([method.start(server)], Plain("cpu"))
+
+
+# ------------------------------------------------------------------------------------------------------- run folders
+
+
+def prepare(experiment: Experiment, out: Path, *, data_dir: Path | None = None, overwrite: bool = False) -> Federation:
+    """Read and split the data. Whatever is wrong with the call is raised here, before anything is written."""
+    check_threads(experiment.machine.threads)
+    RunFolder(out).check(experiment, overwrite)
+    federation = experiment.federation(data_dir)
+    check_start(experiment.build_method(), federation)
+    return federation
+
+
+def unfinished(out: Path, data_dir: Path | None = None) -> tuple[Experiment, Federation, Checkpoint | None, list[str]]:
+    """What :func:`execute` needs to resume a folder's run, and what is wrong with files that cannot be used.
+
+    Without a checkpoint the run starts again.
+    """
+    notes = RunFolder(out).check_start()
+    experiment = Experiment.read(out / "experiment.toml")
+    check_threads(experiment.machine.threads)
+    federation = experiment.federation(data_dir)
+    start, problems = Checkpoints(out, experiment, federation).latest()
+    return experiment, federation, start, notes + problems
+
+
+def execute(
+    experiment: Experiment,
+    folder: Path,
+    federation: Federation | None = None,
+    *,
+    start: Checkpoint | None = None,
+    observers: Sequence[Observer] = (),
+    save_models: bool = True,
+    checkpoint_every: int | None = None,
+    keep_checkpoints: bool = False,
+) -> Result:
+    """Run an experiment in its folder, which is valid whenever the run is interrupted.
+
+    Without ``federation`` the experiment is prepared first. With ``start``, a checkpoint of the folder, the run is
+    resumed. A checkpoint is written after every ``checkpoint_every`` rounds, never with 0; by default after every
+    round, except where writing would take more than a twentieth of the time. A finished run drops its checkpoints.
+    """
+    check_value("checkpoint_every", checkpoint_every, int | None, 0)
+    if federation is None:
+        federation = prepare(experiment, folder)
+    checkpoints = Checkpoints(folder, experiment, federation, every=checkpoint_every, keep=keep_checkpoints)
+    with shared(experiment.machine.device) as others:
+        writer = FolderWriter(experiment, federation, checkpoints, others, save_models)
+        writer.begin(start)
+        return train(
+            experiment.build_method(),
+            federation,
+            experiment.training,
+            experiment.measurement,
+            experiment.machine,
+            observers=[writer, *observers, checkpoints],
+            start=start,
+        )
+
+
+class FolderWriter(Observer):
+    """Writes a run's folder: its description, a line of ``metrics.jsonl`` a round, in the end models and summary.
+
+    ``others`` counts the other runs on the device, for the record.
+    """
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        federation: Federation,
+        checkpoints: Checkpoints,
+        others: Callable[[], int | None] | None = None,
+        save_models: bool = True,
+    ):
+        self.experiment, self.federation, self.checkpoints = experiment, federation, checkpoints
+        self.folder, self.others, self.save_models = RunFolder(checkpoints.folder), others, save_models
+
+    def begin(self, start: Checkpoint | None) -> None:
+        """Make the folder of a new run, or put that of an unfinished one back to where its checkpoint left it."""
+        if start is None:
+            self.folder.begin(self.experiment, self.federation.partition)
+        else:
+            self.folder.restore(self.experiment, self.federation.partition, start.records)
+        self.checkpoints.begin(start)
+
+    def round(self, done: FinishedRound) -> None:
+        if self.others:
+            done.record["sharing"] = self.others()
+        self.folder.add(done.record)
+
+    def end(self, result: Result | None) -> None:
+        if result is not None:
+            counts = {str(k): row for k, row in enumerate(self.federation.counts().tolist())}
+            self.finish(result, {"counts": counts, "public": len(self.federation.public)})
+
+    def finish(self, result: Result, facts: Mapping[str, Any]) -> None:
+        """Write the models and the summary, with further facts."""
+        if self.save_models:
+            result.save(self.folder.path)
+        federation, checkpoints = self.federation, self.checkpoints
+        content = summary(self.experiment, result, checkpoints.seconds) | {
+            **facts,
+            "data_sha256": federation.fingerprint,
+            "partition_sha256": federation.partition.sha256 if federation.partition else None,
+            "checkpoint_bytes": checkpoints.size,
+        }
+        self.folder.finish(content, result.rounds, checkpoints.paths() if checkpoints.keep else [])
