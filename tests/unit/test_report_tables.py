@@ -309,7 +309,7 @@ def test_a_lead_of_another_method_is_said(tmp_path: Path) -> None:
     (lead,) = leads(table)
     assert lead.rivals == 1
     assert lead.margins["final"][1] == Margin("FedAvg, E=85 (budget-matched)", pytest.approx(-11.0), 1, 1)
-    assert "| 1 of 15 | 70.0 | FedAvg, E=85 (budget-matched) | -11.0 |" in markdown.ahead(table)
+    assert "| 1 of 15 | 70.0 | FedAvg, E=85 (budget-matched) | -11.0 |" in markdown.lead_section(table)
 
 
 def test_a_margin_is_over_the_seeds_that_both_have(tmp_path: Path) -> None:
@@ -324,11 +324,11 @@ def test_a_margin_is_over_the_seeds_that_both_have(tmp_path: Path) -> None:
     value, margin = lead.margins["final"]
     assert (str(value), margin) == ("80.0 ±10.0", Margin("FedAvg", pytest.approx(5.0), 1, 3))  # FedMD's seed was kinder
     assert lead.reread == Margin("FedAvg", pytest.approx(2.0), 1, 3)
-    assert "| 80.0 ±10.0 | FedAvg | **+5.0** (1 of 3 seeds) |" in markdown.ahead(table)
-    assert "| +2.0 (FedAvg, 1 of 3 seeds) |" in markdown.ahead(table)
+    assert "| 80.0 ±10.0 | FedAvg | **+5.0** (1 of 3 seeds) |" in markdown.lead_section(table)
+    assert "| +2.0 (FedAvg, 1 of 3 seeds) |" in markdown.lead_section(table)
     (table,) = built(tmp_path / "apart", mine[0], mine[1], synthetic.record("fedavg", 65.0, **{**CIFAR, "seed": 7}))
     assert leads(table)[0].margins["final"][1] == Margin("FedAvg", pytest.approx(10.0), 0, 2)  # between the means
-    assert "**+10.0** (other seeds)" in markdown.ahead(table)
+    assert "**+10.0** (other seeds)" in markdown.lead_section(table)
 
 
 def test_variants_have_rows_where_they_ran(tmp_path: Path) -> None:

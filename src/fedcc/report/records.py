@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from fedcc.core.digests import DIGEST, DamagedFile, check_digest, check_files
 from fedcc.core.options import setting_text
 from fedcc.data.registry import DATASETS
-from fedcc.experiments.options import DEFAULTS, MACHINE, MEASUREMENT
+from fedcc.experiments.options import DEFAULTS, MACHINE, MEASUREMENT, OPTIONS
 from fedcc.methods import METHODS, completed, outdated
 from fedcc.report import parts
 from fedcc.report.analysis import read_analysis
@@ -25,6 +25,7 @@ from fedcc.report.values import (
     mapping,
     natural,
     number,
+    position,
     printable,
     read_json,
     scalar,
@@ -42,6 +43,7 @@ RECORD = {
     "seed": partial(whole, high=2**63 - 1),
     "command": partial(text, longest=20_000),
 }
+ORDER = ("clients", "models", "rounds", "epochs", *OPTIONS)  # of options in titles: the most telling first
 ASIDE = ("method", "data", "skew", "seed", "settings", *MEASUREMENT, *MACHINE)  # no part of the protocol
 
 
@@ -109,11 +111,8 @@ class RunRecord:
     def protocol(self) -> Pairs:
         """The values of the run, other than its method's settings, that are not the data set's defaults."""
         usual = usual_values(self.data, self.family, self.method)
-        return tuple(
-            (name, setting_text(value))
-            for name, value in self.experiment.items()
-            if name not in ASIDE and (name not in usual or usual[name] != value)
-        )
+        changed = [n for n, v in self.experiment.items() if n not in ASIDE and (n not in usual or usual[n] != v)]
+        return tuple((n, setting_text(self.experiment[n])) for n in sorted(changed, key=lambda n: position(n, ORDER)))
 
 
 def usual_values(data: str, family: str, method: str) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from fedcc.report.cells import ACCURACIES, Accuracy, Cell, MethodRow, Table
 from fedcc.report.paper import Scenario
 from fedcc.report.records import Pairs, RunRecord, usual_values
 from fedcc.report.titles import slug, title_of
-from fedcc.report.values import natural
+from fedcc.report.values import natural, position
 
 STATED = ("clients", "models", "rounds", "epochs", "public", "fraction", "lr", "batch", "participation", "validation")
 """What the paper states of its protocol. If one of these differs, its numbers are not compared with ours."""
@@ -133,12 +133,7 @@ def _table(topic: str, changed: Pairs, runs: Sequence[RunRecord], reference: Seq
 
 
 def _row_order(method: str, label: str, extra: str) -> tuple[Any, ...]:
-    return _position(method, list(METHODS)), label, bool(extra), natural(extra)
-
-
-def _position(name: str, known: Sequence[str]) -> int:
-    """The place of a name in a list; unknown names come last."""
-    return known.index(name) if name in known else len(known)
+    return position(method, list(METHODS)), label, bool(extra), natural(extra)
 
 
 def _scenarios(runs: Sequence[RunRecord], everything: bool) -> tuple[Scenario, ...]:
@@ -146,9 +141,9 @@ def _scenarios(runs: Sequence[RunRecord], everything: bool) -> tuple[Scenario, .
     present = {r.scenario for r in runs}
     first = [s for s in paper.SCENARIOS if everything or s in present]
     known = [*paper.DATA, *DATASETS]
-    rest = sorted(present - set(first), key=lambda s: (_position(s[0], known), natural(s[0]), natural(s[1])))
+    rest = sorted(present - set(first), key=lambda s: (position(s[0], known), natural(s[0]), natural(s[1])))
     numbers = Counter(r.data for r in runs)
-    return tuple(sorted((*first, *rest), key=lambda s: (-numbers[s[0]], _position(s[0], known))))
+    return tuple(sorted((*first, *rest), key=lambda s: (-numbers[s[0]], position(s[0], known))))
 
 
 def _marked(rows: Sequence[MethodRow], scenarios: Sequence[Scenario]) -> list[MethodRow]:

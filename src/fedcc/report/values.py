@@ -7,7 +7,7 @@ import math
 import os
 import re
 import stat
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -100,6 +100,11 @@ def _line(text: str) -> str:
 def natural(text: str) -> list[tuple[int, int, str]]:
     """A key that sorts seed10 after seed9."""
     return [(0, int(p), "") if p.isdecimal() else (1, 0, p) for p in re.split(r"(\d+)", text) if p]
+
+
+def position(name: str, known: Sequence[str]) -> int:
+    """The position of a name in a list; unknown names come last."""
+    return known.index(name) if name in known else len(known)
 
 
 def short(value: object) -> str:
