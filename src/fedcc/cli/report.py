@@ -43,15 +43,15 @@ def report(
         say(f"note: {unchecked} records have no digest: damage to them cannot be noticed")
     if not records.runs:
         raise ValueError(f"no record of a finished run below {', '.join(map(printable, paths))}")
-    made = tables(records.runs)
+    content = tables(records.runs)
     if readme is not None:
-        typer.echo(printable(write_readme(made, readme)))
+        typer.echo(printable(write_readme(content, readme)))
     if markdown is not None:
-        typer.echo(printable(write_page(records, made, markdown)))
+        typer.echo(printable(write_page(records, content, markdown)))
     if out_dir is not None or (readme is None and markdown is None):
         out = out_dir or Path("report")
-        written = write_report(records, made, out, title=printable(title or TITLE), figures=figures)
-        typer.echo(f"{len(records.runs)} runs, {len(written)} files: {printable(written[0])}")
+        files = write_report(records, content, out, title=printable(title or TITLE), figures=figures)
+        typer.echo(f"{len(records.runs)} runs, {len(files)} files: {printable(files[0])}")
 
 
 @run_options("device", "data_dir")
