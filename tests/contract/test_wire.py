@@ -1,4 +1,4 @@
-"""What crosses the wire at the paper's sizes: the table of algorithms.md 1.7, from shapes alone, without training."""
+"""What crosses the wire at the paper's sizes: docs/deviations.md, "Bytes", from shapes alone, without training."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ from fedcc.experiments.run import execute
 from fedcc.federation import Federation
 from fedcc.methods import make
 from fedcc.nets import build
-from fedcc.report.records import find
+from fedcc.report.records import find_records
 from fuzz.harness import Case, Target, Wrong
 from fuzz.mutate import RAW_JSON, changed_digit, mutated_bytes, mutated_tree, to_json
 from tiny import DIMENSIONS, Mlp, finished
@@ -201,7 +201,7 @@ class RunFolders(Target):
         put_in_order(folder / HALF)
         self.files = {state: content_of(folder / state) for state in (HALF, WHOLE)}
         self.good = Result.load(folder / WHOLE)
-        [self.record] = find([folder / WHOLE]).runs
+        [self.record] = find_records([folder / WHOLE]).runs
         self.start: Any = None
         with self.stubs(folder / HALF):
             self.resumed(folder / HALF, Noticed())
@@ -332,7 +332,7 @@ class RunFolders(Target):
         return True
 
     def report(self, place: Path) -> bool:
-        found = find([place])
+        found = find_records([place])
         for one in found.runs:
             if replace(one, file=self.record.file, name=self.record.name) != self.record and not found.problems:
                 raise Wrong("report: other numbers, silently")
