@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Generic, Literal, Protocol, TypeVar, TypeVarTuple, cast, overload
+from typing import Any, Generic, Protocol, TypeVar, TypeVarTuple, cast, overload
 
 from torch import Tensor
 
 from fedcc.core.model import Arch, Model, Outputs
+from fedcc.core.options import Reset, Schedule
 from fedcc.core.rng import Key
 from fedcc.core.samples import Samples
 from fedcc.core.step import Gradient, Loss
@@ -44,9 +45,9 @@ class Recipe:
     batch: int = 64
     epochs: int = 20
     steps: int | None = None
-    schedule: Literal["constant", "cosine"] = "constant"
+    schedule: Schedule = "constant"
     pace: str | None = None
-    reset: Literal["phase", "round"] = "phase"
+    reset: Reset = "phase"
     batches: tuple[tuple[str, int], ...] = ()
     momentum: float | None = None
     decay: float = 1.0

@@ -7,7 +7,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +15,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils._pytree import tree_map_only
 
 from fedcc.core.model import Arch, Model, Outputs
+from fedcc.core.options import Precision, check_value
 from fedcc.core.requests import Fit, Fitted, Init, Predict, Recalibrate, Recipe, Request
 from fedcc.core.rng import Key
 from fedcc.core.samples import Samples
@@ -25,8 +26,6 @@ from fedcc.engine.plan import Plan
 from fedcc.engine.statistics import statistics
 from fedcc.nets.network import Network, build
 
-Precision = Literal["fp32", "bf16", "fp64"]
-PRECISIONS: tuple[Precision, ...] = ("fp32", "bf16", "fp64")
 PREDICT_BATCH = 500
 
 
@@ -53,12 +52,9 @@ class Plain:
     def __init__(
         self, device: str | torch.device = "cpu", precision: Precision = "fp32", monitor: Monitor | None = None
     ):
-        if precision not in PRECISIONS:
-            raise ValueError(f"precision must be one of {', '.join(PRECISIONS)}, got {precision!r}")
-        self.device = torch.device(device)
-        self.precision = precision
+        check_value("precision", precision, Precision)
+        self.device, self.precision, self.monitor = torch.device(device), precision, monitor
         self.dtype = torch.float64 if precision == "fp64" else torch.float32
-        self.monitor = monitor
         self.seconds: dict[str, float] = {}  # by phase, since last cleared
         self._modules: dict[tuple[Arch, str], Network] = {}
         if self.device.type == "cuda" and precision == "fp32":
@@ -69,19 +65,15 @@ class Plain:
         return [self._serve(request) for request in requests]
 
     def _serve(self, request: Request[Any]) -> Any:
+        serve: dict[type[Any], Callable[[Any], Any]] = {
+            Init: self.init, Fit: self.fit, Predict: self.predict, Recalibrate: self.recalibrate
+        }  # fmt: skip
+        if type(request) not in serve:
+            raise TypeError(f"the plain engine does not serve {type(request).__name__}")
+        phase = request.key.phase if isinstance(request, Fit) else type(request).__name__.lower()
         start = time.perf_counter()
-        answer: Any
         try:
-            if isinstance(request, Fit):
-                phase, answer = request.key.phase, self.fit(request)
-            elif isinstance(request, Predict):
-                phase, answer = "predict", self.predict(request)
-            elif isinstance(request, Recalibrate):
-                phase, answer = "recalibrate", self.recalibrate(request)
-            elif isinstance(request, Init):
-                phase, answer = "init", self.init(request)
-            else:
-                raise TypeError(f"the plain engine does not serve {type(request).__name__}")
+            answer = serve[type(request)](request)
         except Exception as error:
             key = getattr(request, "key", None)
             if key is not None and str(key) not in getattr(error, "__notes__", ()):
@@ -89,8 +81,6 @@ class Plain:
             raise
         self.seconds[phase] = self.seconds.get(phase, 0.0) + time.perf_counter() - start
         return answer
-
-    # -- the four requests
 
     def init(self, request: Init) -> Model:
         state = build(request.arch, request.key).state_dict()
@@ -156,8 +146,6 @@ class Plain:
         moments = optimizer.state() if fit.recipe.reset == "round" else {}
         return Fitted(Model(fit.model.arch, state), steps, total / steps, moments, tuple(params))
 
-    # -- one step
-
     def _backward(
         self, fit: Fit, feed: Feed, t: int, module: Network, params: Tensors, teachers: Mapping[str, Network]
     ) -> Tensor:
@@ -207,8 +195,6 @@ class Plain:
         with torch.autocast(self.device.type, torch.bfloat16):
             logits, features = module(x)
         return Outputs(logits.float(), features.float())
-
-    # -- modules
 
     def _load(self, model: Model, use: str) -> Network:
         """A module with this model's state; there is one per architecture and use."""
