@@ -78,7 +78,7 @@ def test_a_run_of_now_is_understood(tmp_path: Path, capsys: pytest.CaptureFixtur
     (run,) = found.runs
     stored = json.loads((tmp_path / "runs" / "a" / "summary.json").read_text())
     assert run.final == stored["accuracy"]["final"]
-    assert run.protocol == (("models", "resnet8"), ("rounds", "1"), ("epochs", "1"), ("fraction", "0.2"))
+    assert run.protocol == (("models", "resnet8"), ("fraction", "0.2"), ("rounds", "1"), ("epochs", "1"))
     assert set(run.tests) == {"local", "global", "valid", "valid_labels", "local_full"}
     assert len(run.counts) == 10
     assert sum(run.sent_rounds) == run.sent

@@ -58,7 +58,7 @@ def demo(
         f"{len(experiments)} methods, {workers} at a time",
         soft_wrap=True,
     )
-    begun = time.perf_counter()
+    started = time.perf_counter()
     pool = ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn"))
     try:
         with no_interrupts():  # which the workers inherit: the parent alone answers Ctrl-C
@@ -80,22 +80,22 @@ def demo(
         return
     terminal.print(comparison(summaries))
     terminal.print(
-        f"\n{clock(time.perf_counter() - begun)} in all. Run folders: {out}/<method>. Pictures:", soft_wrap=True
+        f"\n{clock(time.perf_counter() - started)} in all. Run folders: {out}/<method>. Pictures:", soft_wrap=True
     )
     for picture in pictures:
         terminal.print(f"  {picture}", soft_wrap=True)
 
 
-def is_demo(place: Path, experiment: Experiment) -> bool:
+def is_demo(folder: Path, experiment: Experiment) -> bool:
     """Whether a folder's run is an earlier demo's, which the next one may replace."""
     from fedcc.experiments.experiment import Experiment
 
     try:
-        found = Experiment.read(place / "experiment.toml")
+        stored = Experiment.read(folder / "experiment.toml")
     except ValueError:
         return False
-    values = found.values()
-    return experiment.with_options(**{name: values[name] for name in ("rounds", "epochs", "clients", "seed")}) == found
+    values = stored.values()
+    return experiment.with_options(**{name: values[name] for name in ("rounds", "epochs", "clients", "seed")}) == stored
 
 
 def _one(experiment: Experiment, out: Path) -> None:
@@ -111,7 +111,7 @@ def _one(experiment: Experiment, out: Path) -> None:
 
 
 def watch(futures: dict[str, Future[None]], out: Path, rounds: int, terminal: Console) -> None:
-    """Follow the runs by what they write into their folders until all have ended."""
+    """Follow the runs by what they write into their folders until all have done."""
     from rich.live import Live
     from rich.table import Table
 
@@ -124,13 +124,13 @@ def watch(futures: dict[str, Future[None]], out: Path, rounds: int, terminal: Co
         for name, future in futures.items():
             records = RunFolder(out / name).metrics()
             accuracy = f"{records[-1]['accuracy']:.1f} %" if records else ""
-            ended = "done" if future.done() else f"round {len(records)}/{rounds}" if future.running() else "waiting"
-            grid.add_row(name, ended, accuracy)
+            done = "done" if future.done() else f"round {len(records)}/{rounds}" if future.running() else "waiting"
+            grid.add_row(name, done, accuracy)
         return grid
 
     def going() -> bool:
-        ended = [f for f in futures.values() if f.done()]
-        return len(ended) < len(futures) and not any(f.exception() for f in ended)
+        done = [f for f in futures.values() if f.done()]
+        return len(done) < len(futures) and not any(f.exception() for f in done)
 
     if terminal.is_terminal:
         with Live(state(), console=terminal, refresh_per_second=4, transient=True) as live:
@@ -153,18 +153,18 @@ def watch(futures: dict[str, Future[None]], out: Path, rounds: int, terminal: Co
 
 def comparison(summaries: dict[str, dict[str, Any]]) -> Table:
     """The methods side by side."""
-    shown = table("method", "final %", "best % (round)", "sent per client and round", "seconds")
+    rows = table("method", "final %", "best % (round)", "sent per client and round", "seconds")
     for summary in summaries.values():
         accuracy, volume = summary["accuracy"], summary["bytes"]
         sent = (volume["up"] + volume["down"]) / summary["clients"] / summary["rounds"]
-        shown.add_row(
+        rows.add_row(
             summary["method"],
             f"{accuracy['final']:.1f}",
             f"{accuracy['best']:.1f} ({accuracy['best_round']})",
             f"{sent / 1000:,.1f} kB" if sent else "nothing",
             f"{summary['seconds']:.1f}",
         )
-    return shown
+    return rows
 
 
 def draw(summaries: dict[str, dict[str, Any]], out: Path) -> list[Path]:

@@ -30,16 +30,16 @@ def methods(
         raise unknown("method", name, METHODS)
     known = METHODS if name is None else {name.lower(): METHODS[name.lower()]}
     if as_json:
-        listed = {n: about(kind) for n, kind in known.items()}
-        typer.echo(json.dumps(listed if name is None else listed[name.lower()], indent=1))
+        descriptions = {n: about(kind) for n, kind in known.items()}
+        typer.echo(json.dumps(descriptions if name is None else descriptions[name.lower()], indent=1))
         return
     terminal = console()
     if name is None:
         listing = table("name", "method", "family", "settings", "source")
         for n, kind in known.items():
-            chosen = ", ".join(f"{f['name']}={f['default']}" for f in about(kind)["settings"])
-            noted = f"{kind.__name__} ({kind.note})" if kind.note else kind.__name__
-            listing.add_row(n, noted, kind.family, chosen, kind.source)
+            settings = ", ".join(f"{f['name']}={f['default']}" for f in about(kind)["settings"])
+            label = f"{kind.__name__} ({kind.note})" if kind.note else kind.__name__
+            listing.add_row(n, label, kind.family, settings, kind.source)
         terminal.print(listing)
         terminal.print("\n`fedcc methods NAME` explains one; `fedcc run NAME --set name=value` sets them.")
         return

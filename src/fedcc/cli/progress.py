@@ -29,7 +29,7 @@ class Progress(Observer):
         self.rounds, self.done = rounds, done
         self.phase, self.client = "starting", SERVER
         self.accuracy: float | None = None
-        self.begun = self.round_begun = 0.0  # set when the first fit begins: reading data is no training
+        self.started = self.round_started = 0.0  # set when the first fit begins: reading data is no training
         self.samples = self.round_samples = 0
         self.expected = 0  # samples of a round
         self.round_seconds = 0.0
@@ -38,8 +38,8 @@ class Progress(Observer):
 
     def fit_started(self, fit: Fit) -> None:
         self.phase, self.client = fit.key.phase, fit.key.client
-        if not self.begun:
-            self.begun = self.round_begun = time.perf_counter()
+        if not self.started:
+            self.started = self.round_started = time.perf_counter()
         self._changed()
 
     def samples_trained(self, number: int) -> None:
@@ -49,9 +49,9 @@ class Progress(Observer):
 
     def round(self, done: FinishedRound) -> None:
         record, now = done.record, time.perf_counter()
-        self.done, self.round_seconds = record["round"], now - (self.round_begun or now)
+        self.done, self.round_seconds = record["round"], now - (self.round_started or now)
         self.accuracy = record.get("accuracy", self.accuracy)
-        self.expected, self.round_samples, self.round_begun = self.round_samples, 0, now
+        self.expected, self.round_samples, self.round_started = self.round_samples, 0, now
         if self.round_ended:
             self.round_ended()
 
@@ -60,7 +60,7 @@ class Progress(Observer):
     @property
     def speed(self) -> float:
         """Samples a second so far."""
-        return self.samples / max(1e-9, time.perf_counter() - self.begun) if self.begun else 0.0
+        return self.samples / max(1e-9, time.perf_counter() - self.started) if self.started else 0.0
 
     @property
     def fraction(self) -> float:
@@ -105,7 +105,7 @@ class Progress(Observer):
 
 
 @contextmanager
-def shown(progress: Progress, console: Console) -> Iterator[Progress]:
+def show_progress(progress: Progress, console: Console) -> Iterator[Progress]:
     """Show progress on a console while the block runs: a line for each round and, on a terminal, the state now."""
     progress.round_ended = lambda: console.print(progress.line(), soft_wrap=True)
     if not console.is_terminal:

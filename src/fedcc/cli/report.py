@@ -37,22 +37,22 @@ def report(
     from fedcc.report.write import TITLE, page_file, readme_block
     from fedcc.report.write import report as write
 
-    found = find(paths)
-    for name, reason in found.problems:
+    records = find(paths)
+    for name, reason in records.problems:
         warn(f"{name}: {reason}")
-    if unchecked := sum(not run.checked for run in found.runs):
+    if unchecked := sum(not run.checked for run in records.runs):
         say(f"note: {unchecked} records have no digest: damage to them cannot be noticed")
-    if not found.runs:
+    if not records.runs:
         raise ValueError(f"no record of a finished run below {', '.join(map(printable, paths))}")
-    made = tables(found.runs)
+    content = tables(records.runs)
     if readme is not None:
-        typer.echo(printable(readme_block(made, readme)))
+        typer.echo(printable(readme_block(content, readme)))
     if markdown is not None:
-        typer.echo(printable(page_file(found, made, markdown)))
+        typer.echo(printable(page_file(records, content, markdown)))
     if out_dir is not None or (readme is None and markdown is None):
         out = out_dir or Path("report")
-        written = write(found, made, out, title=printable(title or TITLE), figures=figures)
-        typer.echo(f"{len(found.runs)} runs, {len(written)} files: {printable(written[0])}")
+        files = write(records, content, out, title=printable(title or TITLE), figures=figures)
+        typer.echo(f"{len(records.runs)} runs, {len(files)} files: {printable(files[0])}")
 
 
 @run_options("device", "data_dir")

@@ -43,10 +43,10 @@ def run(
     if config is not None:
         Experiment.read(config)  # says what is wrong with the file itself
         values = load(config)
-        named, stored = values.pop("method"), values.pop("settings", {})
-        if method is not None and method.lower() != named.lower():
+        name, stored = values.pop("method"), values.pop("settings", {})
+        if method is not None and method.lower() != name.lower():
             stored = {}
-        method, options = method or named, values | options
+        method, options = method or name, values | options
     if method is None:
         raise ValueError(f"name a method ({', '.join(METHODS)}; `fedcc methods` explains them), or give --config FILE")
     experiment = Experiment.resolve(method, settings=stored | parse_settings(method, settings or []), **options)
@@ -124,7 +124,7 @@ def train(
     start: Checkpoint | None = None,
 ) -> None:
     """Run an experiment into its folder, with progress, and say how it ended."""
-    from fedcc.cli.progress import Progress, shown
+    from fedcc.cli.progress import Progress, show_progress
     from fedcc.experiments.run import execute
     from fedcc.experiments.store import RunFolder
     from fedcc.experiments.tracking import Trackers
@@ -133,7 +133,7 @@ def train(
     total = experiment.build_method().rounds(experiment.training.rounds)
     progress = Progress(total, start.snapshot.t if start else 0)
     with (
-        shown(progress, terminal),
+        show_progress(progress, terminal),
         noted(f"see {path}", f"resume with `{RunFolder(path).resume}`"),
     ):
         result = execute(

@@ -66,7 +66,7 @@ def sweep(
         raise ValueError(f"jobs must be at least 1, got {jobs}")
     if address is not None and on != "ray":
         raise ValueError(f"--address goes with --on ray, got {address!r}")
-    output, overrides = output_of(options), changed(changes or []) | options
+    output, overrides = output_of(options), parse_changes(changes or []) | options
     runs = read(file, overrides)
     whole = len(runs)
     runs = [r for r in runs if not only or any(fnmatch(r.folder.as_posix(), pattern) for pattern in only)]
@@ -126,11 +126,11 @@ def sweep(
         raise typer.Exit(1)
 
 
-def changed(pairs: list[str]) -> dict[str, Any]:
+def parse_changes(pairs: list[str]) -> dict[str, Any]:
     """``["rounds=2", "skew=iid"]`` as values: what TOML would read, else a text."""
     from fedcc.experiments.toml import parse
 
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for pair in pairs:
         name, equals, text = pair.partition("=")
         if not equals or not text:
@@ -139,8 +139,8 @@ def changed(pairs: list[str]) -> dict[str, Any]:
             table = parse(f"value = {text}")
         except ValueError:
             table = {}
-        found[name.strip().replace("-", "_")] = table["value"] if table.keys() == {"value"} else text
-    return found
+        values[name.strip().replace("-", "_")] = table["value"] if table.keys() == {"value"} else text
+    return values
 
 
 def show_plan(
@@ -167,11 +167,11 @@ def show_plan(
 
 
 class Board:
-    """What is shown of a sweep: a line for each run that ends and, on a terminal, those under way."""
+    """What is text of a sweep: a line for each run that ends and, on a terminal, those under way."""
 
     def __init__(self, work: Sweep, runs: int, before: int, root: Path, console: Console):
         self.work, self.runs, self.before, self.root, self.console = work, runs, before, root, console
-        self.begun = time.monotonic()
+        self.started = time.monotonic()
 
     def follow(self, pool: Pool[Run, Outcome]) -> None:
         if not self.console.is_terminal:
@@ -209,26 +209,26 @@ class Board:
         table = Table.grid(padding=(0, 2, 0, 0))
         bar = ProgressBar(total=self.runs, completed=done, width=24)
         rest = f"about {clock(left)} left" if left is not None else ""
-        table.add_row(f"{done}/{self.runs} runs", bar, clock(now - self.begun), rest)
-        for place, begun in self.work.began.items():
+        table.add_row(f"{done}/{self.runs} runs", bar, clock(now - self.started), rest)
+        for folder, started in self.work.began.items():
             records = []
             with suppress(DamagedFile):  # the run itself says so, and writes it anew
-                records = RunFolder(self.root / place).metrics()
+                records = RunFolder(self.root / folder).metrics()
             accuracy = records[-1].get("accuracy") if records else None
-            shown = f"{accuracy:.1f} %" if accuracy is not None else ""
-            table.add_row(str(place), f"{len(records)} rounds", clock(now - begun), shown)
+            text = f"{accuracy:.1f} %" if accuracy is not None else ""
+            table.add_row(str(folder), f"{len(records)} rounds", clock(now - started), text)
         return table
 
     def end(self) -> None:
         """What failed, and one line with counts."""
         failed: dict[str, list[str]] = {}
-        for place, outcome in self.work.outcomes.items():
+        for folder, outcome in self.work.outcomes.items():
             if outcome.kind == "failed":
-                failed.setdefault(outcome.text, []).append(str(place))
-        for reason, places in failed.items():
-            more = f" and {len(places) - 3} more" if len(places) > 4 else ""
-            shown = places[:3] if more else places
-            self.console.print(f"failed: {', '.join(shown)}{more}: {reason}", soft_wrap=True)
+                failed.setdefault(outcome.text, []).append(str(folder))
+        for reason, folders in failed.items():
+            more = f" and {len(folders) - 3} more" if len(folders) > 4 else ""
+            text = folders[:3] if more else folders
+            self.console.print(f"failed: {', '.join(text)}{more}: {reason}", soft_wrap=True)
         work = self.work
         counts = {
             "finished": work.count("finished"),
@@ -240,7 +240,7 @@ class Board:
         }
         said = ", ".join(f"{n} {kind}" for kind, n in counts.items() if n or kind == "finished")
         late = "; the time is up, run the same command to continue" if work.late and work.todo else ""
-        self.console.print(f"{said}; {clock(time.monotonic() - self.begun)}{late}", soft_wrap=True)
+        self.console.print(f"{said}; {clock(time.monotonic() - self.started)}{late}", soft_wrap=True)
 
     def plain(self, runs: list[Run]) -> list[dict[str, Any]]:
         """Every run and how it ended, for programs."""

@@ -1,6 +1,6 @@
 """Records as plain values: a round's (a line of ``metrics.jsonl``) and a finished run's (``summary.json``).
 
-docs/design.md says what each key means.
+docs/run-folder.md says what each key means.
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ class InUse(RunFolderError):
 
 
 class RunFolder:
-    """One run's files; docs/design.md says what each holds."""
+    """One run's files; docs/run-folder.md says what each holds."""
 
     def __init__(self, path: Path):
         self.path = path

@@ -53,7 +53,7 @@ class Run:
         folder = root / self.folder
         if not (folder / "experiment.toml").is_file():
             try:
-                RunFolder(folder).check(_anywhere(self.method, self.settings, self.options))
+                RunFolder(folder).check(_without_machine(self.method, self.settings, self.options))
             except RunFolderError as error:
                 return "blocked", str(error)
             return "missing", ""
@@ -76,23 +76,23 @@ class Run:
         method, settings = there.pop("method", ""), there.pop("settings", {})
         if old := outdated(method, settings):
             return old
-        found, wanted = (
-            _anywhere(*what).values()
+        stored, planned = (
+            _without_machine(*what).values()
             for what in ((method, completed(method, settings), there), (self.method, self.settings, self.options))
         )
-        for name in wanted:
-            if found[name] == wanted[name]:
+        for name in planned:
+            if stored[name] == planned[name]:
                 continue
             if name != "settings":
-                return f"{name} is {found[name]} there, {wanted[name]} here"
-            odd = next(s for s in wanted[name] if found[name].get(s) != wanted[name][s])
-            return f"{odd} is {found[name].get(odd)} there, {wanted[name][odd]} here"
+                return f"{name} is {stored[name]} there, {planned[name]} here"
+            odd = next(s for s in planned[name] if stored[name].get(s) != planned[name][s])
+            return f"{odd} is {stored[name].get(odd)} there, {planned[name][odd]} here"
         return ""
 
 
-def _anywhere(method: str, settings: Mapping[str, Any], given: Mapping[str, Any]) -> Experiment:
+def _without_machine(method: str, settings: Mapping[str, Any], options: Mapping[str, Any]) -> Experiment:
     """An experiment as it is apart from the machine."""
-    rest = {name: value for name, value in given.items() if name not in MACHINE}
+    rest = {name: value for name, value in options.items() if name not in MACHINE}
     return Experiment.resolve(method, settings=settings, device="cpu", **rest)
 
 
@@ -139,13 +139,13 @@ def planned(table: Mapping[str, Any], changes: Mapping[str, Any]) -> list[Run]:
 
 
 def _run(seed: int, scenario: Mapping[str, Any], entry: Mapping[str, Any], changes: Mapping[str, Any]) -> Run:
-    given = {n: v for n, v in {**scenario, **entry, **changes, "seed": seed}.items() if n in (*NAMES, "seed")}
-    given = {n: v for n, v in given.items() if v is not None}
+    options = {n: v for n, v in {**scenario, **entry, **changes, "seed": seed}.items() if n in (*NAMES, "seed")}
+    options = {n: v for n, v in options.items() if v is not None}
     method, settings = entry["method"].lower(), entry.get("settings", {})
     try:
-        data, _, number = _anywhere(method, settings, given).folder.parts
+        data, _, number = _without_machine(method, settings, options).folder.parts
     except ValueError as error:
-        where = " ".join(str(v) for v in (entry.get("name"), given.get("data"), given.get("skew")) if v)
+        where = " ".join(str(v) for v in (entry.get("name"), options.get("data"), options.get("skew")) if v)
         raise ValueError(f"{method}{f' ({where})' if where else ''}: {error}") from None
     for name in (scenario.get("name"), entry.get("name")):
         if name is not None and not (isinstance(name, str) and re.fullmatch(r"\w[\w.-]*", name)):
@@ -154,8 +154,10 @@ def _run(seed: int, scenario: Mapping[str, Any], entry: Mapping[str, Any], chang
             )
         if name is not None and len(os.fsencode(name)) > LONGEST:
             raise ValueError(f"a name must be at most {LONGEST} bytes long, got {shortened(name)}")
-    data, named = ("-".join(filter(None, pair)) for pair in ((data, scenario.get("name")), (method, entry.get("name"))))
-    return Run(Path(data) / named / number, method, settings, given)
+    data, variant = (
+        "-".join(filter(None, pair)) for pair in ((data, scenario.get("name")), (method, entry.get("name")))
+    )
+    return Run(Path(data) / variant / number, method, settings, options)
 
 
 def _known(kind: str, table: Mapping[str, Any], known: Sequence[str]) -> None:
@@ -165,12 +167,12 @@ def _known(kind: str, table: Mapping[str, Any], known: Sequence[str]) -> None:
 
 
 def _tables(name: str, table: Mapping[str, Any], known: Sequence[str]) -> list[dict[str, Any]]:
-    found = table.get(name, [])
-    if not isinstance(found, list) or not all(isinstance(entry, dict) for entry in found):
-        raise ValueError(f"{name} must be tables, [[{name}]], got {shortened(found)}")
-    for entry in found:
+    entries = table.get(name, [])
+    if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
+        raise ValueError(f"{name} must be tables, [[{name}]], got {shortened(entries)}")
+    for entry in entries:
         _known(f"key of a {name}", entry, known)
-    return found
+    return entries
 
 
 def _listed(name: str, value: Any, kind: type) -> list[Any]:
@@ -191,11 +193,11 @@ def shard(runs: Sequence[Run], text: str) -> list[Run]:
     >>> [len(shard([Run(Path(str(n)), "fedcc") for n in range(8)], part)) for part in ("1/3", "2/3", "3/3")]
     [3, 3, 2]
     """
-    found = re.fullmatch(r"(\d+)/(\d+)", text)
-    if not found or not 1 <= int(found[1]) <= int(found[2]):
+    match = re.fullmatch(r"(\d+)/(\d+)", text)
+    if not match or not 1 <= int(match[1]) <= int(match[2]):
         raise ValueError(f"--shard is i/n with i from 1 to n, as 2/4, got {text!r}")
     mixed = sorted(runs, key=lambda run: blake2b(run.folder.as_posix().encode()).digest())
-    mine = {run.folder for run in mixed[int(found[1]) - 1 :: int(found[2])]}
+    mine = {run.folder for run in mixed[int(match[1]) - 1 :: int(match[2])]}
     return [run for run in runs if run.folder in mine]
 
 
@@ -253,48 +255,48 @@ class Deadline(Observer):
 
 
 def perform(run: Run, options: SweepOptions) -> Outcome:
-    """Run it in its folder, or go on with it; whatever goes wrong is the outcome."""
-    place, output, begun = options.root / run.folder, options.output, time.perf_counter()
+    """Run it in its folder, or resume it; whatever goes wrong is the outcome."""
+    folder, output, started = options.root / run.folder, options.output, time.perf_counter()
     warnings: list[str] = []
     resumed = 0
 
-    def ended(kind: Any, text: str = "", accuracy: float | None = None) -> Outcome:
-        return Outcome(kind, text, accuracy, time.perf_counter() - begun, resumed, tuple(warnings))
+    def outcome(kind: Any, text: str = "", accuracy: float | None = None) -> Outcome:
+        return Outcome(kind, text, accuracy, time.perf_counter() - started, resumed, tuple(warnings))
 
     try:
-        with RunFolder(place).held(), warnings_to(warnings.append):
+        with RunFolder(folder).held(), warnings_to(warnings.append):
             state, reason = run.state(options.root)
             if state == "finished":
-                return ended("before")
+                return outcome("before")
             if state == "blocked":
-                return ended("failed", reason)
+                return outcome("failed", reason)
             start = None
             if state == "unfinished":
-                experiment, federation, start, problems = unfinished(place, output.data_dir)
+                experiment, federation, start, problems = unfinished(folder, output.data_dir)
                 warnings += problems
             else:
                 experiment = run.experiment()
-                federation = prepare(experiment, place, data_dir=output.data_dir)
+                federation = prepare(experiment, folder, data_dir=output.data_dir)
             resumed = start.snapshot.t if start else 0
             result = execute(
                 experiment,
-                place,
+                folder,
                 federation,
                 start=start,
-                observers=(Trackers(output.track, experiment, place, warnings.append), Deadline(options.deadline)),
+                observers=(Trackers(output.track, experiment, folder, warnings.append), Deadline(options.deadline)),
                 save_models=output.save_models,
                 checkpoint_every=output.interval,
                 keep_checkpoints=output.keep_checkpoints,
             )
-            return ended("finished", accuracy=result.accuracy)
+            return outcome("finished", accuracy=result.accuracy)
     except InUse as error:
-        return ended("elsewhere", str(error))
+        return outcome("elsewhere", str(error))
     except (Paused, Interrupted, KeyboardInterrupt) as error:  # the last one is how Ray cancels
-        return ended("stopped", str(error))
+        return outcome("stopped", str(error))
     except Exception as error:
         if os.environ.get("FEDCC_DEBUG"):
             traceback.print_exc()
-        return ended("failed", error_line(error))
+        return outcome("failed", error_line(error))
 
 
 # -------------------------------------------------------------------------------------------------------- all of them
@@ -309,7 +311,7 @@ class Sweep:
     began: dict[Path, float] = field(default_factory=dict)  # when those under way did
     outcomes: dict[Path, Outcome] = field(default_factory=dict)
 
-    def go(self, pool: Pool[Run, Outcome], ended: Callable[[Run, Outcome], None], tick: Callable[[], None]) -> None:
+    def go(self, pool: Pool[Run, Outcome], on_end: Callable[[Run, Outcome], None], tick: Callable[[], None]) -> None:
         """Do them all, or stop: at the deadline, or for whatever is raised here."""
         try:
             while True:
@@ -319,11 +321,11 @@ class Sweep:
                     self.began[run.folder] = time.monotonic()
                 if not pool.busy:
                     break
-                self._take(pool.wait(0.25), ended)
+                self._take(pool.wait(0.25), on_end)
                 tick()
         except BaseException:
             rest = drained(pool)
-            self._take(rest, ended, stopping=True)
+            self._take(rest, on_end, stopping=True)
             raise
         finally:
             pool.close()
@@ -335,7 +337,7 @@ class Sweep:
     def _take(
         self,
         answers: Iterator[tuple[Run, Outcome | Died]] | Sequence[tuple[Run, Outcome | Died]],
-        ended: Callable[[Run, Outcome], None],
+        on_end: Callable[[Run, Outcome], None],
         stopping: bool = False,
     ) -> None:
         for run, answer in answers:
@@ -343,7 +345,7 @@ class Sweep:
                 answer = Outcome("stopped") if stopping else Outcome("failed", answer.reason)
             self.began.pop(run.folder, None)
             self.outcomes[run.folder] = answer
-            ended(run, answer)
+            on_end(run, answer)
 
     def count(self, kind: str) -> int:
         return sum(outcome.kind == kind for outcome in self.outcomes.values())

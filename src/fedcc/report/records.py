@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from fedcc.core.digests import DIGEST, DamagedFile, check_digest, check_files
 from fedcc.core.options import setting_text
 from fedcc.data.registry import DATASETS
-from fedcc.experiments.options import DEFAULTS, MACHINE, MEASUREMENT
+from fedcc.experiments.options import DEFAULTS, MACHINE, MEASUREMENT, OPTIONS
 from fedcc.methods import METHODS, completed, outdated
 from fedcc.report import paper
 from fedcc.report.analysis import read_analysis
@@ -45,6 +45,7 @@ from fedcc.report.values import (
 )
 
 T = TypeVar("T")
+ORDER = {name: place for place, name in enumerate(OPTIONS)}  # of options, whatever version wrote the record
 ASIDE = ("method", "data", "skew", "seed", "settings", *MEASUREMENT, *MACHINE)  # no part of the protocol
 
 
@@ -113,7 +114,7 @@ class RunRecord:
         usual = usual_values(self.data, self.family, self.method)
         return tuple(
             (name, setting_text(value))
-            for name, value in self.experiment.items()
+            for name, value in sorted(self.experiment.items(), key=lambda item: ORDER.get(item[0], len(ORDER)))
             if name not in ASIDE and (name not in usual or usual[name] != value)
         )
 
