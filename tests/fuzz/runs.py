@@ -6,7 +6,9 @@ import json
 import os
 import random
 import shutil
+import sys
 import time
+import typing
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
@@ -22,12 +24,11 @@ from torch import Tensor
 
 import fedcc
 from fedcc.cli import run as command
-from fedcc.core import method
 from fedcc.core.method import Trained
 from fedcc.core.model import Arch, Model
 from fedcc.core.rng import Key
 from fedcc.core.samples import View
-from fedcc.experiments import analyse, experiment, result, tracking
+from fedcc.experiments import analyse, result, tracking
 from fedcc.experiments.checkpoint import DIGEST, Checkpoints, packed
 from fedcc.experiments.experiment import Experiment
 from fedcc.experiments.result import Result
@@ -58,8 +59,10 @@ def frozen_clock() -> Iterator[None]:
 
 def quicken() -> None:
     """Make once what is the same for every input; it would take more than half of the time."""
-    for module in (method, experiment):
-        module.get_type_hints = cache(module.get_type_hints)  # type: ignore[attr-defined]
+    hints = cache(typing.get_type_hints)
+    for name, module in list(sys.modules.items()):
+        if name.startswith("fedcc.") and getattr(module, "get_type_hints", None) is typing.get_type_hints:
+            module.get_type_hints = hints  # type: ignore[attr-defined]
     Federation.named = staticmethod(cache(Federation.named))  # type: ignore[method-assign]
     result.build = lru_cache(64)(result.build)  # type: ignore[attr-defined]
 
