@@ -761,11 +761,11 @@ def test_a_monitor_is_told() -> None:
             self.phases: list[str] = []
             self.samples = 0
 
-        def fitting(self, fit: Fit) -> None:
+        def fit_started(self, fit: Fit) -> None:
             self.phases.append(fit.key.phase)
 
-        def trained(self, samples: int) -> None:
-            self.samples += samples
+        def samples_trained(self, number: int) -> None:
+            self.samples += number
 
     listener = Listener()
     plain = Plain(precision="fp64", monitor=listener)

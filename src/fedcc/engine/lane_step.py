@@ -59,7 +59,7 @@ class LaneStep:
             else:
                 self.once()
             if monitor:
-                monitor.trained(self.lanes.width * sum(self.lanes.batches.values()))
+                monitor.samples_trained(self.lanes.width * sum(self.lanes.batches.values()))
 
     def capture(self) -> None:
         """Record a step as a graph; loading clients overwrites what the trial steps do to the lanes."""

@@ -30,11 +30,11 @@ PREDICT_BATCH = 500
 class Monitor(Protocol):
     """Follows what an engine does."""
 
-    def fitting(self, fit: Fit) -> None:
+    def fit_started(self, fit: Fit) -> None:
         """A fit begins."""
         ...
 
-    def trained(self, samples: int) -> None:
+    def samples_trained(self, number: int) -> None:
         """A step on so many samples has ended."""
         ...
 
@@ -113,7 +113,7 @@ class Plain:
     def fit(self, fit: Fit) -> Fitted:
         steps = fit.steps
         if self.monitor:
-            self.monitor.fitting(fit)
+            self.monitor.fit_started(fit)
         module = self.load(fit.model, "fit")
         params = _trained(module, fit.only)
         if steps == 0:
@@ -132,7 +132,7 @@ class Plain:
                 sum_on_device += loss
                 losses.append(loss)
                 if self.monitor:
-                    self.monitor.trained(sum(training.sizes.values()))
+                    self.monitor.samples_trained(sum(training.sizes.values()))
         state = {n: v.detach().clone(memory_format=torch.contiguous_format) for n, v in module.state_dict().items()}
         total = float(sum_on_device)
         finite_steps = steps if math.isfinite(total) else int(torch.stack(losses).double().cumsum(0).isfinite().sum())
