@@ -720,12 +720,12 @@ def test_bf16_computes_in_bf16() -> None:
 class Contiguous(Plain):
     """The plain engine without channels_last."""
 
-    def _forward(self, module: Any, x: Tensor) -> Outputs:
+    def forward(self, module: Any, x: Tensor) -> Outputs:
         out: Outputs = module(x.contiguous())
         return out
 
-    def _load(self, model: Model, use: str) -> Any:
-        module = super()._load(model, use)
+    def load(self, model: Model, use: str) -> Any:
+        module = super().load(model, use)
         return module.to(memory_format=torch.contiguous_format)
 
 
