@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedcc.core.files import written_whole
+from fedcc.core.files import open_whole
 from fedcc.core.samples import View
 from fedcc.data.dataset import (
     Checked,
@@ -165,7 +165,7 @@ def read(folder: Path, resize: int = SIDE) -> Dataset:
         train_x, test_x = _all_decoded(found.train, resize), _all_decoded(found.test, resize)
         arrays = {"train_x": train_x, "test_x": test_x, "histogram": _histogram(train_x)}
         try:
-            with written_whole(cache) as file:
+            with open_whole(cache) as file:
                 np.savez(file, allow_pickle=False, fingerprint=np.array(fingerprint), **arrays)
         except OSError:
             pass  # a folder one may only read, or no room: decoding again costs time, nothing else
