@@ -21,15 +21,26 @@ help:
 	@echo "make check     format, lint, types, import rules"
 	@echo "make wheel     build the wheel into dist/"
 
-$(VENV)/.ready: pyproject.toml constraints.txt
+# Three sets of packages in one environment: the package, with Flower, and all that tests and checks need.
+INSTALL = $(BIN)/pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
+
+$(VENV)/.package: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt -e '.[dev]'
+	$(INSTALL) -e .
 	@touch $@
 
-demo: $(VENV)/.ready
+$(VENV)/.flower: $(VENV)/.package
+	$(INSTALL) -e '.[flower]'
+	@touch $@
+
+$(VENV)/.ready: $(VENV)/.package
+	$(INSTALL) -e '.[dev]'
+	@touch $@ $(VENV)/.flower
+
+demo: $(VENV)/.package
 	$(BIN)/fedcc demo
 
-federation-demo: $(VENV)/.ready
+federation-demo: $(VENV)/.flower
 	rm -rf runs/federation-demo
 	$(BIN)/fedcc federation demo
 

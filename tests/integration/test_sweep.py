@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from fedcc.experiments.store import InUse, RunFolder
-from fedcc.experiments.workers import Died, Processes
+from fedcc.experiments.workers import ProcessPool, WorkerDeath
 from program import QUICK, Running, alive, call, descendants, started, wait_until
 
 Capsys = pytest.CaptureFixture[str]
@@ -230,14 +230,14 @@ def doubled(number: int) -> int:
 
 
 def test_a_worker_that_dies_takes_only_its_own_piece_with_it() -> None:
-    pool = Processes(doubled, 1)
+    pool = ProcessPool(doubled, 1)
     found: list[Any] = []
     for number in (1, 13, 2):
         pool.give(number)
         while pool.busy:
             found += pool.wait(1)
     pool.close()
-    assert found == [(1, 2), (13, Died("its process died (signal SIGKILL; is there enough memory?)")), (2, 4)]
+    assert found == [(1, 2), (13, WorkerDeath("its process died (signal SIGKILL; is there enough memory?)")), (2, 4)]
 
 
 @pytest.mark.slow

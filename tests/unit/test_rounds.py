@@ -19,7 +19,7 @@ from fedcc.experiments.rounds import Paused
 from fedcc.experiments.run import execute, unfinished
 from fedcc.experiments.store import RunFolder
 from fedcc.federate import Snapshot
-from fedcc.report.records import find
+from fedcc.report.records import find_records
 from tiny import Mlp, Tiny, blobs
 
 QUICK: dict[str, Any] = {"epochs": 1, "batch": 64, "lr": 0.1, "device": "cpu"}
@@ -183,7 +183,7 @@ def test_a_stopped_run_is_finished_marked_and_left_out_of_reports(tmp_path: Path
     assert "stopped" not in full
     assert (stopped["stopped"], stopped["rounds"], len(stopped["accuracy"]["rounds"])) == ("no progress", 2, 2)
     assert not list((tmp_path / "stopped").glob("checkpoint-*"))
-    found = find([tmp_path])
+    found = find_records([tmp_path])
     assert [run.name for run in found.runs] == [f"{tmp_path.name}/full"]
     [(name, reason)] = found.problems
     assert name == f"{tmp_path.name}/stopped/summary.json"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import multiprocessing
-import threading
+import os
 import time
 from concurrent.futures import Future, ProcessPoolExecutor
 from pathlib import Path
@@ -37,7 +37,7 @@ def demo(
     from fedcc.experiments.experiment import Experiment
     from fedcc.experiments.run import prepare
     from fedcc.experiments.store import RunFolder
-    from fedcc.experiments.workers import no_interrupts
+    from fedcc.processes import interrupts_blocked
 
     terminal = console(stderr=as_json)
     common = {"data": "digits", "skew": "classes:1", "device": "cpu"} | options
@@ -61,8 +61,8 @@ def demo(
     started = time.perf_counter()
     pool = ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn"))
     try:
-        with no_interrupts():  # which the workers inherit: the parent alone answers Ctrl-C
-            futures = {name: pool.submit(_one, e, out / name) for name, e in experiments.items()}
+        with interrupts_blocked():  # which the workers inherit: only the parent answers Ctrl-C
+            futures = {name: pool.submit(_one, e, out / name, os.getpid()) for name, e in experiments.items()}
         watch(futures, out, first.training.rounds, terminal)
         for future in futures.values():
             future.result()
@@ -98,11 +98,11 @@ def is_demo(folder: Path, experiment: Experiment) -> bool:
     return experiment.with_options(**{name: values[name] for name in ("rounds", "epochs", "clients", "seed")}) == stored
 
 
-def _one(experiment: Experiment, out: Path) -> None:
+def _one(experiment: Experiment, out: Path, parent: int) -> None:
     from fedcc.experiments.run import execute
-    from fedcc.experiments.workers import leave_with_parent
+    from fedcc.processes import end_with_parent
 
-    threading.Thread(target=leave_with_parent, daemon=True).start()
+    end_with_parent(parent=parent)
     try:
         execute(experiment, out, checkpoint_every=0)
     except Exception as error:

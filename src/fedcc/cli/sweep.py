@@ -58,7 +58,7 @@ def sweep(
     from fedcc.experiments.sweep import Sweep, SweepOptions, duration, perform, read
     from fedcc.experiments.sweep import shard as part
     from fedcc.experiments.tracking import checked
-    from fedcc.experiments.workers import Processes, Ray
+    from fedcc.experiments.workers import ProcessPool, RayPool
 
     if on not in ("local", "ray"):
         raise unknown("place to run on", on, ("local", "ray"))
@@ -110,9 +110,9 @@ def sweep(
         action = partial(perform, options=shared)
         pool: Pool[Run, Outcome]
         if on == "ray":
-            pool = Ray(action, jobs, address, options.get("threads", 1), overrides.get("device", "auto"))
+            pool = RayPool(action, jobs, address, options.get("threads", 1), overrides.get("device", "auto"))
         else:
-            pool = Processes(action, min(jobs or 1, len(todo)))
+            pool = ProcessPool(action, min(jobs or 1, len(todo)))
         try:
             board.follow(pool)
         except BaseException as error:

@@ -66,6 +66,11 @@ class Method(ABC, Generic[Up, Down]):
         """The name for people, with the note that must stand beside its numbers."""
         return f"{self.name} ({self.note})" if self.note else self.name
 
+    @property
+    def one_network(self) -> bool:
+        """Whether all clients have the same network, as where weights are averaged."""
+        return self.family == "parameters"
+
     def outputs(self, classes: int) -> int:
         """How many outputs a client's network has."""
         return classes

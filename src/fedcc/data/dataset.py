@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,6 +34,17 @@ class Defaults:
     shared_model: str  # methods that average parameters: one network for all
     models: str  # methods that distil: dealt to the clients in turn
     augment: bool = False  # crop and flip while training
+
+    def options(self, one_network: bool) -> dict[str, Any]:
+        """The defaults as options of a run."""
+        return {
+            "skew": self.skew,
+            "clients": self.clients,
+            "rounds": self.rounds,
+            "epochs": self.epochs,
+            "models": self.shared_model if one_network else self.models,
+            "augment": "standard" if self.augment else "none",
+        }
 
 
 PAPER_ROUNDS, PAPER_EPOCHS = 15, 20

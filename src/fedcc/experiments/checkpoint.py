@@ -11,12 +11,10 @@ from __future__ import annotations
 import base64
 import contextlib
 import json
-import re
 import time
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from hashlib import blake2b
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -25,7 +23,6 @@ import torch
 from torch import Tensor
 
 from fedcc.core.digests import DamagedFile
-from fedcc.core.files import uninterrupted, written_whole
 from fedcc.core.method import AnyMethod
 from fedcc.core.model import Arch, Model
 from fedcc.core.options import check_value
@@ -35,8 +32,9 @@ from fedcc.experiments.experiment import Experiment
 from fedcc.experiments.options import DEFAULTS, current_values
 from fedcc.experiments.record import Record
 from fedcc.experiments.result import Result, described, rebuilt
+from fedcc.experiments.round_files import RoundFiles
 from fedcc.experiments.rounds import FinishedRound, Observer, Pause
-from fedcc.experiments.store import CHECKPOINT, RunFolder, RunFolderError, lines
+from fedcc.experiments.store import RunFolder, RunFolderError, lines
 from fedcc.federate import Snapshot
 from fedcc.federation import Federation, Models
 from fedcc.methods import completed, outdated
@@ -44,11 +42,6 @@ from fedcc.methods import completed, outdated
 FORMAT = 1
 KEPT = 2
 SHARE = 0.05  # of a run's time, where it is not said how often
-DIGEST = 16  # bytes of the checksum
-
-
-class Damaged(ValueError):
-    """A checkpoint that cannot be used."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,12 +69,9 @@ class Checkpoints(Observer):
         every: int | None = None,
         keep: bool = False,
     ):
-        self.folder, self.method, self.device = (
-            folder,
-            experiment.build_method(),
-            choose_device(experiment.machine.device),
-        )
-        self.every, self.keep = every, keep
+        self.folder, self.method = folder, experiment.build_method()
+        self.device = choose_device(experiment.machine.device)
+        self.every, self.keep, self.files = every, keep, RoundFiles(folder, "checkpoint")
         partition = federation.partition
         self.identity = json.loads(
             json.dumps(
@@ -129,12 +119,7 @@ class Checkpoints(Observer):
         begun = time.perf_counter()
         about = {"format": FORMAT, "seconds": seconds, "records": compressed(records), **self.identity}
         content = packed(snapshot, self.method, about)
-        digest = blake2b(content, digest_size=DIGEST).hexdigest()
-        with uninterrupted():
-            with written_whole(self.folder / f"checkpoint-{snapshot.t:06d}-{digest}.safetensors") as file:
-                file.write(content)
-            for path in self.paths()[:-KEPT]:
-                path.unlink()
+        self.files.write(snapshot.t, content, obsolete=lambda rounds: rounds[:-KEPT])
         self.size, self.ended = len(content), time.perf_counter()
         self.cost = self.ended - begun
 
@@ -144,7 +129,7 @@ class Checkpoints(Observer):
         for path in reversed(self.paths()):
             try:
                 found = self.read(path, problems)
-            except Damaged as error:
+            except DamagedFile as error:
                 problems.append(f"{path} is not used: {error}")
                 continue
             self.size = found.size
@@ -152,9 +137,7 @@ class Checkpoints(Observer):
         return None, problems
 
     def read(self, path: Path, problems: list[str]) -> Checkpoint:
-        content = path.read_bytes()
-        if f"-{blake2b(content, digest_size=DIGEST).hexdigest()}." not in path.name:
-            raise Damaged("its content is not what its checksum says")
+        content = self.files.read(path)
         with understood(path):
             about, tree = header(content)
             if about.get("format") != FORMAT:
@@ -183,24 +166,19 @@ class Checkpoints(Observer):
             if not metrics.exists() or metrics.read_bytes()[: len(expected)] != expected:
                 problems.append(f"{metrics} is not what the run wrote, and is written anew from {path.name}")
             return records
-        try:
-            records = RunFolder(self.folder).metrics(about["offset"])
-        except DamagedFile as error:
-            raise Damaged(str(error)) from None
+        records = RunFolder(self.folder).metrics(about["offset"])
         if [r.get("round") for r in records] != list(range(1, rounds + 1)):
-            raise Damaged(f"metrics.jsonl lacks some of its {rounds} rounds")
+            raise DamagedFile(f"metrics.jsonl lacks some of its {rounds} rounds")
         problems.append(f"{path} was written by an older version, without its records: those of {metrics} are believed")
         return records
 
     def paths(self) -> list[Path]:
         """Those there are, the oldest first."""
-        return sorted(p for p in self.folder.iterdir() if re.fullmatch(CHECKPOINT, p.name))
+        return list(self.files.paths().values())
 
     def remove(self, after: int = 0) -> None:
         """Remove those of the rounds behind ``after``."""
-        for path in self.paths():
-            if int(path.name.split("-")[1]) > after:
-                path.unlink()
+        self.files.remove(t for t in self.files.paths() if t > after)
 
 
 @contextlib.contextmanager
@@ -210,7 +188,7 @@ def understood(path: Path) -> Iterator[None]:
 
     try:
         yield
-    except (Damaged, RunFolderError):
+    except (DamagedFile, RunFolderError):
         raise
     except (
         ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError, SafetensorError, zlib.error

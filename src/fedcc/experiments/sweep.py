@@ -26,7 +26,7 @@ from fedcc.experiments.run import execute, prepare, unfinished
 from fedcc.experiments.store import InUse, RunFolder, RunFolderError
 from fedcc.experiments.toml import load
 from fedcc.experiments.tracking import Trackers
-from fedcc.experiments.workers import Died, Pool, drained
+from fedcc.experiments.workers import Pool, WorkerDeath, drain
 from fedcc.methods import METHODS, completed, outdated
 from fedcc.signals import Interrupted
 
@@ -324,7 +324,7 @@ class Sweep:
                 self._take(pool.wait(0.25), on_end)
                 tick()
         except BaseException:
-            rest = drained(pool)
+            rest = drain(pool)
             self._take(rest, on_end, stopping=True)
             raise
         finally:
@@ -336,12 +336,12 @@ class Sweep:
 
     def _take(
         self,
-        answers: Iterator[tuple[Run, Outcome | Died]] | Sequence[tuple[Run, Outcome | Died]],
+        answers: Iterator[tuple[Run, Outcome | WorkerDeath]] | Sequence[tuple[Run, Outcome | WorkerDeath]],
         on_end: Callable[[Run, Outcome], None],
         stopping: bool = False,
     ) -> None:
         for run, answer in answers:
-            if isinstance(answer, Died):
+            if isinstance(answer, WorkerDeath):
                 answer = Outcome("stopped") if stopping else Outcome("failed", answer.reason)
             self.began.pop(run.folder, None)
             self.outcomes[run.folder] = answer

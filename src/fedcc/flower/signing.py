@@ -1,8 +1,8 @@
-"""One app and no other: what a site needs to know it by, and the proof that comes along with it.
+"""The signature of the one app that sites run.
 
-An app is a file that names the Python to run. A site's SuperNode runs only apps that a trusted key has signed, if it is
-told so (``--trusted-entities``). The key is made for one signature and forgotten: whoever takes over the server later,
-with all that lies on it, still cannot have a site run anything else.
+An app is a file that names the Python code to run. With ``--trusted-entities`` a site's SuperNode runs only apps that a
+trusted key has signed. The key is made for one signature and forgotten, so whoever takes over the server later, with
+all its files, still cannot make a site run anything else.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from hashlib import sha256
 from pathlib import Path
 
 
-def built(app: Path) -> bytes:
-    """The app in this folder as the file that Flower makes of it; the same every time with the same version."""
+def build_app(app: Path) -> bytes:
+    """The app in a folder as the file that Flower makes of it; always the same with the same version of Flower."""
     from flwr.cli.build import build_fab_from_disk
 
     return build_fab_from_disk(app)
 
 
-def signed(fab: bytes) -> tuple[str, str]:
-    """What sites are handed (YAML, for ``--trusted-entities``) and the signature (JSON, for the gate)."""
+def sign_app(fab: bytes) -> tuple[str, str]:
+    """The public key for sites (YAML, for ``--trusted-entities``) and the signature (JSON, for the gate)."""
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
     from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 

@@ -1,27 +1,30 @@
-"""Making a federation folder."""
+"""Create a federation folder: experiment, certificates, and a folder with a key for each site."""
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from fedcc import __version__
 from fedcc.core.samples import Samples, View
-from fedcc.engine import choose_device
+from fedcc.data.dataset import PAPER_EPOCHS, PAPER_ROUNDS
+from fedcc.engine import choose_device, usual_engine, usual_precision
 from fedcc.experiments.experiment import Experiment
 from fedcc.federation import Federation, several
-from fedcc.flower.data import site_samples
-from fedcc.flower.folder import FederationFolder, Rules, Site, Task, arrays
-from fedcc.flower.keys import make_authority, make_pair
-from fedcc.flower.signing import built, signed
+from fedcc.flower.data import read_arrays, site_samples
+from fedcc.flower.folder import FederationFolder, Site, Task
+from fedcc.flower.keys import make_authority, make_key_pair
+from fedcc.flower.rules import Rules
+from fedcc.flower.signing import build_app, sign_app
 from fedcc.methods import make
 
-OWN = "own"  # the data of a federation of no known data set
+OWN = "own"  # the data and skew of a federation without a data set by name
 
 APP = f"""\
 # What Flower runs: nothing but the installed package. Sites run this file's app and no other.
@@ -43,14 +46,14 @@ task = "train"
 """
 
 
-def make_folder(
+def create_federation(
     path: Path,
     method: str,
     clients: Mapping[str, str | None],
     *,
     settings: Mapping[str, Any],
-    given: Mapping[str, Any],
-    hosts: list[str],
+    options: Mapping[str, Any],
+    hosts: Sequence[str],
     port: int,
     rules: Mapping[str, Any],
     data_dir: Path | None = None,
@@ -60,46 +63,42 @@ def make_folder(
     simulate_sites: bool = False,
     app: str = APP,
 ) -> FederationFolder:
-    """A federation of these clients: of a data set by name, or of the operator's own public images."""
+    """Create a federation of these clients, on a data set by name or on the operator's own public images."""
     if path.exists() and any(path.iterdir()):
         raise ValueError(f"{path} is not empty; a federation needs a folder of its own")
-    made = make(method, settings)
-    if made.family == "bound":
-        raise ValueError(f"{made.name} is a bound for simulations; it shares nothing, or private data")
+    instance = make(method, settings)
+    if instance.family == "bound":
+        raise ValueError(f"{instance.name} is a bound for simulations; it shares nothing, or private data")
     federation: Federation | None = None
     if public_file is None:
-        chosen = {**given, "clients": len(clients)}
-        experiment = Experiment.resolve(method, settings=settings, **chosen)
+        experiment = Experiment.resolve(method, settings=settings, **{**options, "clients": len(clients)})
         federation = experiment.federation(data_dir)
-        names = _class_names(experiment.split.data, data_dir)
-        public = federation.public
+        public, class_names = federation.public, federation.names
     else:
-        experiment = _own_experiment(method, settings, given, len(clients))
+        experiment = _own_experiment(method, settings, options, len(clients))
         public = _own_public(public_file)
-        names = class_names
-        if len(names) < 2:
+        if len(class_names) < 2:
             raise ValueError("with --public-file the classes must be named: --class NAME, at least twice")
+        if simulate_sites:
+            raise ValueError("--simulate-sites splits a data set by name; there is none with --public-file")
     networks = _networks(clients, experiment)
     experiment = experiment.with_options(models=",".join(networks.values()))
-    task = Task.of(public, names)
+    task = Task.of(public, class_names)
     for model in networks.values():
-        task.arch(made, model)
-    if made.family == "parameters" and len(set(networks.values())) > 1:
+        task.arch(instance, model)
+    if instance.family == "parameters" and len(set(networks.values())) > 1:
         raise ValueError(
-            f"{made.name} averages weights, so all clients need the same network, got {experiment.split.models}"
+            f"{instance.name} averages weights, so all clients need the same network, got {experiment.split.models}"
         )
-    quorum = rules.get("quorum") or -(-2 * len(clients) // 3)
-    others = {name: value for name, value in rules.items() if value is not None and name != "quorum"}
-    checked = Rules(quorum, **others).checked(len(clients))
+    two_thirds = -(-2 * len(clients) // 3)
+    checked = Rules(**{"quorum": two_thirds, **rules})
+    checked.check(len(clients))
     local = [h for h in ("localhost", "127.0.0.1") if h not in hosts]
-    folder = FederationFolder(path, experiment, task, checked, networks, (*(hosts or []), *local), port)
-    test = _test(federation, test_file, task)
-    _write(folder, public, test, app)
-    if simulate_sites:
-        if federation is None:
-            raise ValueError("--simulate-sites splits a data set by name; there is none with --public-file")
+    folder = FederationFolder(path, experiment, task, checked, networks, (*hosts, *local), port)
+    _write(folder, public, _test_arrays(federation, test_file, task), app)
+    if simulate_sites and federation is not None:
         for name, private in zip(networks, federation.private, strict=True):
-            np.savez(path / "sites" / name / "data.npz", x=private.x.numpy(), y=private["y"].numpy())
+            np.savez(folder.site(name) / "data.npz", x=private.x.numpy(), y=private["y"].numpy())
     return folder
 
 
@@ -107,50 +106,45 @@ def _write(folder: FederationFolder, public: Samples, test: Mapping[str, Any] | 
     operator = folder.operator
     (operator / "keys").mkdir(parents=True)
     operator.chmod(0o700)
-    (operator / "query").mkdir()
+    folder.query.mkdir()
     (operator / "app").mkdir()
     (operator / "app" / "pyproject.toml").write_text(app)
-    trusted, signature = signed(built(operator / "app"))
+    trusted, signature = sign_app(build_app(operator / "app"))
     (operator / "app.json").write_text(signature)
     make_authority(operator, list(folder.hosts))
     np.savez(folder.path / "public.npz", x=public.x.numpy())
     if test is not None:
         np.savez(operator / "test.npz", **test)
     for number, (name, model) in enumerate(folder.clients.items()):
-        place = folder.path / "sites" / name
-        place.mkdir(parents=True)
-        place.chmod(0o700)
-        make_pair(place / "site.key", folder.key(name))
-        (place / "app.yaml").write_text(trusted)
-        shutil.copyfile(operator / "ca.crt", place / "ca.crt")
-        shutil.copyfile(folder.path / "public.npz", place / "public.npz")
-        Site(place, name, number, model, folder.address, False, folder.experiment, folder.task).write()
+        site = folder.site(name)
+        site.mkdir(parents=True)
+        site.chmod(0o700)
+        make_key_pair(site / "site.key", folder.key(name))
+        (site / "app.yaml").write_text(trusted)
+        shutil.copyfile(operator / "ca.crt", site / "ca.crt")
+        shutil.copyfile(folder.path / "public.npz", site / "public.npz")
+        Site(site, folder.experiment, folder.task, name, number, model, folder.address, False).write()
     folder.write()
 
 
-def _own_experiment(method: str, settings: Mapping[str, Any], given: Mapping[str, Any], clients: int) -> Experiment:
-    """An experiment on data that no registry knows; its length is the paper's unless given."""
-    from fedcc.data.dataset import PAPER_EPOCHS, PAPER_ROUNDS
-    from fedcc.engine import usual_engine, usual_precision
-
+def _own_experiment(method: str, settings: Mapping[str, Any], options: Mapping[str, Any], clients: int) -> Experiment:
+    """An experiment on the sites' own data; rounds and epochs are the paper's unless given."""
     for name in ("data", "skew", "fraction", "public", "stratified", "augment", "resize"):
-        if given.get(name) is not None:
+        if options.get(name) is not None:
             raise ValueError(f"--{name} belongs to a data set by name; with --public-file the sites bring the data")
-    device = choose_device(given.get("device") or "auto")
-    usual: dict[str, Any] = {
+    device = choose_device(options.get("device") or "auto")
+    values: dict[str, Any] = {
         "rounds": PAPER_ROUNDS, "epochs": PAPER_EPOCHS, "models": "resnet14", "augment": "none",
         "engine": usual_engine(device), "precision": usual_precision(device),
     }  # fmt: skip
-    chosen = usual | {name: value for name, value in given.items() if value is not None} | {"device": str(device)}
-    made = asdict(make(method, settings))  # type: ignore[call-overload]
-    return Experiment.of(method.lower(), made, {"data": OWN, "skew": OWN, "clients": clients, **chosen})
+    values |= {name: value for name, value in options.items() if value is not None}
+    values |= {"device": str(device), "data": OWN, "skew": OWN, "clients": clients}
+    return Experiment.of(method.lower(), asdict(make(method, settings)), values)  # type: ignore[call-overload]
 
 
 def _own_public(path: Path) -> Samples:
-    """The operator's public images, normalised by their own mean and deviation, channel by channel."""
-    import torch
-
-    x = arrays(path, "x")["x"]
+    """The operator's public images, normalised by their own mean and standard deviation per channel."""
+    x = read_arrays(path, "x")["x"]
     if x.dtype != np.uint8 or x.ndim != 4 or not len(x):
         raise ValueError(f"{path}: x must be uint8 images [samples, channels, height, width], got {x.dtype} {x.shape}")
     scaled = x.astype(np.float64) / 255
@@ -162,7 +156,7 @@ def _own_public(path: Path) -> Samples:
 
 
 def _networks(clients: Mapping[str, str | None], experiment: Experiment) -> dict[str, str]:
-    """Each client's network: its own, or the experiment's in turn."""
+    """Each client's network: its own, or one of the experiment's."""
     dealt = [str(m) for m in several(experiment.split.models)]
     number = len(clients)
     if experiment.split.assignment == "halves":
@@ -172,7 +166,7 @@ def _networks(clients: Mapping[str, str | None], experiment: Experiment) -> dict
     return {name: model or turn[k] for k, (name, model) in enumerate(clients.items())}
 
 
-def _test(federation: Federation | None, path: Path | None, task: Task) -> dict[str, Any] | None:
+def _test_arrays(federation: Federation | None, path: Path | None, task: Task) -> dict[str, Any] | None:
     if path is not None:
         samples = site_samples(path, task)
         return {"x": samples.x.numpy(), "y": samples["y"].numpy()}
@@ -180,18 +174,3 @@ def _test(federation: Federation | None, path: Path | None, task: Task) -> dict[
         return None
     test = {"x": federation.test.x.numpy(), "y": federation.test["y"].numpy()}
     return test | ({} if federation.hidden is None else {"public_y": federation.hidden.numpy()})
-
-
-def _class_names(data: str, data_dir: Path | None) -> tuple[str, ...]:
-    from fedcc.data import load
-
-    return load(data, data_dir).classes
-
-
-def readable(folder: FederationFolder) -> str:
-    """What has been made, in a few lines."""
-    e = folder.experiment
-    return (
-        f"{e.build_method().label} on {e.split.data}: {', '.join(f'{n} ({m})' for n, m in folder.clients.items())}; "
-        f"T={e.training.rounds}, E={e.training.epochs}; {folder.task.public} public images; server {folder.address}"
-    )
