@@ -481,7 +481,7 @@ def test_altered_tensors(digest: bool, copy: Path) -> None:
     for altered, said in (
         (tensors | {name: weight[:2].clone()}, r"client/0: head.weight should be \(4, 8\), found \(2, 8\)"),
         ({n: t for n, t in tensors.items() if n != name}, r"head.weight should be \(4, 8\), found None"),
-        (whole, "an entry of nobody: client/7"),
+        (whole, "an entry of no model: client/7"),
         (tensors | {name: weight.view(torch.int32)}, r"head.weight should be torch.float32, found torch.int32"),
         (tensors | {name: weight.half()}, r"head.weight should be torch.float32, found torch.float16"),
         (tensors | {name: weight * math.nan}, "client/0: head.weight has values that are not finite"),
