@@ -10,7 +10,6 @@ import typer
 
 from fedcc.cli.console import console, noted, warn
 from fedcc.cli.options import Json, Settings, output_of, run_options
-from fedcc.core.digests import DamagedFile
 from fedcc.experiments.options import GROUPS, Output
 
 if TYPE_CHECKING:
@@ -90,7 +89,7 @@ def _resume(path: Path, output: Output, as_json: bool) -> None:
         try:
             if folder.summary() is None:
                 return False
-        except DamagedFile as error:
+        except ValueError as error:
             error.add_note(f"remove summary.json and `{folder.resume}` continues or repeats the run")
             raise
         terminal.print(f"{path} holds a finished run; there is nothing to do", soft_wrap=True)
