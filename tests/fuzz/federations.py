@@ -161,7 +161,7 @@ class SiteData(Target):
         if rng.random() < 0.1:
             array = array[: rng.randrange(len(array))]
         if rng.random() < 0.1:
-            array = array.reshape(rng.choice(((-1,), (1, -1), (2, -1))))
+            array = array.reshape(rng.choice(((-1,), (1, -1), (2, -1) if array.size % 2 == 0 else (-1, 1))))
         if rng.random() < 0.1 and array.dtype.kind in "iuf":
             array = array.copy()
             array.reshape(-1)[:1] = rng.choice((0, 3, 100))
@@ -271,7 +271,7 @@ class Upload(Target):
 
     def spoiled(self, rng: random.Random, name: str, content: bytes) -> bytes:
         kind = rng.random()
-        if kind < 0.5 or not content or name not in DTYPES:
+        if kind < 0.5 or not content or name not in DTYPES or len(content) % np.dtype(name).itemsize:
             return mutated_bytes(rng, content)
         array = np.frombuffer(content, name).copy()
         at = rng.randrange(len(array)) if len(array) else 0

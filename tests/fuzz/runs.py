@@ -29,8 +29,9 @@ from fedcc.core.model import Arch, Model
 from fedcc.core.rng import Key
 from fedcc.core.samples import View
 from fedcc.experiments import analyse, result, tracking
-from fedcc.experiments.checkpoint import Checkpoints, packed
+from fedcc.experiments.checkpoint import Checkpoints
 from fedcc.experiments.experiment import Experiment
+from fedcc.experiments.packing import to_bytes
 from fedcc.experiments.result import Result
 from fedcc.experiments.round_files import CHECKSUM_BYTES
 from fedcc.experiments.rounds import FinishedRound, Observer, Pause, Paused
@@ -38,7 +39,7 @@ from fedcc.experiments.run import execute
 from fedcc.federation import Federation
 from fedcc.methods import make
 from fedcc.nets import build
-from fedcc.report.records import find
+from fedcc.report.records import find_records
 from fuzz.harness import Case, Target, Wrong
 from fuzz.mutate import RAW_JSON, changed_digit, mutated_bytes, mutated_tree, to_json
 from tiny import DIMENSIONS, Mlp, finished
@@ -200,7 +201,7 @@ class RunFolders(Target):
         put_in_order(folder / HALF)
         self.files = {state: content_of(folder / state) for state in (HALF, WHOLE)}
         self.good = Result.load(folder / WHOLE)
-        [self.record] = find([folder / WHOLE]).runs
+        [self.record] = find_records([folder / WHOLE]).runs
         self.start: Any = None
         with self.stubs(folder / HALF):
             self.resumed(folder / HALF, Noticed())
@@ -214,7 +215,7 @@ class RunFolders(Target):
     @contextmanager
     def stubs(self, place: Path) -> Iterator[None]:
         """Nothing is trained and nothing computed: only what is read counts."""
-        before = command.train, analyse.inspected
+        before = command.train, analyse.inspect_models
 
         def train(described: Any, place: Path, *_: Any, start: Any = None, **__: Any) -> None:
             self.seen = (described, start)
@@ -223,11 +224,11 @@ class RunFolders(Target):
             trackers.end(None)
 
         tracking.TRACKERS["telling"] = (Telling, ())  # type: ignore[assignment]
-        command.train, analyse.inspected = train, lambda result, *_: self.note(result)
+        command.train, analyse.inspect_models = train, lambda result, *_: self.note(result)
         try:
             yield
         finally:
-            command.train, analyse.inspected = before
+            command.train, analyse.inspect_models = before
             del tracking.TRACKERS["telling"]
 
     def note(self, result: Result) -> dict[str, Any]:
@@ -310,7 +311,7 @@ class RunFolders(Target):
         return True
 
     def bits(self, start: Any) -> bytes:
-        return in_order(packed(start.snapshot, self.experiment.build_method(), {}))
+        return in_order(to_bytes(start.snapshot, self.experiment.build_method(), {}))
 
     def read_whole(self, place: Path) -> bool:
         taken = 0
@@ -331,7 +332,7 @@ class RunFolders(Target):
         return True
 
     def report(self, place: Path) -> bool:
-        found = find([place])
+        found = find_records([place])
         for one in found.runs:
             if replace(one, file=self.record.file, name=self.record.name) != self.record and not found.problems:
                 raise Wrong("report: other numbers, silently")

@@ -60,7 +60,7 @@ def test_a_huge_number_is_refused_with_its_rule(words: tuple[str, str], capsys: 
         (f"rounds = {HUGE}", "rounds must be at most"),
         (f"lr = 0x{'f' * 5000}", "lr must be a finite number, got an integer of 20,000 bits"),
         (f"[settings]\nlam = {HUGE}", "lam must be a finite number"),
-        (f"[settings]\nepochs_fit = {HUGE}", "epochs_fit must be at most"),
+        (f"[settings]\ntrust = {HUGE}", "trust must be a finite number"),
         (f"lr = {NESTED}", "nested more than 32 levels deep"),
         (f"skew = {'{a=' * 3000}1{'}' * 3000}", "nested more than 32 levels deep"),
         (f"settings.lam{'.b' * 3000} = 1", "nested more than 32 levels deep"),

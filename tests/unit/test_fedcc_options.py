@@ -18,7 +18,7 @@ from fedcc.core.roles import Client
 from fedcc.core.samples import Samples, View
 from fedcc.core.step import Batch, Step
 from fedcc.losses import CrossEntropy, Distill
-from fedcc.methods import FedCC
+from fedcc.methods import FedCC, FedMD
 from fedcc.methods.abstention import aggregate, entropy, featureless, sync_target, targets, trust
 from recording import Recording, changed, record, same
 from tiny import DIMENSIONS, Mlp, Tiny

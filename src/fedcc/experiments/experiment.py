@@ -12,7 +12,7 @@ from fedcc.core.method import AnyMethod
 from fedcc.core.naming import shortened, unknown
 from fedcc.core.options import check_names, check_value, options_of, setting_text
 from fedcc.core.samples import View
-from fedcc.engine import choose_device, usual_engine, usual_precision
+from fedcc.engine import choose_device, default_engine, default_precision
 from fedcc.experiments.options import (
     GROUPS,
     OPTIONS,
@@ -59,17 +59,8 @@ class Experiment:
         _check_types({"method": method, "settings": {} if settings is None else settings, **values})
         instance = make(method, settings)
         description = find(values.get("data", "digits"))
-        defaults = description.defaults
-        one = instance.family == "parameters" or instance.name == "Centralized"
-        usual: dict[str, Any] = {
-            "skew": defaults.skew,
-            "clients": defaults.clients,
-            "rounds": defaults.rounds,
-            "epochs": defaults.epochs,
-            "models": defaults.shared_model if one else defaults.models,
-            "augment": "standard" if defaults.augment else "none",
-        }
-        values = usual | values | {"data": description.name}
+        defaults = description.defaults.options(instance.one_network)
+        values = defaults | values | {"data": description.name}
         values["skew"] = str(parse(values["skew"]))
         for name in map(str, several(values["models"])):
             network(name, description.shape)
@@ -157,7 +148,7 @@ class Experiment:
 def resolve_machine(options: Mapping[str, Any]) -> dict[str, Any]:
     """The options with the device found, and the engine and precision that suit it unless they are given."""
     device = choose_device(options.get("device", "auto"))
-    usual = {"engine": usual_engine(device), "precision": usual_precision(device)}
+    usual = {"engine": default_engine(device), "precision": default_precision(device)}
     return usual | dict(options) | {"device": str(device)}
 
 
