@@ -326,5 +326,5 @@ def test_a_folder_of_an_older_algorithm_is_refused(tmp_path: Path) -> None:
     experiment = tmp_path / "experiment.toml"
     options, _ = experiment.read_text().split("[settings]")
     experiment.write_text(options.replace('"fedcc"', '"fedconcat"') + "[settings]\nclusters = 2\n")
-    with pytest.raises(ValueError, match="made before FedConcat had classifier_lr, by another algorithm"):
+    with pytest.raises(ValueError, match="version 1 of FedConcat is another algorithm than version 2"):
         FederationFolder.read(tmp_path)
