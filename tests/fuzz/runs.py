@@ -54,7 +54,7 @@ def frozen_clock() -> Iterator[None]:
     before, shared = time.perf_counter, running.shared
     os.environ["FEDCC_COMMIT"] = "0" * 40
     time.perf_counter = lambda: 0.0
-    running.shared = lambda device: nullcontext(lambda: 0)  # type: ignore[assignment]
+    running.shared = lambda _: nullcontext(lambda: 0)  # type: ignore[assignment]
     try:
         yield
     finally:
