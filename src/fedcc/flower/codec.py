@@ -160,8 +160,9 @@ def accept(kind: str, text: str, buffers: Mapping[str, bytes], expected: Expecte
     encoded = EncodedMessage.parse(kind, text, buffers)
     if kind != form.kind:
         raise InvalidMessage(f"wrong type: expected {form.kind}, got {shortened(kind)}")
-    _check_tree(form.kind, form.header["message"], encoded.header["message"])
     wire, run, t = expected.wire, expected.run, expected.round
+    _check_head(encoded, wire, run, t)
+    _check_tree(form.kind, form.header["message"], encoded.header["message"])
     message = decode(encoded, expected.messages, wire, run=run, round=t, device=device)
     for (path, form_leaf, mark), (_, leaf, _) in zip(leaves(expected.message, kind), leaves(message), strict=True):
         _check_leaf(path, form_leaf, leaf, expected, labels=mark == LABELS["holds"])
