@@ -16,9 +16,10 @@ TESTS = {
     "local": "local",
     "global": "global",
     "valid": "unknown valid",
+    "valid_labels": "unknown valid (labels)",
 }
 """Table II's columns: test data like the client's own; all test data; the same where "unknown" counts as right for
-classes outside the client's majority set."""
+classes outside the client's majority set, or outside the classes that it holds."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +95,9 @@ def _client_cell(row: MethodRow, scenario: Scenario, test: str, with_paper: bool
         assert means is not None
         value = ClientValue(means.mean, statistics.fmean(over) if over else None, means.spread, len(each))
     printed = None
-    if with_paper and not row.extra and test != "global":  # the paper's global column is the one with the rule
+    if (
+        with_paper and not row.extra and test in ("local", "valid")
+    ):  # the paper's global column is the one with the rule
         printed = paper.TABLE2.get(("local" if test == "local" else "global", row.method, scenario))
     return ClientCell(value, runs, printed)
 
@@ -102,6 +105,6 @@ def _client_cell(row: MethodRow, scenario: Scenario, test: str, with_paper: bool
 def _accuracies(run: RunRecord, test: str) -> list[float]:
     """The clients' accuracies; a method without "unknown" has the same with the rule and without."""
     found = run.tests.get(test)
-    if found is None and test == "valid" and run.method != "fedcc":
+    if found is None and test in ("valid", "valid_labels") and run.method != "fedcc":
         found = run.tests.get("global")
     return list(found.values()) if found else []

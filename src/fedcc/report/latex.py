@@ -84,7 +84,8 @@ def clients(table: ClientTable) -> str:
         lines.append(" & ".join([text(row.title), *shown]) + r" \\")
     caption = (
         f"{table.title}. Clients' own models (\\%); index: spread over clients, in brackets: over seeds; "
-        "unknown valid: an answer ``unknown'' counts as right outside the client's majority classes."
+        "unknown valid: an answer ``unknown'' counts as right outside the client's majority classes; "
+        "(labels): outside the classes that it holds."
     )
     under = " & ".join(["", *(t for _ in table.scenarios for t in TESTS.values())]) + r" \\"
     return _table(table, [len(TESTS)] * len(table.scenarios), lines, caption, table.slug, under)
