@@ -174,6 +174,11 @@ class Federation:
                 network(name, shared.shape)
         return federation
 
+    @property
+    def digests(self) -> dict[str, str | None]:
+        """The digests of the data and of the partition, as records hold them."""
+        return {"data_sha256": self.fingerprint, "partition_sha256": self.partition.sha256 if self.partition else None}
+
     def archs(self, method: AnyMethod) -> dict[int, Arch]:
         """Each client's architecture under a method."""
         models = (self.shared_model,) if method.one_network and self.shared_model is not None else self.models

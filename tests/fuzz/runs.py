@@ -29,8 +29,9 @@ from fedcc.core.model import Arch, Model
 from fedcc.core.rng import Key
 from fedcc.core.samples import View
 from fedcc.experiments import analyse, result, tracking
-from fedcc.experiments.checkpoint import Checkpoints, packed
+from fedcc.experiments.checkpoint import Checkpoints
 from fedcc.experiments.experiment import Experiment
+from fedcc.experiments.packing import to_bytes
 from fedcc.experiments.result import Result
 from fedcc.experiments.round_files import CHECKSUM_BYTES
 from fedcc.experiments.rounds import FinishedRound, Observer, Pause, Paused
@@ -214,7 +215,7 @@ class RunFolders(Target):
     @contextmanager
     def stubs(self, place: Path) -> Iterator[None]:
         """Nothing is trained and nothing computed: only what is read counts."""
-        before = command.train, analyse.inspected
+        before = command.train, analyse.inspect_models
 
         def train(described: Any, place: Path, *_: Any, start: Any = None, **__: Any) -> None:
             self.seen = (described, start)
@@ -223,11 +224,11 @@ class RunFolders(Target):
             trackers.end(None)
 
         tracking.TRACKERS["telling"] = (Telling, ())  # type: ignore[assignment]
-        command.train, analyse.inspected = train, lambda result, *_: self.note(result)
+        command.train, analyse.inspect_models = train, lambda result, *_: self.note(result)
         try:
             yield
         finally:
-            command.train, analyse.inspected = before
+            command.train, analyse.inspect_models = before
             del tracking.TRACKERS["telling"]
 
     def note(self, result: Result) -> dict[str, Any]:
@@ -310,7 +311,7 @@ class RunFolders(Target):
         return True
 
     def bits(self, start: Any) -> bytes:
-        return in_order(packed(start.snapshot, self.experiment.build_method(), {}))
+        return in_order(to_bytes(start.snapshot, self.experiment.build_method(), {}))
 
     def read_whole(self, place: Path) -> bool:
         taken = 0

@@ -15,6 +15,7 @@ pytest.importorskip("flwr")
 import torch
 from flwr.app import Array, ArrayRecord
 
+from fedcc.engine import Plain
 from fedcc.experiments.result import Result
 from fedcc.experiments.store import RunFolder
 from fedcc.flower import cohort as cohort_module
@@ -276,3 +277,28 @@ def test_models_are_uploaded_whole_whatever_the_wire(tmp_path: Path) -> None:
     assert sent(folder) == simulated.uplinks
     assert RunFolder(folder.run).summary()["accuracy"]["final"] == simulated.accuracy  # type: ignore[index]
     assert torch.is_tensor(next(iter(Result.load(folder.run).trained.clients.values())).state["head.weight"])
+
+
+def test_a_site_computes_the_learning_rate_of_a_round(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = make(tmp_path / "f", "fedavg", decay=0.5, schedule="cosine")
+    rates, fit = dict[int, tuple[float, str]](), Plain.fit
+
+    def recorded(self: Plain, request: Any) -> Any:
+        rates[request.key.round] = request.recipe.lr, request.recipe.schedule
+        return fit(self, request)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Plain, "fit", recorded)
+        LocalTransport(folder).server().train()
+    assert rates == {1: (0.001, "cosine"), 2: (0.0005, "cosine")}
+    assert sent(folder) == simulate(folder.experiment).uplinks
+    constant = simulate(folder.experiment.with_options(decay=1.0)).uplinks
+    assert {t for t, name in constant if constant[t, name] != sent(folder)[t, name]} == {2}
+
+
+def test_a_federation_evaluates_as_often_as_it_is_asked_to(tmp_path: Path) -> None:
+    folder = make(tmp_path / "f", "fedavg", rounds=3, evaluate_every=2, readings=False)
+    LocalTransport(folder).server().train()
+    assert [r["accuracy"] is None for r in records(folder)] == [True, False, False]
+    assert [r["readings"] for r in records(folder)] == [{}, {}, {}]
+    assert records(folder)[-1]["accuracy"] == simulate(folder.experiment).accuracy

@@ -305,7 +305,7 @@ def test_a_run_that_another_process_has_just_finished_stays(
                 (copy / path.name).write_bytes(path.read_bytes())
         return ()
 
-    monkeypatch.setattr(fedcc.experiments.tracking, "checked", meanwhile)
+    monkeypatch.setattr(fedcc.experiments.tracking, "check_trackers", meanwhile)
     done = call(capsys, "resume", copy)
     assert (done.code, done.err) == (0, "")
     assert "holds a finished run; there is nothing to do" in done.out

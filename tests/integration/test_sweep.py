@@ -196,7 +196,7 @@ def test_a_run_in_use_is_left_alone(file: Path, capsys: Capsys) -> None:
     folder = RunFolder(file.parent / "runs" / PLACES[0])
     wait_until(lambda: folder.metrics(), 120)
     said = f"{folder.path} is in use by another process ({first.pid} on "
-    with pytest.raises(InUse), folder.held():
+    with pytest.raises(InUse), folder.lock():
         pass
     call(capsys, *words[:-1], folder.path, "--overwrite").refused(said)
     call(capsys, "resume", folder.path).refused(said)
@@ -208,14 +208,14 @@ def test_a_run_in_use_is_left_alone(file: Path, capsys: Capsys) -> None:
     os.kill(first.pid, signal.SIGKILL)
     first.end()
     assert (folder.path / ".lock").exists()
-    with folder.held():
+    with folder.lock():
         pass
     assert not (folder.path / ".lock").exists()
     assert folder.metrics()
 
 
 def test_a_folder_that_was_held_in_vain_is_gone(tmp_path: Path) -> None:
-    with RunFolder(tmp_path / "a" / "b" / "c").held():
+    with RunFolder(tmp_path / "a" / "b" / "c").lock():
         assert (tmp_path / "a" / "b" / "c" / ".lock").is_file()
     assert list(tmp_path.iterdir()) == []
 

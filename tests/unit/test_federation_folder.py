@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 import stat
 import zipfile
 from pathlib import Path
@@ -22,6 +23,7 @@ from fedcc.flower.data import site_samples
 from fedcc.flower.folder import FederationFolder, Site, Task, disagreement_reason, parse_clients
 from fedcc.flower.keys import public_bytes
 from fedcc.flower.rules import Rules
+from fedcc.methods import make as make_method
 from federation import NAMES, make
 
 
@@ -299,3 +301,30 @@ def test_a_damaged_npz_or_array_is_refused_by_name(tmp_path: Path, task: Task) -
             site_samples(tmp_path / name, task)
         assert str(tmp_path / name) in str(refused.value)
         assert "\n" not in str(refused.value)
+
+
+def test_a_folder_of_an_older_version_opens(tmp_path: Path) -> None:
+    """Made by commit 5a24957, which had fewer options: these have their values of then."""
+    for path in (Path(__file__).parents[1] / "fixtures" / "federation-5a24957").iterdir():
+        shutil.copy(path, tmp_path)
+    folder, site = FederationFolder.read(tmp_path), Site.read(tmp_path)
+    assert folder.clients == {"north": "resnet8", "east": "resnet14"}
+    assert (folder.rules.quorum, folder.rules.deadline, folder.address) == (2, 3600.0, "localhost:9092")
+    assert (folder.task.public, folder.task.view.scale, folder.task.view.hole) == (29, 0.0625, 0.0)
+    split, training = folder.experiment.split, folder.experiment.training
+    assert (split.augment, split.validation, training.schedule, training.decay) == ("none", 0.0, "constant", 1.0)
+    assert folder.experiment.build_method() == make_method("fedcc")
+    assert disagreement_reason(folder.terms("east"), site.terms()) is None
+    folder.write()
+    site.write()
+    assert (FederationFolder.read(tmp_path), Site.read(tmp_path)) == (folder, site)
+
+
+def test_a_folder_of_an_older_algorithm_is_refused(tmp_path: Path) -> None:
+    for path in (Path(__file__).parents[1] / "fixtures" / "federation-5a24957").iterdir():
+        shutil.copy(path, tmp_path)
+    experiment = tmp_path / "experiment.toml"
+    options, _ = experiment.read_text().split("[settings]")
+    experiment.write_text(options.replace('"fedcc"', '"fedconcat"') + "[settings]\nclusters = 2\n")
+    with pytest.raises(ValueError, match="made before FedConcat had classifier_lr, by another algorithm"):
+        FederationFolder.read(tmp_path)

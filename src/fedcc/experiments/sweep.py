@@ -22,7 +22,7 @@ from fedcc.errors import error_line, warnings_to
 from fedcc.experiments.experiment import Experiment
 from fedcc.experiments.options import MACHINE, OPTIONS, Output
 from fedcc.experiments.rounds import FinishedRound, Observer, Pause, Paused
-from fedcc.experiments.run import execute, prepare, unfinished
+from fedcc.experiments.run import execute, load_unfinished, prepare
 from fedcc.experiments.store import InUse, RunFolder, RunFolderError
 from fedcc.experiments.toml import load
 from fedcc.experiments.tracking import Trackers
@@ -264,7 +264,7 @@ def perform(run: Run, options: SweepOptions) -> Outcome:
         return Outcome(kind, text, accuracy, time.perf_counter() - started, resumed, tuple(warnings))
 
     try:
-        with RunFolder(folder).held(), warnings_to(warnings.append):
+        with RunFolder(folder).lock(), warnings_to(warnings.append):
             state, reason = run.state(options.root)
             if state == "finished":
                 return outcome("before")
@@ -272,7 +272,7 @@ def perform(run: Run, options: SweepOptions) -> Outcome:
                 return outcome("failed", reason)
             start = None
             if state == "unfinished":
-                experiment, federation, start, problems = unfinished(folder, output.data_dir)
+                experiment, federation, start, problems = load_unfinished(folder, output.data_dir)
                 warnings += problems
             else:
                 experiment = run.experiment()

@@ -21,9 +21,9 @@ from fedcc.core.model import Model
 from fedcc.core.requests import Predict
 from fedcc.core.rng import Key
 from fedcc.core.samples import Samples
-from fedcc.engine import choose_device, drive, engine, usual_engine, usual_precision
+from fedcc.engine import choose_device, default_engine, default_precision, drive, engine
 from fedcc.engine.threads import fixed_threads
-from fedcc.experiments.checkpoint import header, packed, understood, unpacked
+from fedcc.experiments.packing import from_bytes, read_header, readable, to_bytes
 from fedcc.experiments.round_files import RoundFiles
 from fedcc.federate import build_client, first_model
 from fedcc.flower.data import site_samples
@@ -62,12 +62,11 @@ class ClientSnapshots:
         except DamagedFile as error:
             print(f"fedcc: {path} is not used: {error}")
             return None
-        with understood(path):
-            about, tree = header(content)
+        with readable(path):
+            about, tree = read_header(content)
             if about != {"format": FORMAT}:
                 raise ValueError(f"format {about.get('format')}, this fedcc reads format {FORMAT}")
-            snapshot: ClientSnapshot = unpacked(content, tree, self.method, device=self.device, kind=ClientSnapshot)
-        return snapshot
+            return from_bytes(ClientSnapshot, content, tree, self.method, device=self.device)
 
     def before(self, t: int) -> ClientSnapshot | None:
         """Where round t starts: after the latest round before it or, if the server went back further, the first."""
@@ -75,7 +74,7 @@ class ClientSnapshots:
         return next((snapshot for snapshot in map(self.after, rounds) if snapshot is not None), None)
 
     def write(self, snapshot: ClientSnapshot) -> None:
-        content = packed(snapshot, self.method, {"format": FORMAT})
+        content = to_bytes(snapshot, self.method, {"format": FORMAT})
         t = snapshot.t
         self.files.write(t, content, obsolete=lambda rounds: [r for r in rounds if not t - KEEP < r <= t])
 
@@ -91,8 +90,8 @@ class SiteClient:
         self.snapshots = ClientSnapshots(self.folder, self.method, self.device)
         machine = site.experiment.machine
         same = torch.device(machine.device).type == self.device.type
-        precision = machine.precision if same else usual_precision(self.device)
-        self.engine = engine(usual_engine(self.device), self.device, precision)
+        precision = machine.precision if same else default_precision(self.device)
+        self.engine = engine(default_engine(self.device), self.device, precision)
 
     def round(self, t: int, down: Any) -> ClientSnapshot:
         """One round; a round that was computed from the same downlink before is not computed again."""

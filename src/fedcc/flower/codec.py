@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, fields, is_dataclass
 from math import prod
 from typing import Any
@@ -97,6 +98,18 @@ def encode(message: Any, wire: str, *, run: str = "", round: int = 0, key: Key |
     return EncodedMessage(NOTHING if message is None else type(message).__name__, header, arrays)
 
 
+@contextmanager
+def _malformed_refused() -> Iterator[None]:
+    """Whatever else goes wrong is the message's fault too."""
+    try:
+        yield
+    except InvalidMessage:
+        raise
+    except Exception as error:
+        raise InvalidMessage(f"malformed: {type(error).__name__}: {str(error)[:120]}") from error
+
+
+@_malformed_refused()
 def decode(
     encoded: EncodedMessage, messages: Classes, wire: str, *, run: str = "", round: int = 0, device: str = "cpu"
 ) -> Any:
@@ -104,7 +117,16 @@ def decode(
 
     For a client, which cannot know what to expect; a server uses :func:`accept`.
     """
-    return _guarded(_decode, encoded, messages, wire, run, round, device)
+    _check_head(encoded, wire, run, round)
+    unpack = _Unpack(messages, encoded.arrays, device)
+    message = unpack(encoded.header["message"])
+    kind = NOTHING if message is None else type(message).__name__
+    if kind != encoded.kind:
+        raise InvalidMessage(f"wrong type: it is called {shortened(encoded.kind)} and holds {kind}")
+    for name, taken in unpack.taken.items():
+        if taken != (size := len(encoded.arrays[name])):
+            raise InvalidMessage(f"array {name} has {size:,} numbers, the header describes {taken:,}")
+    return message
 
 
 @dataclass(frozen=True, eq=False)
@@ -125,22 +147,9 @@ class ExpectedMessage:
         return encode(self.message, self.wire, run=self.run, round=self.round, key=key)
 
 
+@_malformed_refused()
 def accept(kind: str, text: str, buffers: Mapping[str, bytes], expected: ExpectedMessage, device: str = "cpu") -> Any:
     """Decode and check an upload. Its size is checked first, before anything is read."""
-    return _guarded(_accept, kind, text, buffers, expected, device)
-
-
-def _guarded(function: Callable[..., Any], *arguments: Any) -> Any:
-    """Whatever goes wrong in the function is the message's fault."""
-    try:
-        return function(*arguments)
-    except InvalidMessage:
-        raise
-    except Exception as error:
-        raise InvalidMessage(f"malformed: {type(error).__name__}: {str(error)[:120]}") from error
-
-
-def _accept(kind: str, text: str, buffers: Mapping[str, bytes], expected: ExpectedMessage, device: str) -> Any:
     form = expected.form
     limit, longest = 2 * form.nbytes + SPARE, len(form.text) + SPARE  # below this, later checks give a better reason
     size = sum(len(buffer) for buffer in buffers.values())
@@ -151,9 +160,10 @@ def _accept(kind: str, text: str, buffers: Mapping[str, bytes], expected: Expect
     encoded = EncodedMessage.parse(kind, text, buffers)
     if kind != form.kind:
         raise InvalidMessage(f"wrong type: expected {form.kind}, got {shortened(kind)}")
-    _check_head(encoded, expected.wire, expected.run, expected.round)
+    wire, run, t = expected.wire, expected.run, expected.round
+    _check_head(encoded, wire, run, t)
     _check_tree(form.kind, form.header["message"], encoded.header["message"])
-    message = _decode(encoded, expected.messages, expected.wire, expected.run, expected.round, device)
+    message = decode(encoded, expected.messages, wire, run=run, round=t, device=device)
     for (path, form_leaf, mark), (_, leaf, _) in zip(leaves(expected.message, kind), leaves(message), strict=True):
         _check_leaf(path, form_leaf, leaf, expected, labels=mark == LABELS["holds"])
     return message
@@ -179,7 +189,7 @@ def _check_tree(path: str, form: Any, got: Any) -> None:
         raise InvalidMessage(f"{path}: expected {_describe(form)}, got {_describe(got)}")
     if form[0] == "tensor":
         for name, wanted, actual in zip(("coding", "dtype", "shape"), form[1:], [*got[1:], None, None], strict=False):
-            if actual != wanted or [*map(type, _as_list(actual))] != [*map(type, _as_list(wanted))]:
+            if json.dumps(actual) != json.dumps(wanted):  # so that 1, 1.0 and true differ
                 raise InvalidMessage(f"{path}: wrong {name}: expected {wanted}, got {shortened(actual)}")
         if len(got) != len(form):
             raise InvalidMessage(f"{path}: a tensor has {len(form) - 1} entries, got {len(got) - 1}")
@@ -305,23 +315,6 @@ class _Unpack(Unpack):
             raise InvalidMessage(f"array {name} has {there:,} numbers left, the header asks for {length:,}")
         self.taken[name] = begin + length
         return array[begin : begin + length]
-
-
-def _decode(encoded: EncodedMessage, messages: Classes, wire: str, run: str, round: int, device: str) -> Any:
-    _check_head(encoded, wire, run, round)
-    unpack = _Unpack(messages, encoded.arrays, device)
-    message = unpack(encoded.header["message"])
-    kind = NOTHING if message is None else type(message).__name__
-    if kind != encoded.kind:
-        raise InvalidMessage(f"wrong type: it is called {shortened(encoded.kind)} and holds {kind}")
-    for name, taken in unpack.taken.items():
-        if taken != (there := len(encoded.arrays[name])):
-            raise InvalidMessage(f"array {name} has {there:,} numbers, the header describes {taken:,}")
-    return message
-
-
-def _as_list(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else [value]
 
 
 def _describe(tree: Any) -> str:

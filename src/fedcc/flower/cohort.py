@@ -44,15 +44,12 @@ class Transport(Protocol):
 
     def online(self) -> set[str]:
         """Who is connected."""
-        ...
 
     def send(self, name: str, purpose: str, t: int, content: Any) -> str | None:
         """A ticket for the answer, or None if the message could not be sent."""
-        ...
 
     def collect(self, tickets: Sequence[str]) -> list[Answer]:
         """The answers that have arrived."""
-        ...
 
 
 class NoQuorum(RuntimeError):

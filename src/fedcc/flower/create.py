@@ -12,16 +12,18 @@ import numpy as np
 import torch
 
 from fedcc import __version__
+from fedcc.core.options import options_of
 from fedcc.core.samples import Samples, View
 from fedcc.data.dataset import PAPER_EPOCHS, PAPER_ROUNDS
-from fedcc.engine import choose_device, usual_engine, usual_precision
+from fedcc.engine import choose_device, default_engine, default_precision
 from fedcc.experiments.experiment import Experiment
+from fedcc.experiments.options import Split
 from fedcc.federation import Federation, several
 from fedcc.flower.data import read_arrays, site_samples
 from fedcc.flower.folder import FederationFolder, Site, Task
 from fedcc.flower.keys import make_authority, make_key_pair
 from fedcc.flower.rules import Rules
-from fedcc.flower.signing import build_app, sign_app
+from fedcc.flower.signing import sign_app
 from fedcc.methods import make
 
 OWN = "own"  # the data and skew of a federation without a data set by name
@@ -69,52 +71,56 @@ def create_federation(
     instance = make(method, settings)
     if instance.family == "bound":
         raise ValueError(f"{instance.name} is a bound for simulations; it shares nothing, or private data")
-    federation: Federation | None = None
+    options = {**options, "clients": len(clients)}
     if public_file is None:
-        experiment = Experiment.resolve(method, settings=settings, **{**options, "clients": len(clients)})
+        experiment = Experiment.resolve(method, settings=settings, **options)
         federation = experiment.federation(data_dir)
-        public, class_names = federation.public, federation.names
+    elif simulate_sites:
+        raise ValueError("--simulate-sites splits a data set by name; there is none with --public-file")
     else:
-        experiment = _own_experiment(method, settings, options, len(clients))
-        public = _own_public(public_file)
-        if len(class_names) < 2:
-            raise ValueError("with --public-file the classes must be named: --class NAME, at least twice")
-        if simulate_sites:
-            raise ValueError("--simulate-sites splits a data set by name; there is none with --public-file")
-    networks = _networks(clients, experiment)
+        experiment = _own_experiment(method, settings, options)
+        federation = _own_federation(public_file, class_names)
+    task = Task.of(federation.public, federation.names)
+    models, number = [str(m) for m in several(experiment.split.models)], len(clients)
+    halves = experiment.split.assignment == "halves"
+    dealt = [models[k * len(models) // number if halves else k % len(models)] for k in range(number)]
+    networks = {name: model or dealt[k] for k, (name, model) in enumerate(clients.items())}
     experiment = experiment.with_options(models=",".join(networks.values()))
-    task = Task.of(public, class_names)
     for model in networks.values():
         task.arch(instance, model)
     if instance.family == "parameters" and len(set(networks.values())) > 1:
         raise ValueError(
             f"{instance.name} averages weights, so all clients need the same network, got {experiment.split.models}"
         )
-    two_thirds = -(-2 * len(clients) // 3)
-    checked = Rules(**{"quorum": two_thirds, **rules})
+    checked = Rules(**{"quorum": -(-2 * len(clients) // 3), **rules})
     checked.check(len(clients))
     local = [h for h in ("localhost", "127.0.0.1") if h not in hosts]
     folder = FederationFolder(path, experiment, task, checked, networks, (*hosts, *local), port)
-    _write(folder, public, _test_arrays(federation, test_file, task), app)
-    if simulate_sites and federation is not None:
+    test = federation.test if test_file is None else site_samples(test_file, task)
+    hidden = federation.hidden if test_file is None else None
+    _write(folder, federation.public, app)
+    if len(test):
+        labels: dict[str, Any] = {} if hidden is None else {"public_y": hidden.numpy()}
+        np.savez(folder.operator / "test.npz", x=test.x.numpy(), y=test["y"].numpy(), **labels)
+    if simulate_sites:
         for name, private in zip(networks, federation.private, strict=True):
             np.savez(folder.site(name) / "data.npz", x=private.x.numpy(), y=private["y"].numpy())
+    folder.write()
     return folder
 
 
-def _write(folder: FederationFolder, public: Samples, test: Mapping[str, Any] | None, app: str) -> None:
+def _write(folder: FederationFolder, public: Samples, app: str) -> None:
+    """Write all files but the data and ``federation.toml``, which says that the folder is complete."""
     operator = folder.operator
     (operator / "keys").mkdir(parents=True)
     operator.chmod(0o700)
     folder.query.mkdir()
     (operator / "app").mkdir()
     (operator / "app" / "pyproject.toml").write_text(app)
-    trusted, signature = sign_app(build_app(operator / "app"))
+    trusted, signature = sign_app(operator / "app")
     (operator / "app.json").write_text(signature)
-    make_authority(operator, list(folder.hosts))
+    make_authority(operator, folder.hosts)
     np.savez(folder.path / "public.npz", x=public.x.numpy())
-    if test is not None:
-        np.savez(operator / "test.npz", **test)
     for number, (name, model) in enumerate(folder.clients.items()):
         site = folder.site(name)
         site.mkdir(parents=True)
@@ -124,26 +130,26 @@ def _write(folder: FederationFolder, public: Samples, test: Mapping[str, Any] | 
         shutil.copyfile(operator / "ca.crt", site / "ca.crt")
         shutil.copyfile(folder.path / "public.npz", site / "public.npz")
         Site(site, folder.experiment, folder.task, name, number, model, folder.address, False).write()
-    folder.write()
 
 
-def _own_experiment(method: str, settings: Mapping[str, Any], options: Mapping[str, Any], clients: int) -> Experiment:
+def _own_experiment(method: str, settings: Mapping[str, Any], options: Mapping[str, Any]) -> Experiment:
     """An experiment on the sites' own data; rounds and epochs are the paper's unless given."""
-    for name in ("data", "skew", "fraction", "public", "stratified", "augment", "resize"):
-        if options.get(name) is not None:
+    for name in options_of(Split):
+        if name in options and name not in ("clients", "models", "assignment"):
             raise ValueError(f"--{name} belongs to a data set by name; with --public-file the sites bring the data")
-    device = choose_device(options.get("device") or "auto")
-    values: dict[str, Any] = {
-        "rounds": PAPER_ROUNDS, "epochs": PAPER_EPOCHS, "models": "resnet14", "augment": "none",
-        "engine": usual_engine(device), "precision": usual_precision(device),
+    device = choose_device(options.get("device", "auto"))
+    values = {
+        "data": OWN, "skew": OWN, "augment": "none", "models": "resnet14", "rounds": PAPER_ROUNDS,
+        "epochs": PAPER_EPOCHS, "engine": default_engine(device), "precision": default_precision(device),
+        **options, "device": str(device),
     }  # fmt: skip
-    values |= {name: value for name, value in options.items() if value is not None}
-    values |= {"device": str(device), "data": OWN, "skew": OWN, "clients": clients}
     return Experiment.of(method.lower(), asdict(make(method, settings)), values)  # type: ignore[call-overload]
 
 
-def _own_public(path: Path) -> Samples:
-    """The operator's public images, normalised by their own mean and standard deviation per channel."""
+def _own_federation(path: Path, names: tuple[str, ...]) -> Federation:
+    """The operator's public images, normalised by their own mean and standard deviation per channel, and no others."""
+    if len(names) < 2:
+        raise ValueError("with --public-file the classes must be named: --class NAME, at least twice")
     x = read_arrays(path, "x")["x"]
     if x.dtype != np.uint8 or x.ndim != 4 or not len(x):
         raise ValueError(f"{path}: x must be uint8 images [samples, channels, height, width], got {x.dtype} {x.shape}")
@@ -152,25 +158,5 @@ def _own_public(path: Path) -> Samples:
     if not std.all():
         raise ValueError(f"{path}: a channel of the images is constant")
     view = View(1 / 255, tuple(mean.round(4).tolist()), tuple(std.round(4).clip(1e-4).tolist()))
-    return Samples({"x": torch.from_numpy(x)}, view)
-
-
-def _networks(clients: Mapping[str, str | None], experiment: Experiment) -> dict[str, str]:
-    """Each client's network: its own, or one of the experiment's."""
-    dealt = [str(m) for m in several(experiment.split.models)]
-    number = len(clients)
-    if experiment.split.assignment == "halves":
-        turn = [dealt[k * len(dealt) // number] for k in range(number)]
-    else:
-        turn = [dealt[k % len(dealt)] for k in range(number)]
-    return {name: model or turn[k] for k, (name, model) in enumerate(clients.items())}
-
-
-def _test_arrays(federation: Federation | None, path: Path | None, task: Task) -> dict[str, Any] | None:
-    if path is not None:
-        samples = site_samples(path, task)
-        return {"x": samples.x.numpy(), "y": samples["y"].numpy()}
-    if federation is None:
-        return None
-    test = {"x": federation.test.x.numpy(), "y": federation.test["y"].numpy()}
-    return test | ({} if federation.hidden is None else {"public_y": federation.hidden.numpy()})
+    public = Samples({"x": torch.from_numpy(x)}, view)
+    return Federation((), public, Samples({"x": public.x[:0]}), len(names), (), names=names)

@@ -32,7 +32,7 @@ from fedcc.experiments.options import OPTIONS
 from fedcc.experiments.toml import dumps, load
 from fedcc.flower.data import images_sha256, read_arrays
 from fedcc.flower.rules import Rules
-from fedcc.methods import make
+from fedcc.methods import completed, make, outdated
 from fedcc.nets import network
 
 AGREED = ("method", "settings", *(name for name, o in OPTIONS.items() if o.marks.get("agreed")))  # of the experiment
@@ -229,12 +229,14 @@ def disagreement_reason(theirs: Mapping[str, Any], mine: Mapping[str, Any]) -> s
 
 
 def read_experiment(path: Path) -> Experiment:
-    """An experiment whose data may be the sites' own."""
+    """An experiment whose data may be the sites' own; options that an older file lacks are as they were then."""
     table = load(path)
     with damage_reported(path):
         method, settings = table.pop("method"), table.pop("settings", {})
         check_value("method", method, str)
-        return Experiment.of(method, asdict(make(method, settings)), table)  # type: ignore[call-overload]
+        if reason := outdated(method, settings):
+            raise ValueError(f"{reason}; `fedcc federation init` makes the federation again")
+        return Experiment.of(method, asdict(make(method, completed(method, settings))), table)  # type: ignore[call-overload]
 
 
 def parse_clients(texts: list[str]) -> dict[str, str | None]:

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedcc.core.files import write_whole, written_whole
+from fedcc.core.files import open_whole, write_whole
 from fedcc.core.messages import Predictions
 from fedcc.core.method import Trained
 from fedcc.core.model import Model
@@ -28,7 +28,7 @@ from fedcc.evaluate.predictions import RemotePredictions
 from fedcc.experiments.checkpoint import Checkpoint, Checkpoints
 from fedcc.experiments.record import Record
 from fedcc.experiments.result import Result
-from fedcc.experiments.rounds import FinishedRound, Observer, follow, run_rounds
+from fedcc.experiments.rounds import FinishedRound, Observer, Observers, follow, run_rounds
 from fedcc.experiments.run import FolderWriter
 from fedcc.federate import Round, Snapshot, build_server
 from fedcc.federation import Federation
@@ -84,7 +84,7 @@ class FlowerServer(Observer):
             rounds = run_rounds(
                 self, number, evaluate_every=measurement.evaluate_every, start=start.snapshot if start else None
             )
-            records, _ = follow(rounds, [self.writer, self.checkpoints, self], start.records if start else ())
+            records, _ = follow(rounds, Observers(self.writer, self.checkpoints, self), start.records if start else ())
             if self.trained is None:  # interrupted after the last round
                 self.trained, _ = self.ensemble(self.cohort, self.method.rounds(number), None)
             self.finish(records, self.trained)
@@ -109,11 +109,10 @@ class FlowerServer(Observer):
         samples = Samples({"x": self.test["x"], "y": self.test["y"]}, self.folder.task.view).to(self.engine.device)
         self.trained, executor = self.ensemble(self.cohort, messages.t, samples)
         asked = executor is not self.engine  # other readings are not worth asking the sites again
-        wanted = self.experiment.measurement.readings and not asked
-        readings = readings_of(self.method, self.public, last) if wanted else {}
+        readings = {} if asked else readings_of(self.method, self.public, last)
         return evaluate(
-            self.method, self.trained, samples, executor, downs=messages.downs, hidden=hidden, readings=readings,
-            detailed=last,
+            self.method, self.trained, samples, executor, downs=messages.downs, hidden=hidden, detailed=last,
+            readings=readings if self.experiment.measurement.readings else None,
         )  # fmt: skip
 
     def round(self, done: FinishedRound) -> None:
@@ -127,7 +126,7 @@ class FlowerServer(Observer):
         """The checkpoint that the folder's run resumes from; None if it starts."""
         start = None
         if (self.folder.run / "experiment.toml").is_file():
-            notes = self.writer.folder.check_start()
+            notes = self.writer.folder.check_description()
             start, problems = self.checkpoints.latest()
             for problem in notes + problems:
                 self.log.say(f"warning: {problem}")
@@ -198,7 +197,7 @@ class FlowerServer(Observer):
         with fixed_threads(self.experiment.machine.threads):
             trained, executor = self.ensemble(self.connect(start), start.snapshot.t, samples)
             scores = drive([self.method.predict(trained, samples)], executor)[0].cpu().numpy()
-        with written_whole(target) as file:
+        with open_whole(target) as file:
             np.savez(file, scores=scores, labels=scores.argmax(-1))
         self.log.update(state="finished")
 

@@ -13,21 +13,19 @@ from base64 import urlsafe_b64encode
 from hashlib import sha256
 from pathlib import Path
 
-
-def build_app(app: Path) -> bytes:
-    """The app in a folder as the file that Flower makes of it; always the same with the same version of Flower."""
-    from flwr.cli.build import build_fab_from_disk
-
-    return build_fab_from_disk(app)
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+from flwr.cli.build import build_fab_from_disk
 
 
-def sign_app(fab: bytes) -> tuple[str, str]:
-    """The public key for sites (YAML, for ``--trusted-entities``) and the signature (JSON, for the gate)."""
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-    from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+def sign_app(app: Path) -> tuple[str, str]:
+    """The public key for sites (YAML, for ``--trusted-entities``) and the signature (JSON, for the gate) of an app.
 
-    key, at = Ed25519PrivateKey.generate(), int(time.time())
+    Flower makes the same file of an app's folder every time, as long as its version is the same.
+    """
+    digest = sha256(build_fab_from_disk(app)).digest()
+    key, now = Ed25519PrivateKey.generate(), int(time.time())
     public = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH).decode()
-    signature = urlsafe_b64encode(key.sign(at.to_bytes(8, "big") + sha256(fab).digest())).decode()
-    proof = {"signed_at": at, "signature": signature}
+    signature = urlsafe_b64encode(key.sign(now.to_bytes(8, "big") + digest)).decode()
+    proof = {"signed_at": now, "signature": signature}
     return f"fedcc: {public}\n", json.dumps({"fedcc": json.dumps(proof), "valid_license": "Valid"})
