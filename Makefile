@@ -8,7 +8,7 @@ FUZZ ?= 4000
 SEED ?= 0
 BASE ?= 5a24957
 
-.PHONY: demo federation-demo test test-all same mutants fuzz check format wheel clean help
+.PHONY: syntax-mutants demo federation-demo test test-all same mutants fuzz check format wheel clean help
 
 help:
 	@echo "make demo      10 clients with one digit each: FedCC against FedAvg, FedMD and the two bounds"
@@ -21,15 +21,26 @@ help:
 	@echo "make check     format, lint, types, import rules"
 	@echo "make wheel     build the wheel into dist/"
 
-$(VENV)/.ready: pyproject.toml constraints.txt
+# Three sets of packages in one environment: the package, with Flower, and all that tests and checks need.
+INSTALL = $(BIN)/pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
+
+$(VENV)/.package: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt -e '.[dev]'
+	$(INSTALL) -e .
 	@touch $@
 
-demo: $(VENV)/.ready
+$(VENV)/.flower: $(VENV)/.package
+	$(INSTALL) -e '.[flower]'
+	@touch $@
+
+$(VENV)/.ready: $(VENV)/.package
+	$(INSTALL) -e '.[dev]'
+	@touch $@ $(VENV)/.flower
+
+demo: $(VENV)/.package
 	$(BIN)/fedcc demo
 
-federation-demo: $(VENV)/.ready
+federation-demo: $(VENV)/.flower
 	rm -rf runs/federation-demo
 	$(BIN)/fedcc federation demo
 
@@ -44,6 +55,9 @@ same: $(VENV)/.ready
 
 mutants: $(VENV)/.ready
 	$(BIN)/python tests/mutants.py --jobs 2
+
+syntax-mutants: $(VENV)/.ready
+	$(BIN)/python tests/syntax_mutants.py --jobs 2
 
 fuzz: $(VENV)/.ready
 	PYTHONPATH=tests $(BIN)/python -m fuzz --inputs $(FUZZ) --seed $(SEED) $(if $(TARGET),--target $(TARGET)) \

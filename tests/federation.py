@@ -1,9 +1,9 @@
 """Federations as tests run them: in this process, without Flower's servers, or with real ones on free ports.
 
-``Desk`` stands in for the network: it hands each message to the client's app, in this process, and can be told to lose,
-delay or spoil it. ``Real`` starts ``fedcc federation`` programs; all of them, and what they have started, end with the
-``with`` block. A test that needs another app at the sites gives ``make(..., app=app_of("its_module:app"))`` and
-``real(..., PYTHONPATH=...)``, where the module lies; such an app may wrap ``fedcc.flower.client_app``.
+``LocalTransport`` stands in for the network: it passes each message to the client's app, in this process, and can be
+told to lose, delay or spoil it. ``Real`` starts ``fedcc federation`` programs; all of them, and what they have started,
+end with the ``with`` block. A test that needs another app at the sites gives ``make(..., app=app_of("module:app"))``
+and ``real(..., PYTHONPATH=...)``, where the module lies; such an app may wrap ``fedcc.flower.client_app``.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from flwr.app.message import make_message
 
 from fedcc.flower import client_app
 from fedcc.flower.cohort import Answer
+from fedcc.flower.create import APP, create_federation
 from fedcc.flower.folder import FederationFolder
-from fedcc.flower.init import APP, make_folder
-from fedcc.flower.processes import free_port
-from fedcc.flower.server import Journal, Server
+from fedcc.flower.programs import free_port
+from fedcc.flower.server import FlowerServer, RunLog
 from program import Done, Running, descendants, wait_until
 
 NAMES = ("north", "east", "south", "west")
@@ -37,12 +37,12 @@ def make(
 ) -> FederationFolder:
     """A federation of digits, small; ``app`` is the app that Flower runs, ``hosts`` are the server's names."""
     app, hosts, settings = given.pop("app", APP), given.pop("hosts", []), given.pop("settings", {})
-    return make_folder(
+    return create_federation(
         path,
         method,
         dict.fromkeys(names),
         settings=settings,
-        given={**QUICK, **given},
+        options={**QUICK, **given},
         hosts=hosts,
         port=free_port(),
         rules={"quorum": len(names), "grace": 5.0, "deadline": 120.0, **(rules or {})},
@@ -57,8 +57,8 @@ def app_of(client: str) -> str:
 
 
 @dataclass
-class Desk:
-    """A post that serves messages in this process; ``fault(name, purpose, t)`` may say what happens to one.
+class LocalTransport:
+    """A transport that serves messages in this process; ``fault(name, purpose, t)`` may say what happens to one.
 
     A fault is ``"lose"`` (no answer, the client is told nothing), ``"late"`` (the answer waits until :meth:`release`),
     an exception (the client raises it) or a function of the reply's content, which it returns changed.
@@ -109,9 +109,9 @@ class Desk:
     def release(self) -> None:
         self.held.clear()
 
-    def server(self, run: str = "run1") -> Server:
+    def server(self, run: str = "run1") -> FlowerServer:
         """A server of the folder's run, as a new process would make one."""
-        return Server(self.folder, run, self, Journal(self.folder.operator, run))
+        return FlowerServer(self.folder, run, self, RunLog(self.folder.operator, run))
 
 
 class Real:

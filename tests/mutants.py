@@ -43,6 +43,7 @@ RELEVANT: dict[str, list[str]] = {
     "core/model.py": ["unit/test_core.py", "unit/test_fedconcat.py"],
     "engine/adam.py": ["unit/test_fedconcat.py", "unit/test_engine.py"],
     "engine/plain.py": ["unit/test_engine.py"],
+    "nets/network.py": ["unit/test_fedconcat.py", "unit/test_engine.py"],
     "methods/abstention.py": [*SHARED[:3], "unit/test_fedcc_options.py", "unit/test_readings.py"],
     "methods/bounds.py": ["unit/test_baselines.py", "unit/test_ssl.py"],
     "methods/clusters.py": ["unit/test_fedhkt.py"],
@@ -61,7 +62,7 @@ RELEVANT: dict[str, list[str]] = {
 }
 """Tests of a source file, most telling first; by default ``unit/test_NAME.py``."""
 
-EVERY = ["unit/test_reductions.py", "unit/test_defaults.py", "contract/test_methods.py"]
+EVERY = ["unit/test_reductions.py", "contract/test_methods.py"]
 """Tests of all methods, by name: run on what those let through."""
 
 SEVERAL = {

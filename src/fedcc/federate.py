@@ -183,7 +183,7 @@ def build_server(
     method: AnyMethod, public: Samples, classes: int, recipe: Recipe, seed: int, archs: Mapping[int, Arch]
 ) -> Server:
     """The server of clients with these networks, wherever the clients are."""
-    if reason := method.refusal(public):
+    if reason := method.unusable_reason(public):
         raise ValueError(reason)
     return Server(
         public=public,

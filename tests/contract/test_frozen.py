@@ -23,7 +23,7 @@ from fedcc.core.step import Loss, Step
 from fedcc.engine import Plain
 from fedcc.engine.fused import Fused
 from fedcc.engine.stack import Stacked, unstackable_reason
-from fedcc.flower.rehearsal import _network
+from fedcc.flower.dry_run import network_state
 from fedcc.losses import CrossEntropy, Proximal
 from fedcc.methods import METHODS, make
 from fedcc.nets import ResNet, build
@@ -308,7 +308,7 @@ def test_our_kernels_serve_whole_networks_only() -> None:
 
 
 def test_a_stand_in_of_a_client_knows_what_is_trained() -> None:
-    assert _network(Arch((Images,), 5, (1, 8, 8)))[1] == build(Arch((Images,), 5, (1, 8, 8)), Key(0)).trainable
+    assert network_state(Arch((Images,), 5, (1, 8, 8)))[1] == build(Arch((Images,), 5, (1, 8, 8)), Key(0)).trainable
 
 
 def test_predictions_of_a_network_left_in_evaluation_mode() -> None:

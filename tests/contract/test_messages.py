@@ -15,8 +15,8 @@ from fedcc.core.rng import Key
 from fedcc.core.tree import message_classes
 from fedcc.core.wire import WIRE
 from fedcc.federate import federate
-from fedcc.flower.codec import Encoded, Refused, accept, decode, encode
-from fedcc.flower.rehearsal import Rehearsal
+from fedcc.flower.codec import EncodedMessage, InvalidMessage, accept, decode, encode
+from fedcc.flower.dry_run import DryRun
 from fedcc.methods import METHODS, make
 from tiny import Tiny
 
@@ -46,7 +46,7 @@ class Remote:
     def __init__(self, tiny: Tiny, wire: str, everyone: bool = True):
         self.wire, self.tiny, self.everyone = wire, tiny, everyone
         self.known = message_classes(tiny.method)
-        self.rehearsal = Rehearsal(tiny.method, tiny.server, wire, "run", dtype=torch.float32)
+        self.dry_run = DryRun(tiny.method, tiny.server, wire, "run", dtype=torch.float32)
 
     def round(self, t: int, downs: Mapping[int, Any]) -> dict[int, Any]:
         ups = {}
@@ -62,12 +62,12 @@ class Remote:
             if self.tiny.method.name == "Centralized":
                 ups[client.id] = self.crossed(sent, t)
                 continue
-            expected = self.rehearsal.expect(client.id, t, downs[client.id])
+            expected = self.dry_run.upload(client.id, t, downs[client.id])
             ups[client.id] = accept(sent.kind, sent.text, sent.buffers, expected)
         return ups
 
-    def crossed(self, sent: Encoded, t: int) -> Any:
-        there = Encoded.received(sent.kind, sent.text, sent.buffers)
+    def crossed(self, sent: EncodedMessage, t: int) -> Any:
+        there = EncodedMessage.parse(sent.kind, sent.text, sent.buffers)
         return decode(there, self.known, self.wire, run="run", round=t)
 
 
@@ -100,30 +100,30 @@ def test_stand_ins_carry_on_after_a_restart() -> None:
     seen = []
     for done in federate(method, tiny.server, remote, 1, tiny.executor):
         seen.append(done.t)
-        remote.rehearsal = Rehearsal(method, tiny.server, "fp32", "run", start=remote.rehearsal.clients)
+        remote.dry_run = DryRun(method, tiny.server, "fp32", "run", start=remote.dry_run.clients)
     assert seen == [1, 2, 3, 4]
 
 
 def test_models_at_the_end() -> None:
     tiny = Tiny(make("fedcc"), precision="fp32").run(1)
-    rehearsal = Rehearsal(tiny.method, tiny.server, "fp16", "run")
+    dry_run = DryRun(tiny.method, tiny.server, "fp16", "run")
     sent = encode(Weights.of(tiny.clients[0].model, 20), "fp16", run="run", round=1)
-    came = accept(sent.kind, sent.text, sent.buffers, rehearsal.expect_model(0, 1))
+    came = accept(sent.kind, sent.text, sent.buffers, dry_run.model_upload(0, 1))
     assert equal(came.state, {n: v.half().float() for n, v in tiny.clients[0].model.floating.items()})
 
 
 def test_uploads_of_private_samples_are_not_expected() -> None:
     tiny = Tiny(make("centralized"), precision="fp32")
     with pytest.raises(ValueError, match="Centralized uploads private samples"):
-        Rehearsal(tiny.method, tiny.server, "fp32", "run").expect(0, 1, None)
+        DryRun(tiny.method, tiny.server, "fp32", "run").upload(0, 1, None)
 
 
 def test_logits_where_probabilities_are_expected() -> None:
     tiny = Tiny(make("fedcc"), precision="fp32").run(1)
-    up, expected = tiny.rounds[0].ups[0], Rehearsal(tiny.method, tiny.server, "fp32", "run").expect(0, 1, None)
+    up, expected = tiny.rounds[0].ups[0], DryRun(tiny.method, tiny.server, "fp32", "run").upload(0, 1, None)
     sent = encode(replace(up, values=up.values.log()), "fp32", run="run", round=1)
-    with pytest.raises(Refused, match="probabilities are not negative"):
+    with pytest.raises(InvalidMessage, match="probabilities are not negative"):
         accept(sent.kind, sent.text, sent.buffers, expected)
-    logits = Rehearsal(make("fedmd", {"average": "logits"}), tiny.server, "fp32", "run").expect(0, 1, None)
+    logits = DryRun(make("fedmd", {"average": "logits"}), tiny.server, "fp32", "run").upload(0, 1, None)
     free = encode(Predictions(up.values.log()), "fp32", run="run", round=1)
     accept(free.kind, free.text, free.buffers, logits)

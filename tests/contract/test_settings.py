@@ -1,4 +1,4 @@
-"""A method's settings survive an experiment.toml and the command line's ``--set``, whatever their values."""
+"""A method's settings survive an experiment.toml and the command line's ``--set``, and weights have their range."""
 
 from __future__ import annotations
 
@@ -50,3 +50,28 @@ def test_settings_survive_the_command_line(name: str) -> None:
         assert make(name, parsed) == method
         given = parse_settings(name, [f"{setting}={setting_text(value)}" for setting, value in settings.items()])
         assert make(name, given) == method
+
+
+WEIGHTS = [
+    ("fedprox", "mu"),
+    ("fedsam", "rho"),
+    ("fedlc", "tau"),
+    ("fedrs", "alpha"),
+    ("fedmr", "mu"),
+    ("fedmr", "mu2"),
+    ("fedvls", "lam"),
+    ("fedvls", "gamma"),
+    ("lsr", "a"),
+    ("fedet", "lam"),
+    ("fedhkt", "kappa"),
+    ("fedcc", "lam"),
+    ("fedcc", "trust"),
+    ("ssl", "lam"),
+]
+
+
+@pytest.mark.parametrize(("name", "setting"), WEIGHTS)
+def test_a_weight_may_be_zero_but_not_negative(name: str, setting: str) -> None:
+    make(name, {setting: 0.0})
+    with pytest.raises(ValueError, match=rf"{setting} must be .*0.* got -0\.5"):
+        make(name, {setting: -0.5})

@@ -1,4 +1,4 @@
-"""What crosses the wire at the paper's sizes: the table of algorithms.md 1.7, from shapes alone, without training."""
+"""What crosses the wire at the paper's sizes: docs/deviations.md, "Bytes", from shapes alone, without training."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fedcc.core.rng import Key
 from fedcc.core.roles import Client, Server
 from fedcc.core.samples import Samples
 from fedcc.federate import Round, Simulated, federate
-from fedcc.flower.rehearsal import Shapes
+from fedcc.flower.dry_run import ShapeEngine
 from fedcc.methods import METHODS, make
 from fedcc.nets import build, network
 
@@ -41,7 +41,7 @@ def exchanged(name: str, data: str, **settings: Any) -> list[Round]:
     roles: dict[str, Any] = {"public": public, "classes": classes, "recipe": Recipe()}
     private = Samples({"x": torch.zeros(4, *shape, dtype=torch.uint8), "y": torch.tensor([0, 1, 2, 3])})
     clients = [Client(**roles, key=Key(0, 0, k), id=k, arch=archs[k], private=private) for k in archs]
-    server, engine = Server(**roles, key=Key(0), archs=archs), Shapes()
+    server, engine = Server(**roles, key=Key(0), archs=archs), ShapeEngine()
     return list(federate(method, server, Simulated(method, clients, engine), 2, engine))
 
 

@@ -16,12 +16,14 @@ from PIL import Image
 
 from fedcc.core.messages import Labels, Predictions, Weights
 from fedcc.core.rng import Key
+from fedcc.core.samples import View
 from fedcc.core.tree import message_classes
 from fedcc.core.wire import WIRE, is_probabilities
 from fedcc.experiments.experiment import Experiment
-from fedcc.flower.codec import DTYPES, Encoded, Expected, Refused, accept, decode, encode
+from fedcc.flower.codec import DTYPES, EncodedMessage, ExpectedMessage, InvalidMessage, accept, decode, encode
 from fedcc.flower.data import site_samples
-from fedcc.flower.folder import FederationFolder, Rules, Site, Task, client_names, disagreement
+from fedcc.flower.folder import FederationFolder, Site, Task, disagreement_reason, parse_clients
+from fedcc.flower.rules import Rules
 from fedcc.methods import make
 from fuzz.harness import Case, Target, Wrong
 from fuzz.mutate import RAW_JSON, RAW_TOML, mutated_bytes, mutated_tree, to_json, to_toml
@@ -31,7 +33,7 @@ SHAPE, CLASSES = (1, 8, 8), 3
 
 
 def the_task() -> Task:
-    return Task(CLASSES, ("cat", "dog", "owl"), SHAPE, 5, "0" * 64, mean=(0.5,), std=(0.2,))
+    return Task(CLASSES, ("cat", "dog", "owl"), SHAPE, 5, "0" * 64, View(1 / 255, (0.5,), (0.2,)))
 
 
 class Folders(Target):
@@ -44,8 +46,8 @@ class Folders(Target):
 
         e = Experiment.resolve("fedcc", data="digits", device="cpu", clients=2)
         clients = {"north": "resnet8", "east": "resnet14"}
-        operator = FederationFolder(folder, e, the_task(), Rules(2), clients, ("localhost", "127.0.0.1"), 9092)
-        site = Site(folder, "north", 0, "resnet8", "localhost:9092", False, e, the_task())
+        operator = FederationFolder(folder, e, the_task(), Rules(quorum=2), clients, ("localhost", "127.0.0.1"), 9092)
+        site = Site(folder, e, the_task(), "north", 0, "resnet8", "localhost:9092", False)
         operator.write()
         site.write()
         names = ("federation.toml", "site.toml", "experiment.toml")
@@ -88,12 +90,12 @@ class Folders(Target):
         if not isinstance(found.address, str) or found.task.view is None:
             raise Wrong("no address")
         [found.key(n) for n in found.clients]
-        client_names([f"{n}={m}" for n, m in found.clients.items()])
+        parse_clients([f"{n}={m}" for n, m in found.clients.items()])
 
     def served(self, site: Site) -> None:
         method = site.experiment.build_method()
         site.task.arch(method, site.model)
-        disagreement(self.good, site.terms())
+        disagreement_reason(self.good, site.terms())
         if not isinstance(site.server, str) or not isinstance(site.name, str) or not isinstance(site.share_model, bool):
             raise Wrong("a value of another type was accepted")
 
@@ -107,7 +109,7 @@ class Names(Target):
         return {str(n): encoded(text(rng)) for n in range(rng.randrange(4))}
 
     def check(self, case: Case, folder: Path) -> bool:
-        for name in client_names([decoded(v) for v in case.values()]):
+        for name in parse_clients([decoded(v) for v in case.values()]):
             if "/" in name or "\n" in name or name.startswith("."):
                 raise Wrong("a name that is no folder's name was accepted")
         return True
@@ -159,7 +161,7 @@ class SiteData(Target):
         if rng.random() < 0.1:
             array = array[: rng.randrange(len(array))]
         if rng.random() < 0.1:
-            array = array.reshape(rng.choice(((-1,), (1, -1), (2, -1))))
+            array = array.reshape(rng.choice(((-1,), (1, -1), (2, -1) if array.size % 2 == 0 else (-1, 1))))
         if rng.random() < 0.1 and array.dtype.kind in "iuf":
             array = array.copy()
             array.reshape(-1)[:1] = rng.choice((0, 3, 100))
@@ -232,13 +234,13 @@ def messages() -> list[tuple[Any, Any]]:
 class Upload(Target):
     """What a client sends: kept to the rehearsed form, finite, within range, or refused."""
 
-    name, names_files, refusals = "upload", False, (Refused,)
+    name, names_files, refusals = "upload", False, (InvalidMessage,)
 
     def prepare(self, folder: Path) -> None:
         self.sent = []
         for method, message in messages():
             for wire in WIRE:
-                expected = Expected(message, message_classes(method), 5, wire, "run", 1)
+                expected = ExpectedMessage(message, message_classes(method), 5, wire, "run", 1)
                 there = encode(message, wire, run="run", round=1, key=Key(0))
                 self.sent.append((expected, there.kind, json.loads(there.text), there.buffers))
         self.headers = [header for _, _, header, _ in self.sent]
@@ -269,7 +271,7 @@ class Upload(Target):
 
     def spoiled(self, rng: random.Random, name: str, content: bytes) -> bytes:
         kind = rng.random()
-        if kind < 0.5 or not content or name not in DTYPES:
+        if kind < 0.5 or not content or name not in DTYPES or len(content) % np.dtype(name).itemsize:
             return mutated_bytes(rng, content)
         array = np.frombuffer(content, name).copy()
         at = rng.randrange(len(array)) if len(array) else 0
@@ -290,7 +292,7 @@ class Upload(Target):
         self.alike(form, came, expected)
         return True
 
-    def alike(self, form: Any, came: Any, expected: Expected) -> None:
+    def alike(self, form: Any, came: Any, expected: ExpectedMessage) -> None:
         if isinstance(form, Weights):
             if (
                 list(came.state) != list(form.state)
@@ -315,7 +317,7 @@ class Upload(Target):
         if came.is_floating_point() and not bool(came.isfinite().all()):
             raise Wrong("values that are not finite were accepted")
 
-    def parts(self, case: Case) -> tuple[Expected, str, str, dict[str, bytes]]:
+    def parts(self, case: Case) -> tuple[ExpectedMessage, str, str, dict[str, bytes]]:
         expected = self.sent[int(case["which"] or b"0")][0]
         arrays = {name.removeprefix("array "): v or b"" for name, v in case.items() if name.startswith("array ")}
         header = (case["header"] or b"").decode("utf-8", "surrogateescape")
@@ -329,7 +331,7 @@ class Download(Upload):
 
     def check(self, case: Case, folder: Path) -> bool:
         expected, kind, header, arrays = self.parts(case)
-        received = Encoded.received(kind, header, arrays)
+        received = EncodedMessage.parse(kind, header, arrays)
         came = decode(received, expected.messages, expected.wire, run="run", round=1)
         if came is not None and type(came) not in expected.messages.values():
             raise Wrong("a message of no known class was accepted")

@@ -157,7 +157,10 @@ class Slot:
 
 def attempt(target: Target, seed: int, index: int, folder: Path) -> tuple[bool, Finding | None]:
     """One input: whether it was accepted, and what is wrong."""
-    case = target.case(seed, index)
+    try:
+        case = target.case(seed, index)
+    except Exception as error:
+        return False, Finding(target.name, "no input was made", type(error).__name__, _details(error), [index])
     try:
         return target.check(case, folder), None
     except Exception as error:
@@ -371,7 +374,11 @@ def save(finding: Finding, target: Target, seed: int, place: Path) -> Path:
     folder.mkdir(parents=True)
     about = f"{finding.what}\n{finding.where}\nmake fuzz TARGET={finding.target} SEED={seed} INDEX={first}\n"
     (folder / "finding.txt").write_text(f"{about}\n{finding.details}")
-    for name, content in target.case(seed, first).items():
+    try:
+        case = target.case(seed, first)
+    except Exception:  # which is the finding
+        case = {}
+    for name, content in case.items():
         if content is not None:
             file = folder / "input" / name.strip("/")
             file.parent.mkdir(parents=True, exist_ok=True)

@@ -168,7 +168,7 @@ def _value(rng: random.Random, old: Any, raw: Sequence[str], values: Any) -> Any
             float(old) if abs(old) < 1e300 else 0,
         )
         return rng.choice(changes)
-    if isinstance(old, str) and old and rng.random() < 0.4:
+    if isinstance(old, str) and old and not old.startswith(RAW) and rng.random() < 0.4:
         cut = rng.randrange(len(old))
         return rng.choice((old[:cut], old[:cut] + rng.choice("\x00é:=,0z \n") + old[cut:], old.upper(), old * 2))
     if raw and rng.random() < 0.2:

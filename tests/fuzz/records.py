@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import synthetic
-from fedcc.report.records import find
+from fedcc.report.records import find_records
 from fedcc.report.tables import tables
 from fuzz.harness import Case, Target, Wrong
 from fuzz.mutate import RAW_JSON, mutated_bytes, mutated_tree, to_json
@@ -44,7 +44,7 @@ class Record(Target):
         for name, content in case.items():
             assert content is not None
             (place / name).write_bytes(content)
-        found = find([folder])
+        found = find_records([folder])
         names = [run.name for run in found.runs]
         if f"{folder.name}/good" not in names:
             raise Wrong("the other record is gone")

@@ -6,7 +6,9 @@ import json
 import os
 import random
 import shutil
+import sys
 import time
+import typing
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
@@ -22,21 +24,22 @@ from torch import Tensor
 
 import fedcc
 from fedcc.cli import run as command
-from fedcc.core import method
 from fedcc.core.method import Trained
 from fedcc.core.model import Arch, Model
 from fedcc.core.rng import Key
 from fedcc.core.samples import View
-from fedcc.experiments import analyse, experiment, result, tracking
-from fedcc.experiments.checkpoint import DIGEST, Checkpoints, packed
+from fedcc.experiments import analyse, result, tracking
+from fedcc.experiments.checkpoint import Checkpoints
 from fedcc.experiments.experiment import Experiment
+from fedcc.experiments.packing import to_bytes
 from fedcc.experiments.result import Result
+from fedcc.experiments.round_files import CHECKSUM_BYTES
 from fedcc.experiments.rounds import FinishedRound, Observer, Pause, Paused
 from fedcc.experiments.run import execute
 from fedcc.federation import Federation
 from fedcc.methods import make
 from fedcc.nets import build
-from fedcc.report.records import find
+from fedcc.report.records import find_records
 from fuzz.harness import Case, Target, Wrong
 from fuzz.mutate import RAW_JSON, changed_digit, mutated_bytes, mutated_tree, to_json
 from tiny import DIMENSIONS, Mlp, finished
@@ -58,8 +61,10 @@ def frozen_clock() -> Iterator[None]:
 
 def quicken() -> None:
     """Make once what is the same for every input; it would take more than half of the time."""
-    for module in (method, experiment):
-        module.get_type_hints = cache(module.get_type_hints)  # type: ignore[attr-defined]
+    hints = cache(typing.get_type_hints)
+    for name, module in list(sys.modules.items()):
+        if name.startswith("fedcc.") and getattr(module, "get_type_hints", None) is typing.get_type_hints:
+            module.get_type_hints = hints  # type: ignore[attr-defined]
     Federation.named = staticmethod(cache(Federation.named))  # type: ignore[method-assign]
     result.build = lru_cache(64)(result.build)  # type: ignore[attr-defined]
 
@@ -69,7 +74,7 @@ def put_in_order(folder: Path) -> None:
     for path in folder.glob("checkpoint-*"):
         content = in_order(path.read_bytes())
         path.unlink()
-        digest = blake2b(content, digest_size=DIGEST).hexdigest()
+        digest = blake2b(content, digest_size=CHECKSUM_BYTES).hexdigest()
         path.with_name(f"checkpoint-{path.name.split('-')[1]}-{digest}.safetensors").write_bytes(content)
 
 
@@ -196,7 +201,7 @@ class RunFolders(Target):
         put_in_order(folder / HALF)
         self.files = {state: content_of(folder / state) for state in (HALF, WHOLE)}
         self.good = Result.load(folder / WHOLE)
-        [self.record] = find([folder / WHOLE]).runs
+        [self.record] = find_records([folder / WHOLE]).runs
         self.start: Any = None
         with self.stubs(folder / HALF):
             self.resumed(folder / HALF, Noticed())
@@ -210,7 +215,7 @@ class RunFolders(Target):
     @contextmanager
     def stubs(self, place: Path) -> Iterator[None]:
         """Nothing is trained and nothing computed: only what is read counts."""
-        before = command.train, analyse.inspected
+        before = command.train, analyse.inspect_models
 
         def train(described: Any, place: Path, *_: Any, start: Any = None, **__: Any) -> None:
             self.seen = (described, start)
@@ -219,11 +224,11 @@ class RunFolders(Target):
             trackers.end(None)
 
         tracking.TRACKERS["telling"] = (Telling, ())  # type: ignore[assignment]
-        command.train, analyse.inspected = train, lambda result, *_: self.note(result)
+        command.train, analyse.inspect_models = train, lambda result, *_: self.note(result)
         try:
             yield
         finally:
-            command.train, analyse.inspected = before
+            command.train, analyse.inspect_models = before
             del tracking.TRACKERS["telling"]
 
     def note(self, result: Result) -> dict[str, Any]:
@@ -306,7 +311,7 @@ class RunFolders(Target):
         return True
 
     def bits(self, start: Any) -> bytes:
-        return in_order(packed(start.snapshot, self.experiment.build_method(), {}))
+        return in_order(to_bytes(start.snapshot, self.experiment.build_method(), {}))
 
     def read_whole(self, place: Path) -> bool:
         taken = 0
@@ -327,7 +332,7 @@ class RunFolders(Target):
         return True
 
     def report(self, place: Path) -> bool:
-        found = find([place])
+        found = find_records([place])
         for one in found.runs:
             if replace(one, file=self.record.file, name=self.record.name) != self.record and not found.problems:
                 raise Wrong("report: other numbers, silently")
@@ -358,7 +363,7 @@ class CheckpointFiles(RunFolders):
         names = [n for n in self.files[HALF] if n.startswith("checkpoint-")]
         name = rng.choice(names)
         content = with_header(rng, self.small[name]) if rng.random() < 0.7 else mutated_bytes(rng, self.small[name])
-        digest = blake2b(content, digest_size=DIGEST).hexdigest()
+        digest = blake2b(content, digest_size=CHECKSUM_BYTES).hexdigest()
         t = name.split("-")[1]
         return {f"{HALF}/checkpoint-{t}-{digest}.safetensors": content}
 

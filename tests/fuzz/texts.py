@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 import shlex
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import asdict, fields
@@ -143,6 +144,9 @@ class Settings(Target):
         return True
 
 
+IMPOSSIBLE = "[\x00\ud800-\udc7f\udd00-\udfff]"  # what no argument of a program holds
+
+
 class Options(Target):
     """Whole command lines, as far as the point where something would be run or written."""
 
@@ -180,7 +184,7 @@ class Options(Target):
         return {f"{n:02d}": encoded(word) for n, word in enumerate(words)}
 
     def check(self, case: Case, folder: Path) -> bool:
-        words = [decoded(case[n]).replace("\x00", "") for n in sorted(case)]  # no argument of a program holds a zero
+        words = [re.sub(IMPOSSIBLE, "", decoded(case[n])) for n in sorted(case)]
         if words[0] == "run":
             words += ["--out", f"{folder}/file"]
         elif words[0] == "sweep":

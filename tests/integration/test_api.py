@@ -82,10 +82,8 @@ QUICK: dict[str, Any] = {"rounds": 2, "epochs": 6, "lr": 1e-2, "batch": 16, "dev
 
 
 def test_three_networks_of_the_callers_under_fedcc(tmp_path: Path) -> None:
-    told: list[dict[str, Any]] = []
-    result = fedcc.run(FedCC(lam=0.3), federation(), on_round=told.append, **QUICK)
+    result = fedcc.run(FedCC(lam=0.3), federation(), **QUICK)
     assert result.accuracy > 80
-    assert told == result.rounds
     assert [r for r, _ in result.curve] == [1, 2]
     assert result.best[1] == max(a for _, a in result.curve)
     new = NEW
@@ -481,7 +479,7 @@ def test_altered_tensors(digest: bool, copy: Path) -> None:
     for altered, said in (
         (tensors | {name: weight[:2].clone()}, r"client/0: head.weight should be \(4, 8\), found \(2, 8\)"),
         ({n: t for n, t in tensors.items() if n != name}, r"head.weight should be \(4, 8\), found None"),
-        (whole, "an entry of nobody: client/7"),
+        (whole, "an entry of no model: client/7"),
         (tensors | {name: weight.view(torch.int32)}, r"head.weight should be torch.float32, found torch.int32"),
         (tensors | {name: weight.half()}, r"head.weight should be torch.float32, found torch.float16"),
         (tensors | {name: weight * math.nan}, "client/0: head.weight has values that are not finite"),

@@ -40,9 +40,10 @@ COMMANDS = {
     "analyse": "--samples --variance --client --public-index --device --data-dir --json",
     "report": "--out --readme --markdown --title --figures",
     "federation init": (
-        "--client --method --host --port --quorum --deadline --grace --patience --strikes --data --public-file "
-        "--test-file --class --simulate-sites --skew --models --rounds --epochs --seed --set --lr --batch --reset "
-        "--public --fraction --augment --wire --device --threads --data-dir"
+        "--client --method --set --host --port --quorum --deadline --grace --patience --strikes --data --public-file "
+        "--test-file --class --simulate-sites --skew --models --assignment --rounds --epochs --seed --lr --schedule "
+        "--decay --batch --reset --public --stratified --fraction --augment --validation --resize --wire "
+        "--evaluate-every --readings --device --engine --precision --threads --data-dir"
     ),
     "federation server": "--bind",
     "federation client": "--data --model --server --device --threads --share-model",

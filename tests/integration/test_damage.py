@@ -14,6 +14,7 @@ import pytest
 import torch
 
 import fedcc
+from fedcc.data import load
 from program import Done, call
 
 Capsys = pytest.CaptureFixture[str]
@@ -24,7 +25,7 @@ WORDS = (
 DESCRIPTION = ("experiment.toml", "environment.json", "partition.npz", "metrics.jsonl")
 CHECKPOINTS = ("checkpoint-000001", "checkpoint-000002")
 RESULTS = ("summary.json", "models.json", "models.safetensors", "analysis.json", "tracking.json")
-IMAGES = fedcc.data.load("digits").test_x
+IMAGES = load("digits").test_x
 
 
 # ------------------------------------------------------------------------------------------------------------- damages

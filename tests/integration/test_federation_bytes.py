@@ -17,8 +17,8 @@ import pytest
 pytest.importorskip("flwr")
 
 from fedcc.experiments.store import RunFolder
-from fedcc.flower.init import make_folder
-from fedcc.flower.processes import free_port
+from fedcc.flower.create import create_federation
+from fedcc.flower.programs import free_port
 from federation import real
 from program import wait_until
 
@@ -73,9 +73,9 @@ def test_bytes_at_the_socket_are_those_of_the_record(tmp_path: Path, record_prop
     """5,000 x 101 probabilities up and 5,000 x 100 down; idle traffic subtracted, within 10 %."""
     draws = np.random.default_rng(0)
     np.savez(tmp_path / "public.npz", x=draws.integers(0, 256, (PUBLIC, 1, 8, 8), dtype=np.uint8))
-    folder = make_folder(
+    folder = create_federation(
         tmp_path / "f", "fedcc", {"only": None}, settings={}, hosts=[], port=free_port(), rules={},
-        given={"models": "resnet8", "rounds": ROUNDS, "epochs": 1, "batch": 256, "device": "cpu"},
+        options={"models": "resnet8", "rounds": ROUNDS, "epochs": 1, "batch": 256, "device": "cpu"},
         public_file=tmp_path / "public.npz", class_names=tuple(f"c{n}" for n in range(CLASSES)),
     )  # fmt: skip
     site = folder.path / "sites" / "only"

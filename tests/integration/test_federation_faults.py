@@ -1,7 +1,7 @@
 """Faults of real federations: processes that are killed, end, raise, are slow or lie. What stays must be right.
 
-The measure is the same federation without processes (``Desk``), in which the same clients miss the same rounds: all
-that is sent afterwards, and the accuracy, are equal to the bit only if no model, memory or metric was lost.
+The measure is the same federation without processes (``LocalTransport``), in which the same clients miss the same
+rounds: all that is sent afterwards, and the accuracy, are equal to the bit only if no model, memory or metric was lost.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from faulty_client import FAULTY_PATH, SPOILED, go, plan
 from fedcc.experiments.store import RunFolder
 from fedcc.flower.demo import simulate
 from fedcc.flower.folder import FederationFolder
-from federation import Desk, Real, app_of, make, real
+from federation import LocalTransport, Real, app_of, make, real
 from program import wait_until
 
 pytestmark = pytest.mark.slow
@@ -70,14 +70,16 @@ def status(federation: Real, *options: str) -> str:
     return done.out
 
 
-def replayed(original: FederationFolder, path: Path, fault: Callable[[Desk, str, int], Any]) -> FederationFolder:
-    """The same federation in this process, with what ``fault(desk, name, round)`` says of a round's messages."""
+def replayed(
+    original: FederationFolder, path: Path, fault: Callable[[LocalTransport, str, int], Any]
+) -> FederationFolder:
+    """The same federation in this process, with what ``fault(transport, name, round)`` says of a round's messages."""
     e, rules = original.experiment, original.rules
     same = {"quorum": rules.quorum, "grace": 0.5, "strikes": rules.strikes}
-    folder = make(path, e.method, tuple(original.clients), rules=same, rounds=e.rounds, skew=e.skew)
-    desk = Desk(folder, share=set(original.clients))
-    desk.fault = lambda name, purpose, t: fault(desk, name, t) if purpose == "train" else None
-    desk.server().train()
+    folder = make(path, e.method, tuple(original.clients), rules=same, rounds=e.training.rounds, skew=e.split.skew)
+    transport = LocalTransport(folder, share=set(original.clients))
+    transport.fault = lambda name, purpose, t: fault(transport, name, t) if purpose == "train" else None
+    transport.server().train()
     return folder
 
 
@@ -131,11 +133,11 @@ def test_clients_that_die_leave_raise_or_are_slow(tmp_path: Path) -> None:
     assert "run finished, round 4 of 4" in text
     assert [line.split()[2] for line in text.splitlines()[2:]] == ["4", "4", "1", "4", "4", "4"], text
 
-    def fault(desk: Desk, name: str, t: int) -> Any:
+    def fault(transport: LocalTransport, name: str, t: int) -> Any:
         if t == 2 and name == "gone":
-            desk.away.add("gone")
+            transport.away.add("gone")
         if t == 3:
-            desk.release()
+            transport.release()
         failed = RuntimeError("no work of this round is left")
         kinds = {"gone": "lose", "slow": "late", "angry": failed, "crashed": failed}
         return kinds.get(name) if t == 2 else None
@@ -228,7 +230,7 @@ def test_uploads_that_are_wrong_are_refused_and_the_round_goes_on(tmp_path: Path
     (line,) = (line for line in text.splitlines() if line.startswith("south"))
     assert "set aside" in line
 
-    def fault(_: Desk, name: str, t: int) -> Any:
+    def fault(_: LocalTransport, name: str, t: int) -> Any:
         kind = {"east": lies, "south": stubborn}.get(name, {}).get(f"r{t}")
         return None if kind is None else lambda content: SPOILED[kind](content) or content
 

@@ -17,7 +17,7 @@ pytest.importorskip("flwr")
 
 import httpx
 
-from fedcc.flower.processes import FlowerError, environment, flwr
+from fedcc.flower.programs import FlowerError, environment, flwr
 from federation import Real, make, real
 from program import wait_until
 

@@ -15,19 +15,20 @@ pytest.importorskip("flwr")
 import torch
 from flwr.app import Array, ArrayRecord
 
+from fedcc.engine import Plain
 from fedcc.experiments.result import Result
 from fedcc.experiments.store import RunFolder
 from fedcc.flower import cohort as cohort_module
 from fedcc.flower.cohort import NoQuorum
 from fedcc.flower.demo import simulate
 from fedcc.flower.folder import FederationFolder
-from federation import NAMES, Desk, make
+from federation import NAMES, LocalTransport, make
 
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cohort_module, "POLL", 0.001)
-    monkeypatch.setattr(cohort_module, "HELD", 0.0)
+    monkeypatch.setattr(cohort_module, "POLL_SECONDS", 0.001)
+    monkeypatch.setattr(cohort_module, "ONLINE_SECONDS", 0.0)
 
 
 def records(folder: FederationFolder) -> list[dict[str, Any]]:
@@ -46,7 +47,7 @@ def sent(folder: FederationFolder) -> dict[tuple[int, str], str]:
 @pytest.mark.parametrize("method", ["fedcc", "fedavg"])
 def test_uplinks_and_accuracy_are_the_simulators(method: str, tmp_path: Path) -> None:
     folder = make(tmp_path / "f", method)
-    Desk(folder).server().train()
+    LocalTransport(folder).server().train()
     simulated = simulate(folder.experiment)
     assert sent(folder) == simulated.uplinks
     found = RunFolder(folder.run).summary()
@@ -65,18 +66,18 @@ def test_uplinks_and_accuracy_are_the_simulators(method: str, tmp_path: Path) ->
 
 def test_clients_that_keep_their_models_are_asked_to_predict(tmp_path: Path) -> None:
     folder = make(tmp_path / "f")
-    desk = Desk(folder, share={"north"})
-    desk.server().train()
+    transport = LocalTransport(folder, share={"north"})
+    transport.server().train()
     found = RunFolder(folder.run).summary()
     assert found is not None
     assert found["accuracy"]["final"] == simulate(folder.experiment).accuracy
     assert found["federation"]["kept_models"] == ["east", "south", "west"]
     assert [r["readings"] for r in records(folder)] == [{}, {}]  # nobody is asked more than the method needs
-    assert [purpose for _, purpose, _ in desk.sent].count("query.predict") == 3
+    assert [purpose for _, purpose, _ in transport.sent].count("query.predict") == 3
     assert not (folder.run / "models.json").exists()
     x = folder.test()["x"][:7].numpy()  # type: ignore[index]
     np.savez(tmp_path / "in.npz", x=x)
-    desk.server().query(tmp_path / "in.npz", tmp_path / "out.npz")
+    transport.server().query(tmp_path / "in.npz", tmp_path / "out.npz")
     answer = np.load(tmp_path / "out.npz")
     assert answer["scores"].shape == (7, 10)
     assert (answer["labels"] == answer["scores"].argmax(1)).all()
@@ -84,14 +85,14 @@ def test_clients_that_keep_their_models_are_asked_to_predict(tmp_path: Path) -> 
 
 def test_models_that_stay_at_their_sites_see_mirror_images_too(tmp_path: Path) -> None:
     folder = make(tmp_path / "f", settings={"mirror": True})
-    desk = Desk(folder, share={"north"})
-    desk.server().train()
+    transport = LocalTransport(folder, share={"north"})
+    transport.server().train()
     found = RunFolder(folder.run).summary()
     assert found is not None
     simulated = simulate(folder.experiment).accuracy
     assert found["accuracy"]["final"] == simulated
     assert simulated != simulate(dataclasses.replace(folder.experiment, settings={})).accuracy
-    assert [purpose for _, purpose, _ in desk.sent].count("query.predict") == 6
+    assert [purpose for _, purpose, _ in transport.sent].count("query.predict") == 6
 
 
 def test_a_server_that_was_stopped_goes_on_to_the_same_numbers(tmp_path: Path) -> None:
@@ -104,12 +105,12 @@ def test_a_server_that_was_stopped_goes_on_to_the_same_numbers(tmp_path: Path) -
         if message == ("south", "train", 2):
             raise Cut
 
-    desk = Desk(folder, fault=cut)
+    transport = LocalTransport(folder, fault=cut)
     with pytest.raises(Cut):
-        desk.server().train()
+        transport.server().train()
     assert [r["round"] for r in records(folder)] == [1]
-    desk = Desk(folder)
-    desk.server().train()
+    transport = LocalTransport(folder)
+    transport.server().train()
     simulated = simulate(folder.experiment)
     assert sent(folder) == simulated.uplinks
     assert RunFolder(folder.run).summary()["accuracy"]["final"] == simulated.accuracy  # type: ignore[index]
@@ -133,16 +134,16 @@ def test_failing_refused_late_and_lost_clients_are_recorded_and_the_run_ends(tmp
             return None
         return {("east", 1): RuntimeError("boom"), ("south", 2): spoiled, ("west", 1): "late"}.get((name, t))
 
-    desk = Desk(folder, fault=fault)
-    server = desk.server()
-    say = server.journal.say
+    transport = LocalTransport(folder, fault=fault)
+    server = transport.server()
+    say = server.log.say
 
     def heard(text: str) -> None:
         say(text)
         if text.startswith("round 1 of"):
-            desk.release()
+            transport.release()
 
-    server.journal.say = heard  # type: ignore[method-assign]
+    server.log.say = heard  # type: ignore[method-assign]
     server.train()
     first, second, third, fourth = (r["federation"] for r in records(folder))
     assert first["failed"] == {"east": "boom"}
@@ -157,10 +158,10 @@ def test_failing_refused_late_and_lost_clients_are_recorded_and_the_run_ends(tmp
 
 def test_a_client_that_keeps_failing_is_set_aside(tmp_path: Path) -> None:
     folder = make(tmp_path / "f", rounds=3, rules={"quorum": 3, "grace": 0.0, "strikes": 2})
-    desk = Desk(folder, fault=lambda name, *_: RuntimeError("no disk") if name == "east" else None)
-    desk.server().train()
+    transport = LocalTransport(folder, fault=lambda name, *_: RuntimeError("no disk") if name == "east" else None)
+    transport.server().train()
     assert [r["federation"]["aside"] for r in records(folder)] == [[], ["east"], ["east"]]
-    assert [s for s in desk.sent if s[0] == "east"] == [("east", "train", 1), ("east", "train", 2)]
+    assert [s for s in transport.sent if s[0] == "east"] == [("east", "train", 1), ("east", "train", 2)]
     status = json.loads((folder.operator / "status.json").read_text())
     assert status["clients"]["east"]["aside"]
     assert status["clients"]["east"]["problem"] == "no disk"
@@ -168,16 +169,16 @@ def test_a_client_that_keeps_failing_is_set_aside(tmp_path: Path) -> None:
 
 def test_a_client_that_joins_late_starts_from_the_current_targets(tmp_path: Path) -> None:
     folder = make(tmp_path / "f", rounds=3, rules={"quorum": 3, "grace": 0.0})
-    desk = Desk(folder, away={"west"})
-    server = desk.server()
-    say = server.journal.say
+    transport = LocalTransport(folder, away={"west"})
+    server = transport.server()
+    say = server.log.say
 
     def heard(text: str) -> None:
         say(text)
         if text.startswith("round 2 of"):
-            desk.away.clear()
+            transport.away.clear()
 
-    server.journal.say = heard  # type: ignore[method-assign]
+    server.log.say = heard  # type: ignore[method-assign]
     server.train()
     assert [("west" in r["federation"]["present"], "west" in r["federation"]["absent"]) for r in records(folder)] == [
         (False, True),
@@ -192,9 +193,9 @@ def test_whoever_failed_is_asked_again_where_the_quorum_needs_it(tmp_path: Path)
     """West is not connected: waiting for it alone would never make a round."""
     folder = make(tmp_path / "f", rounds=1, rules={"quorum": 3, "deadline": 1.0, "patience": 30})
     tries = iter([RuntimeError("no memory")])
-    desk = Desk(folder, away={"west"})
-    desk.fault = lambda name, *_: next(tries, None) if name == "east" else None
-    desk.server().train()
+    transport = LocalTransport(folder, away={"west"})
+    transport.fault = lambda name, *_: next(tries, None) if name == "east" else None
+    transport.server().train()
     (report,) = (r["federation"] for r in records(folder))
     assert (report["present"], report["absent"]) == (["north", "east", "south"], ["west"])
     assert report["failed"] == {}
@@ -202,19 +203,19 @@ def test_whoever_failed_is_asked_again_where_the_quorum_needs_it(tmp_path: Path)
 
 def test_a_server_that_goes_on_knows_who_answered_last(tmp_path: Path) -> None:
     folder = make(tmp_path / "f", rules={"quorum": 3, "grace": 0.0, "deadline": 1.0, "patience": 1})
-    desk = Desk(folder, away={"west"})
-    desk.fault = lambda *message: "lose" if message[2] == 2 else None
+    transport = LocalTransport(folder, away={"west"})
+    transport.fault = lambda *message: "lose" if message[2] == 2 else None
     with pytest.raises(NoQuorum):
-        desk.server().train()
+        transport.server().train()
     with pytest.raises(NoQuorum):
-        Desk(folder, away=set(folder.clients)).server().train()
+        LocalTransport(folder, away=set(folder.clients)).server().train()
     status = json.loads((folder.operator / "status.json").read_text())
     assert [status["clients"][name]["answered"] for name in folder.clients] == [1, 1, 1, 0]
 
 
 def test_a_client_whose_message_was_lost_without_notice_is_asked_anew(tmp_path: Path) -> None:
     folder = make(tmp_path / "f", rounds=6, rules={"quorum": 3, "deadline": 1.0, "grace": 0.5})
-    Desk(folder, fault=lambda *message: "late" if message == ("west", "train", 1) else None).server().train()
+    LocalTransport(folder, fault=lambda *message: "late" if message == ("west", "train", 1) else None).server().train()
     reports = [r["federation"] for r in records(folder)]
     assert reports[0]["slow"] == ["west"]
     assert "west" in reports[-1]["present"]
@@ -223,37 +224,37 @@ def test_a_client_whose_message_was_lost_without_notice_is_asked_anew(tmp_path: 
 
 def test_without_a_quorum_the_run_stops_and_says_who_is_missing(tmp_path: Path) -> None:
     folder = make(tmp_path / "f", rules={"deadline": 1.0, "patience": 1})
-    desk = Desk(folder, away={"west"})
+    transport = LocalTransport(folder, away={"west"})
     with pytest.raises(NoQuorum, match="west is not connected"):
-        desk.server().train()
-    desk.away.clear()
-    desk.server().train()
+        transport.server().train()
+    transport.away.clear()
+    transport.server().train()
     assert [r["federation"]["present"] for r in records(folder)] == [list(NAMES)] * 2
 
 
 def test_a_site_refuses_an_experiment_that_it_has_not_agreed_to(tmp_path: Path) -> None:
     folder = make(tmp_path / "f", rules={"strikes": 1})
-    changed = dataclasses.replace(folder, experiment=dataclasses.replace(folder.experiment, epochs=7))
+    changed = dataclasses.replace(folder, experiment=folder.experiment.with_options(epochs=7))
     with pytest.raises(NoQuorum, match="epochs is 7 on the server and 1 here"):
-        Desk(changed).server().train()
+        LocalTransport(changed).server().train()
 
 
 def test_a_site_refuses_another_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = make(tmp_path / "f", rules={"strikes": 1})
     monkeypatch.setattr(cohort_module, "__version__", "9.9")
     with pytest.raises(NoQuorum, match=r"the server has fedcc 9\.9"):
-        Desk(folder).server().train()
+        LocalTransport(folder).server().train()
 
 
 def test_a_damaged_state_is_passed_over_and_the_one_before_is_used(tmp_path: Path) -> None:
     folder = make(tmp_path / "f", rounds=2)
-    Desk(folder).server().train()
+    LocalTransport(folder).server().train()
     state = folder.path / "sites" / "north" / "state" / "run1"
     latest = sorted(state.glob("round-*"))[-1]
     latest.write_bytes(latest.read_bytes()[:-1] + b"x")
     before = sent(folder)
     RunFolder(folder.run).clear()
-    Desk(folder).server().train()
+    LocalTransport(folder).server().train()
     assert sent(folder) == before
 
 
@@ -261,7 +262,7 @@ def test_a_damaged_state_is_passed_over_and_the_one_before_is_used(tmp_path: Pat
 def test_a_server_without_a_test_set_trains_all_the_same(method: str, tmp_path: Path) -> None:
     folder = make(tmp_path / "f", method)
     (folder.operator / "test.npz").unlink()
-    Desk(folder).server().train()
+    LocalTransport(folder).server().train()
     found = RunFolder(folder.run).summary()
     assert found is not None
     assert found["accuracy"]["final"] is found["accuracy"]["best"] is None
@@ -271,8 +272,33 @@ def test_a_server_without_a_test_set_trains_all_the_same(method: str, tmp_path: 
 
 def test_models_are_uploaded_whole_whatever_the_wire(tmp_path: Path) -> None:
     folder = make(tmp_path / "f", wire="fp16", rounds=1)
-    Desk(folder).server().train()
+    LocalTransport(folder).server().train()
     simulated = simulate(folder.experiment)
     assert sent(folder) == simulated.uplinks
     assert RunFolder(folder.run).summary()["accuracy"]["final"] == simulated.accuracy  # type: ignore[index]
     assert torch.is_tensor(next(iter(Result.load(folder.run).trained.clients.values())).state["head.weight"])
+
+
+def test_a_site_computes_the_learning_rate_of_a_round(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = make(tmp_path / "f", "fedavg", decay=0.5, schedule="cosine")
+    rates, fit = dict[int, tuple[float, str]](), Plain.fit
+
+    def recorded(self: Plain, request: Any) -> Any:
+        rates[request.key.round] = request.recipe.lr, request.recipe.schedule
+        return fit(self, request)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Plain, "fit", recorded)
+        LocalTransport(folder).server().train()
+    assert rates == {1: (0.001, "cosine"), 2: (0.0005, "cosine")}
+    assert sent(folder) == simulate(folder.experiment).uplinks
+    constant = simulate(folder.experiment.with_options(decay=1.0)).uplinks
+    assert {t for t, name in constant if constant[t, name] != sent(folder)[t, name]} == {2}
+
+
+def test_a_federation_evaluates_as_often_as_it_is_asked_to(tmp_path: Path) -> None:
+    folder = make(tmp_path / "f", "fedavg", rounds=3, evaluate_every=2, readings=False)
+    LocalTransport(folder).server().train()
+    assert [r["accuracy"] is None for r in records(folder)] == [True, False, False]
+    assert [r["readings"] for r in records(folder)] == [{}, {}, {}]
+    assert records(folder)[-1]["accuracy"] == simulate(folder.experiment).accuracy

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.slow
 import httpx  # noqa: E402 - comes with flwr
 
 from fedcc.flower.gate import FLEET, superlink_command, supernode_command  # noqa: E402
-from fedcc.flower.signing import built, signed  # noqa: E402
+from fedcc.flower.signing import sign_app  # noqa: E402
 
 BIN = Path(sys.executable).parent
 APP = """
@@ -201,7 +201,7 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]
     try:
         tls = [f"--ssl-{o}={folder / 'tls' / f}" for o, f in
                (("ca-certfile", "ca.crt"), ("certfile", "server.crt"), ("keyfile", "server.key"))]  # fmt: skip
-        trusted, signature = signed(built(folder / "app"))
+        trusted, signature = sign_app(folder / "app")
         (folder / "trusted.yaml").write_text(trusted)
         (folder / "signature.json").write_text(signature)
         gate = superlink_command(f"127.0.0.1:{made.public}", signature=folder / "signature.json")

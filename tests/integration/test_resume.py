@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from fedcc.experiments.checkpoint import DIGEST
+from fedcc.experiments.round_files import CHECKSUM_BYTES
 from fedcc.experiments.store import RunFolder
 from program import QUICK, Done, Running, call, wait_until
 
@@ -204,7 +204,7 @@ def test_a_damaged_checkpoint_is_passed_over_with_a_warning(
     damage(checkpoints(copy)[-1])
     done = call(capsys, "resume", copy)
     assert done.err.startswith(f"fedcc: warning: {copy / checkpoints(whole)[-1].name} ")
-    assert "is not used: its content is not what its checksum says" in done.err
+    assert "is not used: its content does not match its checksum" in done.err
     assert "resuming after round 2" in done.out
     ended(done, copy, whole)
 
@@ -305,7 +305,7 @@ def test_a_run_that_another_process_has_just_finished_stays(
                 (copy / path.name).write_bytes(path.read_bytes())
         return ()
 
-    monkeypatch.setattr(fedcc.experiments.tracking, "checked", meanwhile)
+    monkeypatch.setattr(fedcc.experiments.tracking, "check_trackers", meanwhile)
     done = call(capsys, "resume", copy)
     assert (done.code, done.err) == (0, "")
     assert "holds a finished run; there is nothing to do" in done.out
@@ -362,7 +362,7 @@ def altered(path: Path, change: Any) -> None:
     text = json.dumps(head).encode()
     text += b" " * (-len(text) % 8)
     made = len(text).to_bytes(8, "little") + text + content[8 + length :]
-    digest = blake2b(made, digest_size=DIGEST).hexdigest()
+    digest = blake2b(made, digest_size=CHECKSUM_BYTES).hexdigest()
     path.unlink()
     path.with_name(f"{path.name.rpartition('-')[0]}-{digest}.safetensors").write_bytes(made)
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from fedcc.experiments.store import InUse, RunFolder
-from fedcc.experiments.workers import Died, Processes
+from fedcc.experiments.workers import ProcessPool, WorkerDeath
 from program import QUICK, Running, alive, call, descendants, started, wait_until
 
 Capsys = pytest.CaptureFixture[str]
@@ -196,7 +196,7 @@ def test_a_run_in_use_is_left_alone(file: Path, capsys: Capsys) -> None:
     folder = RunFolder(file.parent / "runs" / PLACES[0])
     wait_until(lambda: folder.metrics(), 120)
     said = f"{folder.path} is in use by another process ({first.pid} on "
-    with pytest.raises(InUse), folder.held():
+    with pytest.raises(InUse), folder.lock():
         pass
     call(capsys, *words[:-1], folder.path, "--overwrite").refused(said)
     call(capsys, "resume", folder.path).refused(said)
@@ -208,14 +208,14 @@ def test_a_run_in_use_is_left_alone(file: Path, capsys: Capsys) -> None:
     os.kill(first.pid, signal.SIGKILL)
     first.end()
     assert (folder.path / ".lock").exists()
-    with folder.held():
+    with folder.lock():
         pass
     assert not (folder.path / ".lock").exists()
     assert folder.metrics()
 
 
 def test_a_folder_that_was_held_in_vain_is_gone(tmp_path: Path) -> None:
-    with RunFolder(tmp_path / "a" / "b" / "c").held():
+    with RunFolder(tmp_path / "a" / "b" / "c").lock():
         assert (tmp_path / "a" / "b" / "c" / ".lock").is_file()
     assert list(tmp_path.iterdir()) == []
 
@@ -230,14 +230,14 @@ def doubled(number: int) -> int:
 
 
 def test_a_worker_that_dies_takes_only_its_own_piece_with_it() -> None:
-    pool = Processes(doubled, 1)
+    pool = ProcessPool(doubled, 1)
     found: list[Any] = []
     for number in (1, 13, 2):
         pool.give(number)
         while pool.busy:
             found += pool.wait(1)
     pool.close()
-    assert found == [(1, 2), (13, Died("its process died (signal SIGKILL; is there enough memory?)")), (2, 4)]
+    assert found == [(1, 2), (13, WorkerDeath("its process died (signal SIGKILL; is there enough memory?)")), (2, 4)]
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""FedAvg's average (algorithms.md 4.1)."""
+"""FedAvg's average (McMahan et al., AISTATS 2017)."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from hypothesis.extra import numpy as hnp
 from fedcc.core.messages import Labels, Predictions, Weights, carried, nbytes
 from fedcc.core.rng import Key
 from fedcc.core.wire import is_probabilities
-from fedcc.flower.codec import DTYPES, Encoded, Expected, Refused, accept, decode, encode
+from fedcc.flower.codec import DTYPES, EncodedMessage, ExpectedMessage, InvalidMessage, accept, decode, encode
 
 KNOWN = {kind.__name__: kind for kind in (Weights, Predictions, Labels)}
 WIRES = ("fp32", "fp16", "int8", "int8-stochastic")
@@ -37,7 +37,7 @@ logits = hnp.arrays(np.float32, st.tuples(st.integers(1, 6), st.integers(2, 30))
 def test_fp32_gives_back_every_bit(state: dict[str, Any], samples: int) -> None:
     message = Weights({n: torch.from_numpy(v.copy()) for n, v in state.items()}, samples)
     encoded = encode(message, "fp32")
-    came = decode(Encoded.received(encoded.kind, encoded.text, encoded.buffers), KNOWN, "fp32")
+    came = decode(EncodedMessage.parse(encoded.kind, encoded.text, encoded.buffers), KNOWN, "fp32")
     assert came.samples == samples
     assert list(came.state) == list(message.state)
     for name, value in came.state.items():
@@ -49,7 +49,7 @@ def test_fp32_gives_back_every_bit(state: dict[str, Any], samples: int) -> None:
 def test_what_is_decoded_is_what_the_simulator_carries_and_counts(state: dict[str, Any], wire: str, seed: int) -> None:
     message = Weights({n: torch.from_numpy(v.copy()) for n, v in state.items()})
     encoded = encode(message, wire, key=Key(seed))
-    came = decode(Encoded.received(encoded.kind, encoded.text, encoded.buffers), KNOWN, wire)
+    came = decode(EncodedMessage.parse(encoded.kind, encoded.text, encoded.buffers), KNOWN, wire)
     simulated = carried(message, wire, Key(seed))
     assert all(torch.equal(came.state[n], simulated.state[n]) for n in state)
     assert encoded.nbytes == nbytes(message, wire)
@@ -112,11 +112,11 @@ TARGETS = [
 ]
 
 
-def attempt(kind: Any, text: Any, buffers: Any, expected: Expected) -> Any:
+def attempt(kind: Any, text: Any, buffers: Any, expected: ExpectedMessage) -> Any:
     try:
         return accept(kind, text, buffers, expected)
-    except Refused:
-        return Refused
+    except InvalidMessage:
+        return InvalidMessage
 
 
 @settings(max_examples=300)
@@ -128,14 +128,14 @@ def attempt(kind: Any, text: Any, buffers: Any, expected: Expected) -> Any:
     st.dictionaries(st.sampled_from(DTYPES) | st.text(max_size=5), st.binary(max_size=80), max_size=3),
 )
 def test_garbage_is_refused(target: Any, wire: str, kind: str, text: str, buffers: dict[str, bytes]) -> None:
-    assert attempt(kind, text, buffers, Expected(target, KNOWN, 4, wire, "run", 1)) is Refused
+    assert attempt(kind, text, buffers, ExpectedMessage(target, KNOWN, 4, wire, "run", 1)) is InvalidMessage
 
 
 @settings(max_examples=300)
 @given(st.sampled_from(TARGETS[:3]), st.sampled_from(WIRES), st.data())
 def test_a_damaged_upload_is_refused_or_still_keeps_the_rules(target: Any, wire: str, data: st.DataObject) -> None:
     """One node of the header is replaced, or one byte of the arrays."""
-    expected = Expected(target, KNOWN, 4, wire, "run", 1)
+    expected = ExpectedMessage(target, KNOWN, 4, wire, "run", 1)
     encoded = encode(target, wire, run="run", round=1, key=Key(0))
     header, buffers = json.loads(encoded.text), encoded.buffers
     if data.draw(st.booleans()):
@@ -148,7 +148,7 @@ def test_a_damaged_upload_is_refused_or_still_keeps_the_rules(target: Any, wire:
         damaged[data.draw(st.integers(0, len(damaged) - 1))] = data.draw(st.integers(0, 255))
         buffers[name] = bytes(damaged)
     came = attempt(encoded.kind, json.dumps(header), buffers, expected)
-    if came is Refused:
+    if came is InvalidMessage:
         return
     assert type(came) is type(target)
     if isinstance(came, Predictions):
@@ -175,8 +175,8 @@ def test_what_a_header_claims_allocates_nothing(shape: list[int], coding: str) -
         "message": ["message", "Predictions", {"values": ["tensor", coding, "float32", shape]}]
     }
     tracemalloc.start()
-    with suppress(Refused):
-        decode(Encoded("Predictions", header, {"float32": np.zeros(4, np.float32)}), KNOWN, "fp32")
+    with suppress(InvalidMessage):
+        decode(EncodedMessage("Predictions", header, {"float32": np.zeros(4, np.float32)}), KNOWN, "fp32")
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 2**20

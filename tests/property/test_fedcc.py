@@ -1,4 +1,4 @@
-"""The ten properties of FedCC in section 2.12 of the specification; the number is in the test's name."""
+"""Properties that follow from FedCC's Eqs. (7) to (10); docs/properties.md lists them."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def votes(draw: Any) -> Tensor:
 
 @quickly
 @given(votes())
-def test_1_targets_are_distributions_over_the_known_classes_in_closed_form(v: Tensor) -> None:
+def test_targets_are_distributions_over_the_known_classes_in_closed_form(v: Tensor) -> None:
     found = targets(v)
     assert found.shape == (v.shape[1], v.shape[2] - 1)
     assert (found >= 0).all()
@@ -57,7 +57,7 @@ def test_1_targets_are_distributions_over_the_known_classes_in_closed_form(v: Te
 
 @quickly
 @given(votes())
-def test_1_trust_is_the_known_mass_over_all_known_mass(v: Tensor) -> None:
+def test_trust_is_the_known_mass_over_all_known_mass(v: Tensor) -> None:
     mu = trust(v)
     a = 1 - v[..., -1]
     assert torch.allclose(mu.sum(0), torch.ones(v.shape[1], dtype=v.dtype))
@@ -66,7 +66,7 @@ def test_1_trust_is_the_known_mass_over_all_known_mass(v: Tensor) -> None:
 
 @pytest.mark.parametrize("known", [1e-6, 1e-13, 1e-30, 1e-39, 1e-42])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_1_targets_sum_to_one_however_small_the_known_mass(known: float, dtype: torch.dtype) -> None:
+def test_targets_sum_to_one_however_small_the_known_mass(known: float, dtype: torch.dtype) -> None:
     v = torch.tensor([[[3 * known, known, 1.0]], [[known, 3 * known, 1.0]]], dtype=dtype)
     assert targets(v).sum(-1).tolist() == pytest.approx([1.0], abs=1e-3)
     assert targets(v)[0].tolist() == pytest.approx([0.5, 0.5], abs=2e-3)
@@ -77,7 +77,7 @@ def test_1_targets_sum_to_one_however_small_the_known_mass(known: float, dtype: 
 
 @quickly
 @given(votes(), st.data())
-def test_2_a_client_that_abstains_from_everything_may_as_well_be_absent(v: Tensor, data: st.DataObject) -> None:
+def test_a_client_that_abstains_from_everything_may_as_well_be_absent(v: Tensor, data: st.DataObject) -> None:
     place = data.draw(st.integers(0, len(v)))
     nothing = torch.zeros_like(v[:1])
     nothing[..., -1] = 1
@@ -86,7 +86,7 @@ def test_2_a_client_that_abstains_from_everything_may_as_well_be_absent(v: Tenso
 
 @quickly
 @given(sizes, seeds, st.floats(0.0, 0.99))
-def test_2_equal_abstention_is_the_plain_mean_of_the_renormalised_vectors(
+def test_equal_abstention_is_the_plain_mean_of_the_renormalised_vectors(
     size: tuple[int, int, int], seed: int, u: float
 ) -> None:
     k, n, c = size
@@ -102,7 +102,7 @@ weights = st.floats(1e-6, 10)
 
 @quickly
 @given(weights, st.floats(0, 6), st.lists(st.floats(0, 12), min_size=1, max_size=6))
-def test_3_alpha_is_in_its_range_and_zero_above_w_l(w_l: float, w_u: float, h: list[float]) -> None:
+def test_alpha_is_in_its_range_and_zero_above_w_l(w_l: float, w_u: float, h: list[float]) -> None:
     entropies = torch.tensor(h, dtype=torch.float64)
     found = alpha(w_l, w_u, entropies)
     assert (found >= 0).all()
@@ -113,14 +113,14 @@ def test_3_alpha_is_in_its_range_and_zero_above_w_l(w_l: float, w_u: float, h: l
 
 @quickly
 @given(weights, st.floats(0, 6), st.lists(st.floats(0, 12), min_size=2, max_size=6))
-def test_3_alpha_never_grows_with_the_samples_entropy(w_l: float, w_u: float, h: list[float]) -> None:
+def test_alpha_never_grows_with_the_samples_entropy(w_l: float, w_u: float, h: list[float]) -> None:
     found = alpha(w_l, w_u, torch.tensor(sorted(h), dtype=torch.float64))
     assert (found.diff() <= 1e-12).all()
 
 
 @quickly
 @given(st.integers(2, 60), seeds)
-def test_3_alpha_never_grows_with_the_number_of_missing_classes(classes: int, seed: int) -> None:
+def test_alpha_never_grows_with_the_number_of_missing_classes(classes: int, seed: int) -> None:
     """Through the method itself, so that w_u = ln(C - |C_J| + 1) is the code's own."""
     client = Tiny(FedCC(), labels=[[0]], classes=classes).clients[0]
     p = normal(seed, 1, classes + 1, scale=2.0)
@@ -136,7 +136,7 @@ def test_3_alpha_never_grows_with_the_number_of_missing_classes(classes: int, se
 
 @quickly
 @given(weights, st.floats(0, 6), st.lists(st.floats(0, 12), min_size=1, max_size=6), st.floats(0.1, 10))
-def test_3_the_base_of_the_logarithm_cancels(w_l: float, w_u: float, h: list[float], base: float) -> None:
+def test_the_base_of_the_logarithm_cancels(w_l: float, w_u: float, h: list[float], base: float) -> None:
     entropies = torch.tensor(h, dtype=torch.float64)
     scaled = alpha(w_l * base, w_u * base, entropies * base)
     assert torch.allclose(alpha(w_l, w_u, entropies), scaled, atol=1e-9)
@@ -144,7 +144,7 @@ def test_3_the_base_of_the_logarithm_cancels(w_l: float, w_u: float, h: list[flo
 
 @quickly
 @given(st.integers(1, 200))
-def test_3_entropy_is_between_zero_and_the_logarithm_of_the_classes(classes: int) -> None:
+def test_entropy_is_between_zero_and_the_logarithm_of_the_classes(classes: int) -> None:
     p = normal(classes, 1, classes, scale=4.0).softmax(-1)
     assert -1e-12 <= float(entropy(p)) <= math.log(classes) + 1e-12
     assert float(entropy(torch.full((classes,), 1 / classes, dtype=torch.float64))) == pytest.approx(math.log(classes))
@@ -162,7 +162,7 @@ def test_3_entropy_is_between_zero_and_the_logarithm_of_the_classes(classes: int
     st.sampled_from(["argmax", "alpha_zero"]),
     st.sampled_from(["known", "full"]),
 )
-def test_4_a_pseudo_label_is_one_majority_class_and_unknown(
+def test_a_pseudo_label_is_one_majority_class_and_unknown(
     classes: int, seed: int, threshold: float, empty: Any, space: Any
 ) -> None:
     client = Tiny(FedCC(), labels=[[0]], classes=classes).clients[0]
@@ -190,7 +190,7 @@ def on(logits: Tensor, target: Tensor) -> Step:
 
 @quickly
 @given(sizes, seeds)
-def test_5_padded_is_restricted_minus_the_logarithm_of_the_known_mass(size: tuple[int, int, int], seed: int) -> None:
+def test_padded_is_restricted_minus_the_logarithm_of_the_known_mass(size: tuple[int, int, int], seed: int) -> None:
     _, n, c = size
     z, q = normal(seed, n, c + 1, scale=3.0), normal(seed + 1, n, c).softmax(-1)
     for i in range(n):  # the mean over a batch of one is the sample's own value
@@ -202,7 +202,7 @@ def test_5_padded_is_restricted_minus_the_logarithm_of_the_known_mass(size: tupl
 
 @quickly
 @given(sizes, seeds)
-def test_5_kl_and_soft_cross_entropy_have_the_same_gradient(size: tuple[int, int, int], seed: int) -> None:
+def test_kl_and_soft_cross_entropy_have_the_same_gradient(size: tuple[int, int, int], seed: int) -> None:
     _, n, c = size
     z = normal(seed, n, c + 1, scale=3.0).requires_grad_()
     q = F.pad(normal(seed + 1, n, c).softmax(-1), (0, 1))
@@ -230,7 +230,7 @@ ALONE = FedCC(lam=0.0, refine_joint_batch=False, refine_epoch="labelled")
 
 
 @pytest.mark.parametrize("labels", [[[0] * 20, [1, 2] * 6], [[0, 1, 2] * 20, [1]]])
-def test_6_without_the_public_loss_refine_is_supervised_training(labels: list[list[int]]) -> None:
+def test_without_the_public_loss_refine_is_supervised_training(labels: list[list[int]]) -> None:
     """Weights, running statistics and their counters, to the bit."""
     a, b = Tiny(ALONE, labels=labels).run(1), Tiny(Supervised(), labels=labels).run(1)
     for one, other in zip(a.clients, b.clients, strict=True):
@@ -239,7 +239,7 @@ def test_6_without_the_public_loss_refine_is_supervised_training(labels: list[li
     assert torch.equal(a.rounds[0].ups[0].values, b.rounds[0].ups[0].values)
 
 
-def test_6_a_public_forward_would_move_the_running_statistics() -> None:
+def test_a_public_forward_would_move_the_running_statistics() -> None:
     """The reason why the property asks for separate forwards: the same weights are not even reached."""
     a, b = Tiny(replace(ALONE, refine_joint_batch=True)).run(1), Tiny(Supervised()).run(1)
     name = next(n for n in a.clients[0].model.state if "running_mean" in n)
@@ -249,7 +249,7 @@ def test_6_a_public_forward_would_move_the_running_statistics() -> None:
 # -- 7
 
 
-def test_7_the_first_round_has_no_sync_and_the_second_has() -> None:
+def test_the_first_round_has_no_sync_and_the_second_has() -> None:
     tiny = Tiny(FedCC())
     asked = record(tiny)
     tiny.run(2)
@@ -257,7 +257,7 @@ def test_7_the_first_round_has_no_sync_and_the_second_has() -> None:
     assert [f.key.phase for f in asked.fits(client=0, round=2)] == ["sync", "fit", "refine"]
 
 
-def test_7_the_first_round_depends_on_no_message() -> None:
+def test_the_first_round_depends_on_no_message() -> None:
     """The server's word for round one is None for every client, and the uplinks are those of a client on its own."""
     tiny = Tiny(FedCC())
     assert tiny.ask(FedCC().start(tiny.server)) == {0: None, 1: None, 2: None}
@@ -275,7 +275,7 @@ def test_7_the_first_round_depends_on_no_message() -> None:
 
 @quickly
 @given(sizes)
-def test_8_when_all_say_unknown_the_target_is_uniform(size: tuple[int, int, int]) -> None:
+def test_when_all_say_unknown_the_target_is_uniform(size: tuple[int, int, int]) -> None:
     k, n, c = size
     v = torch.zeros(k, n, c + 1)
     v[..., -1] = 1
@@ -284,7 +284,7 @@ def test_8_when_all_say_unknown_the_target_is_uniform(size: tuple[int, int, int]
     assert torch.allclose(trust(v), torch.full((k, n), 1 / k))
 
 
-def test_8_a_sample_nobody_knows_disturbs_no_other() -> None:
+def test_a_sample_nobody_knows_disturbs_no_other() -> None:
     v = normal(0, 3, 4, 5).softmax(-1)
     w = v.clone()
     w[:, 2] = torch.tensor([0, 0, 0, 0, 1.0])
@@ -295,7 +295,7 @@ def test_8_a_sample_nobody_knows_disturbs_no_other() -> None:
 
 @quickly
 @given(votes(), seeds)
-def test_8_the_order_of_clients_does_not_matter(v: Tensor, seed: int) -> None:
+def test_the_order_of_clients_does_not_matter(v: Tensor, seed: int) -> None:
     order = torch.randperm(len(v), generator=torch.Generator().manual_seed(seed))
     assert torch.allclose(targets(v[order]), targets(v), atol=1e-12)
 
@@ -305,7 +305,7 @@ def test_8_the_order_of_clients_does_not_matter(v: Tensor, seed: int) -> None:
 
 @quickly
 @given(votes(), seeds)
-def test_9_relabelled_classes_relabel_the_targets(v: Tensor, seed: int) -> None:
+def test_relabelled_classes_relabel_the_targets(v: Tensor, seed: int) -> None:
     order = torch.randperm(v.shape[-1] - 1, generator=torch.Generator().manual_seed(seed))
     last = torch.tensor([v.shape[-1] - 1])
     assert torch.allclose(targets(v[..., torch.cat([order, last])]), targets(v)[:, order], atol=1e-12)
@@ -313,7 +313,7 @@ def test_9_relabelled_classes_relabel_the_targets(v: Tensor, seed: int) -> None:
 
 @quickly
 @given(st.integers(2, 8), seeds)
-def test_9_relabelled_classes_relabel_the_pseudo_labels(classes: int, seed: int) -> None:
+def test_relabelled_classes_relabel_the_pseudo_labels(classes: int, seed: int) -> None:
     client = Tiny(FedCC(), labels=[[0]], classes=classes).clients[0]
     order = torch.randperm(classes, generator=torch.Generator().manual_seed(seed))
     whole = torch.cat([order, torch.tensor([classes])])  # "unknown" stays last
@@ -323,7 +323,7 @@ def test_9_relabelled_classes_relabel_the_pseudo_labels(classes: int, seed: int)
     assert torch.allclose(after, before[:, whole], atol=1e-12)
 
 
-def test_9_a_whole_round_with_relabelled_classes() -> None:
+def test_a_whole_round_with_relabelled_classes() -> None:
     """Exchange two classes in the private labels and in the last layer: all that is shared is exchanged."""
     order = torch.tensor([1, 0, 2])
     rows = torch.tensor([1, 0, 2, 3])
@@ -343,14 +343,14 @@ def test_9_a_whole_round_with_relabelled_classes() -> None:
 
 @quickly
 @given(votes())
-def test_10_inference_and_targets_agree_on_the_best_class(v: Tensor) -> None:
+def test_inference_and_targets_agree_on_the_best_class(v: Tensor) -> None:
     scores, renormalised = aggregate(v)[:, :-1], targets(v)
     top = scores.topk(2, -1).values
     clear = top[:, 0] > top[:, 1] * (1 + 1e-9)  # no ties
     assert torch.equal(scores.argmax(-1)[clear], renormalised.argmax(-1)[clear])
 
 
-def test_10_prediction_is_the_aggregate_over_the_known_classes() -> None:
+def test_prediction_is_the_aggregate_over_the_known_classes() -> None:
     tiny = Tiny(FedCC(), factories=(Mlp(), Mlp(12))).run(1)
     outputs = [tiny.ask(_logits(c, tiny)) for c in tiny.clients]
     expected = aggregate(torch.stack([o.softmax(-1) for o in outputs]))[:, :3]

@@ -1,4 +1,4 @@
-"""FedAvg, FedMD and the two bounds: the properties of sections 4.1 and 5.1 of the specification."""
+"""FedAvg, FedMD and the two bounds: what their papers say, and what follows."""
 
 from __future__ import annotations
 

@@ -16,7 +16,8 @@ from torch import Tensor
 from fedcc.core.files import uninterrupted
 from fedcc.core.messages import Labels, Weights
 from fedcc.core.model import Arch, Model
-from fedcc.experiments.checkpoint import header, message_classes, packed, unpacked
+from fedcc.core.tree import message_classes
+from fedcc.experiments.packing import from_bytes, read_header, to_bytes
 from fedcc.federate import Round, Snapshot, federate
 from fedcc.methods import METHODS, make
 from tiny import Mlp, Tiny
@@ -40,8 +41,8 @@ def federation(name: str, settings: dict[str, Any], options: dict[str, Any]) -> 
 
 def travelled(snapshot: Snapshot, tiny: Tiny) -> Snapshot:
     """The snapshot as it comes back from a file."""
-    content = packed(snapshot, tiny.method, {})
-    return unpacked(content, header(content)[1], tiny.method, tiny.factories)
+    content = to_bytes(snapshot, tiny.method, {})
+    return from_bytes(Snapshot, content, read_header(content)[1], tiny.method, models=tiny.factories)
 
 
 def messages(rounds: list[Round]) -> list[Any]:
@@ -85,9 +86,9 @@ def test_values_survive_with_their_types_and_order() -> None:
     }  # fmt: skip
     downs = {3: Weights(state, 5), 1: None, 2: Labels(shared)}
     tiny = Tiny(make("fedavg"))
-    content = packed(Snapshot(2, downs, {"m": model}, memory, {0: (model, {})}), tiny.method, {"a": 1})
-    about, tree = header(content)
-    again = unpacked(content, tree, tiny.method, tiny.factories)
+    content = to_bytes(Snapshot(2, downs, {"m": model}, memory, {0: (model, {})}), tiny.method, {"a": 1})
+    about, tree = read_header(content)
+    again = from_bytes(Snapshot, content, tree, tiny.method, models=tiny.factories)
     assert about == {"a": 1}
     assert again.t == 2
     assert list(again.downs) == [3, 1, 2]
@@ -116,15 +117,15 @@ class Stranger:
 @pytest.mark.parametrize("value", [Stranger(), {1, 2}, object(), b"x"])
 def test_what_cannot_be_stored_is_named(value: Any) -> None:
     with pytest.raises(TypeError, match=rf"got .*{type(value).__name__}"):
-        packed(Snapshot(1, {}, {}, {"odd": value}, {}), make("fedcc"), {})
+        to_bytes(Snapshot(1, {}, {}, {"odd": value}, {}), make("fedcc"), {})
 
 
 def test_a_file_names_no_class_that_the_method_does_not_know() -> None:
     assert message_classes(make("fedmr")).keys() >= {"Weights", "Prototypes"}
-    content = packed(Snapshot(1, {0: Labels(torch.zeros(2))}, {}, {}, {}), make("fedct"), {})
-    tree = json.loads(json.dumps(header(content)[1]).replace("Labels", "Popen"))
+    content = to_bytes(Snapshot(1, {0: Labels(torch.zeros(2))}, {}, {}, {}), make("fedct"), {})
+    tree = json.loads(json.dumps(read_header(content)[1]).replace("Labels", "Popen"))
     with pytest.raises(KeyError, match="Popen"):
-        unpacked(content, tree, make("fedct"))
+        from_bytes(Snapshot, content, tree, make("fedct"))
 
 
 def test_a_signal_waits_for_the_end_of_a_write() -> None:

@@ -14,7 +14,7 @@ from torch import Tensor
 from fedcc.core.messages import LABELS, Labels, Predictions, Weights, carried, nbytes
 from fedcc.core.rng import Key
 from fedcc.core.wire import packed
-from fedcc.flower.codec import Encoded, Expected, Refused, accept, decode, encode
+from fedcc.flower.codec import EncodedMessage, ExpectedMessage, InvalidMessage, accept, decode, encode
 
 CLASSES = 4
 
@@ -44,16 +44,16 @@ def everything(**changes: Any) -> Everything:
     return replace(made, **changes)
 
 
-def expected(message: Any, wire: str = "fp32") -> Expected:
-    return Expected(message, KNOWN, CLASSES, wire, "run", 2)
+def expected(message: Any, wire: str = "fp32") -> ExpectedMessage:
+    return ExpectedMessage(message, KNOWN, CLASSES, wire, "run", 2)
 
 
-def sent(message: Any, wire: str = "fp32", **about: Any) -> Encoded:
+def sent(message: Any, wire: str = "fp32", **about: Any) -> EncodedMessage:
     key = Key(5) if wire == "int8-stochastic" else None
     return encode(message, wire, **{"run": "run", "round": 2, "key": key} | about)
 
 
-def taken(encoded: Encoded, want: Expected) -> Any:
+def taken(encoded: EncodedMessage, want: ExpectedMessage) -> Any:
     return accept(encoded.kind, encoded.text, encoded.buffers, want)
 
 
@@ -179,12 +179,12 @@ def test_a_message_that_cannot_be_sent() -> None:
 # -- refused
 
 
-def refused(encoded: Encoded, reason: str, want: Expected | None = None) -> None:
-    with pytest.raises(Refused, match=reason):
+def refused(encoded: EncodedMessage, reason: str, want: ExpectedMessage | None = None) -> None:
+    with pytest.raises(InvalidMessage, match=reason):
         taken(encoded, want or expected(everything()))
 
 
-def changed(message: Any = None, wire: str = "fp32", **header: Any) -> Encoded:
+def changed(message: Any = None, wire: str = "fp32", **header: Any) -> EncodedMessage:
     encoded = sent(everything() if message is None else message, wire)
     return replace(encoded, header=encoded.header | header)
 
@@ -296,37 +296,39 @@ def test_numbers_have_the_sign_of_the_rehearsed_ones() -> None:
 def test_too_large_is_seen_before_anything_is_read() -> None:
     want, encoded = expected(everything()), sent(everything())
     huge = {"float32": bytes(100 * encoded.nbytes)}
-    with pytest.raises(Refused, match=r"too large: the arrays have 20,\d+ bytes, those of Everything have 2\d\d"):
+    with pytest.raises(
+        InvalidMessage, match=r"too large: the arrays have 20,\d+ bytes, those of Everything have 2\d\d"
+    ):
         accept("nonsense", "no JSON", huge, want)
-    with pytest.raises(Refused, match="too large: the header has 100,000 characters"):
+    with pytest.raises(InvalidMessage, match="too large: the header has 100,000 characters"):
         accept(encoded.kind, " " * 100_000, encoded.buffers, want)
 
 
 def test_arrays_that_do_not_fit_the_header() -> None:
     encoded, want = sent(everything()), expected(everything())
     short = encoded.buffers | {"uint8": b"\1\1"}
-    with pytest.raises(Refused, match="array uint8 has 2 numbers left, the header asks for 5"):
+    with pytest.raises(InvalidMessage, match="array uint8 has 2 numbers left, the header asks for 5"):
         accept(encoded.kind, encoded.text, short, want)
     moved = encoded.buffers | {"float32": encoded.buffers["float32"][:-4], "int8": b"\0\0\0\0"}
-    with pytest.raises(Refused, match="array"):
+    with pytest.raises(InvalidMessage, match="array"):
         accept(encoded.kind, encoded.text, moved, want)
-    with pytest.raises(Refused, match="array 'complex64': there are float64"):
+    with pytest.raises(InvalidMessage, match="array 'complex64': there are float64"):
         accept(encoded.kind, encoded.text, {"complex64": b""}, want)
-    with pytest.raises(Refused, match="a multiple of 4, got 3 of them"):
+    with pytest.raises(InvalidMessage, match="a multiple of 4, got 3 of them"):
         accept(encoded.kind, encoded.text, {"float32": b"abc"}, want)
     spare = sent(Labels(torch.zeros(3, dtype=torch.uint8)))
-    less = Expected(Labels(torch.zeros(4, dtype=torch.uint8)), KNOWN, CLASSES, "fp32", "run", 2)
+    less = ExpectedMessage(Labels(torch.zeros(4, dtype=torch.uint8)), KNOWN, CLASSES, "fp32", "run", 2)
     more = {"uint8": bytes(4)}
-    with pytest.raises(Refused, match="wrong shape"):
+    with pytest.raises(InvalidMessage, match="wrong shape"):
         accept(spare.kind, spare.text, more, less)
-    with pytest.raises(Refused, match="array uint8 has 4 numbers, the header describes 3"):
-        decode(Encoded.received(spare.kind, spare.text, more), KNOWN, "fp32", run="run", round=2)
+    with pytest.raises(InvalidMessage, match="array uint8 has 4 numbers, the header describes 3"):
+        decode(EncodedMessage.parse(spare.kind, spare.text, more), KNOWN, "fp32", run="run", round=2)
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "null", "NaN", "[" * 2000, '{"a":' * 2000, '{"format": 1}', "\0"])
 def test_headers_that_are_none(text: str) -> None:
     encoded = sent(everything())
-    with pytest.raises(Refused):
+    with pytest.raises(InvalidMessage):
         accept(encoded.kind, text, encoded.buffers, expected(everything()))
 
 
@@ -342,6 +344,6 @@ def test_headers_that_are_none(text: str) -> None:
 ])  # fmt: skip
 def test_a_client_is_safe_from_nonsense_too(tree: Any) -> None:
     header = sent(None).header | {"message": ["message", "Predictions", {"values": tree}]}
-    encoded = Encoded("Predictions", header, {"float32": np.zeros(4, np.float32), "int8": np.zeros(4, np.int8)})
-    with pytest.raises(Refused):
+    encoded = EncodedMessage("Predictions", header, {"float32": np.zeros(4, np.float32), "int8": np.zeros(4, np.int8)})
+    with pytest.raises(InvalidMessage):
         decode(encoded, KNOWN, "fp32", run="run", round=2)

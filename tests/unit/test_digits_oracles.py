@@ -1,4 +1,4 @@
-"""Oracles hidden in the paper's tables (algorithms.md, section 8), on real digits."""
+"""Oracles hidden in the paper's tables (docs/properties.md), on real digits."""
 
 from __future__ import annotations
 

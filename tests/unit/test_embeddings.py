@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fedcc.evaluate.embeddings import embedded, panel, purity, whitened
+from fedcc.evaluate.embeddings import embed, panel, purity, whiten
 
 
 def clusters(spread: float = 0.1) -> tuple[np.ndarray, np.ndarray]:
@@ -36,7 +36,7 @@ def test_a_point_is_no_neighbour_of_its_own() -> None:
 def test_whitened_components_are_uncorrelated_with_variance_one() -> None:
     features, _ = clusters(0.5)
     for variance in (0.5, 0.9, 1.0):
-        found = whitened(features * np.array([100, 10, 1, 1, 1]), variance)
+        found = whiten(features * np.array([100, 10, 1, 1, 1]), variance)
         assert found.shape[1] >= 2
         np.testing.assert_allclose(np.cov(found.T), np.eye(found.shape[1]), atol=1e-9)
 
@@ -45,7 +45,7 @@ def test_as_many_components_as_explain_the_variance() -> None:
     draws = np.random.default_rng(0).normal(size=(2000, 4))
     draws = np.linalg.qr(draws - draws.mean(0))[0] * np.sqrt([60.0, 20.0, 15.0, 5.0])  # shares of the variance
     draws -= draws.mean(0)
-    assert [whitened(draws, v).shape[1] for v in (0.1, 0.7, 0.9, 0.97)] == [2, 2, 3, 4]
+    assert [whiten(draws, v).shape[1] for v in (0.1, 0.7, 0.9, 0.97)] == [2, 2, 3, 4]
 
 
 @pytest.mark.parametrize("rank", [0, 1])
@@ -59,7 +59,7 @@ def test_features_that_hardly_vary(rank: int) -> None:
 
 def test_clusters_stay_clusters_and_the_same_features_give_the_same_points() -> None:
     features, labels = clusters()
-    one, two = embedded(features, 0.95), embedded(features, 0.95)
+    one, two = embed(features, 0.95), embed(features, 0.95)
     assert one.shape == (60, 2)
     np.testing.assert_array_equal(one, two)
     assert purity(one, labels) == 1.0

@@ -720,12 +720,12 @@ def test_bf16_computes_in_bf16() -> None:
 class Contiguous(Plain):
     """The plain engine without channels_last."""
 
-    def _forward(self, module: Any, x: Tensor) -> Outputs:
+    def forward(self, module: Any, x: Tensor) -> Outputs:
         out: Outputs = module(x.contiguous())
         return out
 
-    def _load(self, model: Model, use: str) -> Any:
-        module = super()._load(model, use)
+    def load(self, model: Model, use: str) -> Any:
+        module = super().load(model, use)
         return module.to(memory_format=torch.contiguous_format)
 
 
@@ -761,11 +761,11 @@ def test_a_monitor_is_told() -> None:
             self.phases: list[str] = []
             self.samples = 0
 
-        def fitting(self, fit: Fit) -> None:
+        def fit_started(self, fit: Fit) -> None:
             self.phases.append(fit.key.phase)
 
-        def trained(self, samples: int) -> None:
-            self.samples += samples
+        def samples_trained(self, number: int) -> None:
+            self.samples += number
 
     listener = Listener()
     plain = Plain(precision="fp64", monitor=listener)

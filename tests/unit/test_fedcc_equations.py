@@ -1,4 +1,4 @@
-"""The numbers of Eqs. (8)-(10): every row of the table in section 2.9 of the specification, to five decimals."""
+"""The numbers of Eqs. (8)-(10): every row of a table computed by hand, to five decimals."""
 
 from __future__ import annotations
 

@@ -529,7 +529,7 @@ async def _probabilities(model: Any, samples: Samples) -> Tensor:
 
 
 def test_refine_starts_from_the_fit_and_keeps_its_labels() -> None:
-    """Phase three starts at theta_0, and the labels are those of theta_0, fixed for the phase (F-6, 2.3 step 5)."""
+    """Phase three starts at theta_0, and the labels are those of theta_0, fixed for the phase (F-6)."""
     tiny, asked = ran(FedCC(), rounds=1)
     fitted, refine = asked.fitted("fit", client=0)[0][1], asked.fits("refine", client=0)[0]
     assert refine.model is fitted.model

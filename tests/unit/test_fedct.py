@@ -1,4 +1,4 @@
-"""FedCT: votes, ties and what crosses the wire, algorithms.md 5.6 and 8."""
+"""FedCT: votes, ties and what crosses the wire, Abourayya et al., "Little is enough", AAAI 2025."""
 
 from __future__ import annotations
 

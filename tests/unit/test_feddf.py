@@ -1,4 +1,4 @@
-"""FedDF: the teacher, the students and the reductions of algorithms.md 5.2 and 9."""
+"""FedDF: the teacher, the students and the reductions (Lin et al., NeurIPS 2020)."""
 
 from __future__ import annotations
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 import stat
 import zipfile
 from pathlib import Path
@@ -19,8 +20,10 @@ pytest.importorskip("flwr")
 
 from fedcc.experiments.experiment import Experiment
 from fedcc.flower.data import site_samples
-from fedcc.flower.folder import FederationFolder, Rules, Site, Task, client_names, disagreement
+from fedcc.flower.folder import FederationFolder, Site, Task, disagreement_reason, parse_clients
 from fedcc.flower.keys import public_bytes
+from fedcc.flower.rules import Rules
+from fedcc.methods import make as make_method
 from federation import NAMES, make
 
 
@@ -39,7 +42,7 @@ def test_what_is_written_is_read_again(folder: FederationFolder) -> None:
     for number, name in enumerate(NAMES):
         site = Site.read(folder.path / "sites" / name)
         assert (site.name, site.number, site.share_model) == (name, number, False)
-        assert disagreement(folder.terms(name), site.terms()) is None
+        assert disagreement_reason(folder.terms(name), site.terms()) is None
         assert site.task.public_samples(site.path / "public.npz").x.equal(
             folder.task.public_samples(folder.path / "public.npz").x
         )
@@ -87,8 +90,8 @@ def test_a_site_names_what_it_has_not_agreed_to(folder: FederationFolder) -> Non
         ({"settings": {**folder.experiment.settings, "lam": 0.7}}, "lam is 0.7 on the server and 0.2 here"),
     ):
         changed = dataclasses.replace(folder, experiment=Experiment.stored(folder.experiment.values() | changes))
-        assert disagreement(changed.terms("east"), site.terms()) == words
-    assert disagreement(folder.terms("west"), site.terms()) == "client is 3 on the server and 1 here"
+        assert disagreement_reason(changed.terms("east"), site.terms()) == words
+    assert disagreement_reason(folder.terms("west"), site.terms()) == "client is 3 on the server and 1 here"
 
 
 def test_other_public_images_are_refused(folder: FederationFolder, tmp_path: Path) -> None:
@@ -145,7 +148,7 @@ def test_other_bad_places_are_refused(task: Task, tmp_path: Path) -> None:
         ("text.npz", "no readable NPZ"),
         ("empty", "neither x.npy and y.npy nor sub-folders"),
         ("odd", "no class has this name"),
-        ("nowhere", "is not there"),
+        ("nowhere", "does not exist"),
     ):
         with pytest.raises(ValueError, match=words):
             site_samples(tmp_path / name, task)
@@ -162,17 +165,17 @@ def test_other_bad_places_are_refused(task: Task, tmp_path: Path) -> None:
 )
 def test_bad_clients_are_refused(given: list[str], words: str) -> None:
     with pytest.raises(ValueError, match=words):
-        client_names(given)
+        parse_clients(given)
 
 
 def test_rules_are_checked() -> None:
     for rules, words in (
-        (Rules(5), "quorum must be from 1 to the number of clients, 4, got 5"),
-        (Rules(2, deadline=0.0), "deadline must be at least 1"),
-        (Rules(2, strikes=0), "strikes must be at least 1"),
+        ({"quorum": 5}, "quorum must be from 1 to the number of clients, 4, got 5"),
+        ({"quorum": 2, "deadline": 0.0}, "deadline must be at least 1"),
+        ({"quorum": 2, "strikes": 0}, "strikes must be at least 1"),
     ):
         with pytest.raises(ValueError, match=words):
-            rules.checked(4)
+            Rules(**rules).check(4)
 
 
 def test_init_refuses_in_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -201,7 +204,7 @@ def test_own_public_images_and_classes(capsys: pytest.CaptureFixture[str], tmp_p
     assert done.code == 0, done
     made = FederationFolder.read(tmp_path / "f")
     assert (made.task.classes, made.task.names, made.task.shape) == (2, ("cat", "dog"), (3, 8, 8))
-    assert np.allclose(made.task.mean, (x / 255).mean((0, 2, 3)), atol=1e-4)
+    assert np.allclose(made.task.view.mean, (x / 255).mean((0, 2, 3)), atol=1e-4)
     assert made.test() is None
     assert made.address == "fed.example.org:9092"
     assert made.hosts == ("fed.example.org", "localhost", "127.0.0.1")
@@ -298,3 +301,30 @@ def test_a_damaged_npz_or_array_is_refused_by_name(tmp_path: Path, task: Task) -
             site_samples(tmp_path / name, task)
         assert str(tmp_path / name) in str(refused.value)
         assert "\n" not in str(refused.value)
+
+
+def test_a_folder_of_an_older_version_opens(tmp_path: Path) -> None:
+    """Made by commit 5a24957, which had fewer options: these have their values of then."""
+    for path in (Path(__file__).parents[1] / "fixtures" / "federation-5a24957").iterdir():
+        shutil.copy(path, tmp_path)
+    folder, site = FederationFolder.read(tmp_path), Site.read(tmp_path)
+    assert folder.clients == {"north": "resnet8", "east": "resnet14"}
+    assert (folder.rules.quorum, folder.rules.deadline, folder.address) == (2, 3600.0, "localhost:9092")
+    assert (folder.task.public, folder.task.view.scale, folder.task.view.hole) == (29, 0.0625, 0.0)
+    split, training = folder.experiment.split, folder.experiment.training
+    assert (split.augment, split.validation, training.schedule, training.decay) == ("none", 0.0, "constant", 1.0)
+    assert folder.experiment.build_method() == make_method("fedcc")
+    assert disagreement_reason(folder.terms("east"), site.terms()) is None
+    folder.write()
+    site.write()
+    assert (FederationFolder.read(tmp_path), Site.read(tmp_path)) == (folder, site)
+
+
+def test_a_folder_of_an_older_algorithm_is_refused(tmp_path: Path) -> None:
+    for path in (Path(__file__).parents[1] / "fixtures" / "federation-5a24957").iterdir():
+        shutil.copy(path, tmp_path)
+    experiment = tmp_path / "experiment.toml"
+    options, _ = experiment.read_text().split("[settings]")
+    experiment.write_text(options.replace('"fedcc"', '"fedconcat"') + "[settings]\nclusters = 2\n")
+    with pytest.raises(ValueError, match="made before FedConcat had classifier_lr, by another algorithm"):
+        FederationFolder.read(tmp_path)

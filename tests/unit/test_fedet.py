@@ -1,4 +1,4 @@
-"""FedET: consensus, dissent and shared heads of algorithms.md 5.4, against loops."""
+"""FedET: consensus, dissent and shared heads (Cho et al., IJCAI 2022), against loops."""
 
 from __future__ import annotations
 

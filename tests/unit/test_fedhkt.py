@@ -1,4 +1,4 @@
-"""FedHKT (reconstruction): clusters, confidence, selection and distillation of algorithms.md 5.5."""
+"""FedHKT (reconstruction): clusters, confidence, selection and distillation (docs/deviations.md)."""
 
 from __future__ import annotations
 

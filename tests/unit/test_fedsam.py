@@ -6,7 +6,7 @@ import torch.nn.functional as F
 
 from fedcc.core.requests import Recipe
 from fedcc.core.step import norm
-from fedcc.engine import Plain
+from fedcc.engine.plain import Training
 from fedcc.gradients import Ascent
 from fedcc.losses import CrossEntropy
 from fedcc.methods import FedAvg, FedSAM
@@ -79,8 +79,8 @@ def test_the_ascent_is_undone_to_the_bit() -> None:
 
 def test_exactly_two_backward_passes_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
     passes = []
-    backward = Plain._backward
-    monkeypatch.setattr(Plain, "_backward", lambda *a: passes.append(1) or backward(*a))
+    backward = Training.backward
+    monkeypatch.setattr(Training, "backward", lambda *a: passes.append(1) or backward(*a))
     for method, each in ((FedSAM(), 2), (FedSAM(rho=0.0), 1), (FedAvg(), 1)):
         passes.clear()
         Tiny(method, recipe=STEPS).run()

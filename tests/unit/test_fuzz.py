@@ -132,6 +132,18 @@ def test_a_wrong_exception_or_answer_is_found(tmp_path: Path, error: Exception, 
     assert findings(Raising(), tmp_path) == {what: [7]}
 
 
+def test_an_input_that_cannot_be_made_is_found(tmp_path: Path) -> None:
+    class Broken(Planted):
+        def make(self, rng: random.Random) -> Case:
+            raise ValueError("a fault of its own")
+
+    target = Broken()
+    [tally] = fuzz({target: 3}, 0, tmp_path / "room", jobs=1, limits=LIMITS).values()
+    [finding] = tally.findings.values()
+    assert (finding.what, finding.indices) == ("no input was made", [0, 1, 2])
+    assert "a fault of its own" in (save(finding, target, 0, tmp_path / "kept") / "finding.txt").read_text()
+
+
 def test_a_finding_is_kept_with_its_input_and_how_to_make_it_again(tmp_path: Path) -> None:
     class Raising(Planted):
         def read(self, path: Path, number: int) -> bool:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from fedcc.flower import gate
-from fedcc.flower.gate import FLEET, LARGEST, Gate, address, owned
+from fedcc.flower.gate import FLEET, LARGEST, Gate, is_owned_by, parse_address
 
 PUBLIC, PRIVATE = ("10.0.0.1", 9092), ("127.0.0.1", 4444)
 linux = pytest.mark.skipif(sys.platform != "linux", reason="asks Linux's kernel")
@@ -71,9 +71,9 @@ def test_nothing_but_requests() -> None:
 @linux
 def test_the_private_port_serves_the_owner_everything_and_others_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     scope = request("/v1/control/start-run", None, method="GET", server=PRIVATE)
-    monkeypatch.setattr(gate, "owned", lambda *given: given == (scope["client"], PRIVATE, os.getuid()))
+    monkeypatch.setattr(gate, "is_owned_by", lambda *given: given == (scope["client"], PRIVATE, os.getuid()))
     assert answer(scope) == (200, "passed")
-    monkeypatch.setattr(gate, "owned", lambda *_: False)
+    monkeypatch.setattr(gate, "is_owned_by", lambda *_: False)
     assert answer(scope)[0] == 403
     assert answer(request("/v1/fleet/get-run", server=PRIVATE))[0] == 403
 
@@ -98,21 +98,21 @@ def test_whose_connection_it_is(family: int, host: str, target: str) -> None:
     try:
         with connected(family, host, target) as (client, server):
             ends = server.getpeername(), server.getsockname()
-            assert owned(*ends, os.getuid())
-            assert not owned(*ends, os.getuid() + 1)
-            assert not owned(("127.0.0.1", 1), ends[1], os.getuid())
+            assert is_owned_by(*ends, os.getuid())
+            assert not is_owned_by(*ends, os.getuid() + 1)
+            assert not is_owned_by(("127.0.0.1", 1), ends[1], os.getuid())
             client.close()  # the kernel lists it as root's now
-            assert not owned(*ends, os.getuid())
-            assert not owned(*ends, 0)
+            assert not is_owned_by(*ends, os.getuid())
+            assert not is_owned_by(*ends, 0)
     except OSError as error:
         pytest.skip(f"no IPv6 here: {error}")
 
 
 def test_addresses() -> None:
-    assert address("localhost:9092") == ("localhost", 9092)
+    assert parse_address("localhost:9092") == ("localhost", 9092)
     for wrong in ("9092", ":9092", "host:", "host:0", "host:65536", "host:port"):
         with pytest.raises(ValueError, match="HOST:PORT"):
-            address(wrong)
+            parse_address(wrong)
 
 
 def test_commands_start_the_file_itself() -> None:

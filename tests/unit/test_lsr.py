@@ -1,4 +1,4 @@
-"""LSR: the regularisers of algorithms.md 5.3 and the reduction to FedMD."""
+"""LSR: the regularisers (Yuan et al., CVPR 2020) and the reduction to FedMD."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Networks: the counts of the specification, and how anybody's network becomes trunks and a head."""
+"""Networks: counts of parameters, and how anybody's network becomes trunks and a head."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Methods that become FedAvg when their own term is switched off, bit for bit (algorithms.md, section 9)."""
+"""Methods that become FedAvg when their own term is switched off, bit for bit (docs/properties.md)."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ import synthetic
 from fedcc.report.figures import save
 from fedcc.report.gallery import pictures
 from fedcc.report.page import page
-from fedcc.report.records import Found, find
+from fedcc.report.records import Records, find_records
 from fedcc.report.tables import tables
 from program import call
 
@@ -40,12 +40,12 @@ def edited(record: Record, path: str, value: Any) -> Record:
     return made
 
 
-def beside_another(folder: Path, record: Record | str | bytes) -> Found:
+def beside_another(folder: Path, record: Record | str | bytes) -> Records:
     """What is found in a folder with this record and a good one."""
     synthetic.write(synthetic.record("fedavg", **CIFAR), folder / "good.json")
     content = json.dumps(record) if isinstance(record, dict) else record
     (folder / "odd.json").write_bytes(content.encode() if isinstance(content, str) else content)
-    return find([folder])
+    return find_records([folder])
 
 
 # --------------------------------------------------------------------------------------- what a record says twice
@@ -164,7 +164,7 @@ def test_odd_content_is_said_with_the_files_name(content: str, said: str, tmp_pa
     assert (name, said in reason) == (f"{tmp_path.name}/odd.json", True), reason
     (tmp_path / "run").mkdir()
     (tmp_path / "odd.json").rename(tmp_path / "run" / "summary.json")
-    ((name, reason),) = find([tmp_path]).problems
+    ((name, reason),) = find_records([tmp_path]).problems
     assert (name, said in reason) == (f"{tmp_path.name}/run/summary.json", True), reason
 
 
@@ -196,7 +196,7 @@ def test_a_summary_that_is_no_file_is_said(make: Callable[[Path], Any], said: st
     synthetic.write(synthetic.record(**CIFAR), tmp_path / "runs" / "good")
     (tmp_path / "runs" / "odd").mkdir()
     make(tmp_path / "runs" / "odd" / "summary.json")
-    found = find([tmp_path / "runs"])
+    found = find_records([tmp_path / "runs"])
     assert len(found.runs) == 1
     ((name, reason),) = found.problems
     assert (name, said in reason) == ("runs/odd/summary.json", True), reason
@@ -218,7 +218,7 @@ def test_a_folder_or_file_that_cannot_be_read_is_said(tmp_path: Path, monkeypatc
 
     monkeypatch.setattr(os, "scandir", refuse(scandir, tmp_path / "runs" / "a"))
     monkeypatch.setattr(os, "open", refuse(opened, tmp_path / "runs" / "b" / "summary.json"))
-    found = find([tmp_path / "runs"])
+    found = find_records([tmp_path / "runs"])
     assert [r.name for r in found.runs] == ["runs/good"]
     assert sorted(found.problems) == [
         ("runs/a", "cannot be read: Permission denied"),
@@ -231,7 +231,7 @@ def test_links_between_folders_end(tmp_path: Path) -> None:
     synthetic.write(synthetic.record("fedavg", **CIFAR), tmp_path / "elsewhere")
     (tmp_path / "runs" / "a" / "loop").symlink_to("..")
     (tmp_path / "runs" / "away").symlink_to(tmp_path / "elsewhere")
-    found = find([tmp_path / "runs"])
+    found = find_records([tmp_path / "runs"])
     assert [r.name for r in found.runs] == ["runs/a"]
     ((name, reason),) = found.problems
     assert (name, "not searched" in reason) == ("runs/away", True)
@@ -261,11 +261,13 @@ def test_names_that_are_not_utf8(kind: str, tmp_path: Path, capsys: pytest.Captu
 def test_figures_know_how_many_rounds_were_asked_for(tmp_path: Path) -> None:
     for method in ("fedconcat", "fedavg"):
         synthetic.write(synthetic.record(method, **CIFAR), tmp_path / f"{method}.json")
-    made = tables(find([tmp_path]).runs)
+    made = tables(find_records([tmp_path]).runs)
     curves = dict(pictures(made))["table1_cifar10-classes-1_curves"]().axes[0]
     assert curves.get_xlim()[1] < 18
     assert sum("after 215 rounds" in str(line.get_label()) for line in curves.lines) == 1
-    content = re.search(r'id="content">(.*?)</script>', page(find([tmp_path]), made, tmp_path, "Title"), re.DOTALL)
+    content = re.search(
+        r'id="content">(.*?)</script>', page(find_records([tmp_path]), made, tmp_path, "Title"), re.DOTALL
+    )
     assert content is not None
     (scene,) = json.loads(content[1])["scenes"]
     assert {row["method"]: (row["asked"], len(row["curves"][0])) for row in scene["rows"]} == {
@@ -285,7 +287,7 @@ def test_the_analysis_of_a_copy_serves(honest: Record, tmp_path: Path) -> None:
     made = with_fingerprints(honest)
     synthetic.write(made, tmp_path / "results" / "a.json")
     synthetic.write(made, tmp_path / "runs" / "a", analysed=True)
-    found = find([tmp_path / "results", tmp_path / "runs"])
+    found = find_records([tmp_path / "results", tmp_path / "runs"])
     (run,) = found.runs
     assert run.name == "results/a.json"
     assert set(run.analysis or ()) == {"margins", "embeddings", "example"}
@@ -309,7 +311,7 @@ def test_the_analysis_of_another_run_does_not(
 ) -> None:
     synthetic.write(with_fingerprints(honest), tmp_path / "results" / "a.json")
     synthetic.write(again(honest), tmp_path / "runs" / "a", analysed=True)
-    found = find([tmp_path / "results", tmp_path / "runs"])
+    found = find_records([tmp_path / "results", tmp_path / "runs"])
     (run,) = found.runs
     assert run.analysis is None
     ((_, reason),) = found.problems
@@ -321,7 +323,7 @@ def test_an_analysis_beside_the_record_of_another_run_is_left_out(honest: Record
     synthetic.write(honest, tmp_path / "a", analysed=True)
     other = synthetic.analysis(synthetic.record(**CIFAR, seed=3))
     (tmp_path / "a" / "analysis.json").write_text(json.dumps(other))
-    found = find([tmp_path])
+    found = find_records([tmp_path])
     assert found.runs[0].analysis is None
     assert found.problems[0][1] == "analysis.json left out: is of another run: seed is 3, but the run's is 0"
 
@@ -341,7 +343,7 @@ def test_an_analysis_that_cannot_be_drawn_is_left_out(path: str, value: Any, hon
     file = synthetic.write(honest, tmp_path / "a" / "summary.json", analysed=False)
     stored = edited(synthetic.analysis(honest), path, value)
     file.with_name("analysis.json").write_text(json.dumps(stored))
-    found = find([tmp_path])
+    found = find_records([tmp_path])
     assert found.runs[0].analysis is None
     assert found.problems[0][1].startswith("analysis.json left out: ")
 
@@ -353,7 +355,7 @@ def test_texts_of_others_can_be_drawn_and_name_files(words: str, tmp_path: Path)
     made |= {"method": words, "data": words, "skew": words, "command": "another program"}
     made["experiment"] |= {"method": words, "data": words, "skew": words, "wire": words}
     synthetic.write(made, tmp_path / "a.json")
-    found = find([tmp_path])
+    found = find_records([tmp_path])
     assert len(found.runs) == 1
     for name, make in pictures(tables(found.runs)):
         assert save(make(), tmp_path / f"{name}.png").is_file()

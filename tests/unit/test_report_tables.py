@@ -18,9 +18,9 @@ from fedcc.report import gallery, latex, markdown, paper, spreadsheet, style
 from fedcc.report.cells import Table, Value
 from fedcc.report.client_tables import client_table
 from fedcc.report.page import TEMPLATE, embedded, page
-from fedcc.report.readings import readings
-from fedcc.report.records import Found, RunRecord, find
-from fedcc.report.standings import Margin, filled, leads, standing
+from fedcc.report.readings import reading_tables
+from fedcc.report.records import Records, RunRecord, find_records
+from fedcc.report.standings import Margin, filled, leads, standings
 from fedcc.report.style import look
 from fedcc.report.tables import tables
 
@@ -28,10 +28,10 @@ CIFAR = {"data": "cifar10", "skew": "classes:1"}
 EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(2)>|`[x](javascript:1)\n# &"
 
 
-def read(place: Path, *records: dict[str, Any]) -> Found:
+def read(place: Path, *records: dict[str, Any]) -> Records:
     for i, made in enumerate(records):
         synthetic.write(made, place / f"r{i}.json")
-    return find([place])
+    return find_records([place])
 
 
 def built(place: Path, *records: dict[str, Any]) -> list[Table]:
@@ -90,7 +90,9 @@ def test_runs_are_found_wherever_they_lie(tmp_path: Path) -> None:
     synthetic.write(synthetic.record("fedcc", **CIFAR), tmp_path / "runs" / "deep" / "fedcc" / "seed0", analysed=True)
     synthetic.write(synthetic.record("fedavg", **CIFAR), tmp_path / "results" / "a.json", analysed=True)
     synthetic.write(synthetic.record("fedmd", **CIFAR), tmp_path / "single.json")
-    found = find([tmp_path / "runs", tmp_path / "results", tmp_path / "single.json", tmp_path / "results" / "a.json"])
+    found = find_records(
+        [tmp_path / "runs", tmp_path / "results", tmp_path / "single.json", tmp_path / "results" / "a.json"]
+    )
     assert [r.name for r in found.runs] == ["results/a.json", "runs/deep/fedcc/seed0", "single.json"]
     assert found.problems == ()
     by_method = {r.method: r for r in found.runs}
@@ -98,7 +100,7 @@ def test_runs_are_found_wherever_they_lie(tmp_path: Path) -> None:
     assert set(by_method["fedavg"].analysis or ()) == {"margins", "embeddings"}  # no example without "unknown"
     assert by_method["fedmd"].analysis is None
     with pytest.raises(ValueError, match="is not there"):
-        find([tmp_path / "nowhere"])
+        find_records([tmp_path / "nowhere"])
 
 
 @pytest.mark.parametrize(
@@ -155,7 +157,7 @@ def test_an_odd_part_is_left_out_and_the_rest_counts(tmp_path: Path) -> None:
     )
     found = read(tmp_path, made)
     (run,) = found.runs
-    assert (run.log, run.counts, run.sent) == ({}, (), None)
+    assert (run.log, run.counts, run.traffic.total) == ({}, (), None)
     assert [said.partition(" left out")[0] for _, said in found.problems] == ["bytes", "log", "counts"]
     averaged = synthetic.record("fedavg", rounds=2)
     averaged["accuracy"]["readings"]["re-estimated"]["best"] = "high"
@@ -181,7 +183,7 @@ def test_an_odd_analysis_is_left_out(part: str, inner: str, value: Any, tmp_path
     stored = json.loads(beside.read_text())
     stored[part][inner] = value
     beside.write_text(json.dumps(stored))
-    found = find([tmp_path])
+    found = find_records([tmp_path])
     assert found.runs[0].analysis is None
     assert "a.analysis.json left out" in found.problems[0][1]
 
@@ -221,7 +223,7 @@ def test_final_and_best_round_are_told_apart(tmp_path: Path) -> None:
     (table,) = built(tmp_path, made)
     cell = table.rows[-1].cells["cifar10", "classes:1"]
     assert (cell.value("final"), cell.value("best")) == (Value(40.0, None, 1), Value(70.0, None, 1))
-    assert cell.best_rounds == "3"
+    assert [run.best_round for run in cell.runs] == [3]
 
 
 @pytest.mark.parametrize(
@@ -298,7 +300,7 @@ def test_marks_leave_out_bounds_and_ties_share_them(tmp_path: Path) -> None:
     (lead,) = leads(table)
     assert (lead.scenario, lead.rivals) == (("cifar10", "classes:1"), 3)
     assert lead.margins["final"][1] == Margin("FedAvg", pytest.approx(0.04), 1, 1)
-    assert lead.printed == ("FedConcat", pytest.approx(67.3 - 12.7))  # of all that the paper printed
+    assert lead.printed == Margin("FedConcat", pytest.approx(67.3 - 12.7), 1, 1)  # of all that the paper printed
 
 
 def test_a_lead_of_another_method_is_said(tmp_path: Path) -> None:
@@ -307,7 +309,7 @@ def test_a_lead_of_another_method_is_said(tmp_path: Path) -> None:
     (lead,) = leads(table)
     assert lead.rivals == 1
     assert lead.margins["final"][1] == Margin("FedAvg, E=85 (budget-matched)", pytest.approx(-11.0), 1, 1)
-    assert "| 1 of 15 | 70.0 | FedAvg, E=85 (budget-matched) | -11.0 |" in markdown.ahead(table)
+    assert "| 1 of 15 | 70.0 | FedAvg, E=85 (budget-matched) | -11.0 |" in markdown.lead_section(table)
 
 
 def test_a_margin_is_over_the_seeds_that_both_have(tmp_path: Path) -> None:
@@ -322,11 +324,11 @@ def test_a_margin_is_over_the_seeds_that_both_have(tmp_path: Path) -> None:
     value, margin = lead.margins["final"]
     assert (str(value), margin) == ("80.0 ±10.0", Margin("FedAvg", pytest.approx(5.0), 1, 3))  # FedMD's seed was kinder
     assert lead.reread == Margin("FedAvg", pytest.approx(2.0), 1, 3)
-    assert "| 80.0 ±10.0 | FedAvg | **+5.0** (1 of 3 seeds) |" in markdown.ahead(table)
-    assert "| +2.0 (FedAvg, 1 of 3 seeds) |" in markdown.ahead(table)
+    assert "| 80.0 ±10.0 | FedAvg | **+5.0** (1 of 3 seeds) |" in markdown.lead_section(table)
+    assert "| +2.0 (FedAvg, 1 of 3 seeds) |" in markdown.lead_section(table)
     (table,) = built(tmp_path / "apart", mine[0], mine[1], synthetic.record("fedavg", 65.0, **{**CIFAR, "seed": 7}))
     assert leads(table)[0].margins["final"][1] == Margin("FedAvg", pytest.approx(10.0), 0, 2)  # between the means
-    assert "**+10.0** (other seeds)" in markdown.ahead(table)
+    assert "**+10.0** (other seeds)" in markdown.lead_section(table)
 
 
 def test_variants_have_rows_where_they_ran(tmp_path: Path) -> None:
@@ -359,12 +361,12 @@ def test_what_is_open(tmp_path: Path) -> None:
         tmp_path, synthetic.record("fedavg", 5.0, **CIFAR), *(synthetic.record(seed=s, **CIFAR) for s in range(3))
     )
     assert table.data == ["cifar10", "tiny-imagenet", "cifar100"]  # those with runs first
-    last = standing(table)[3]
+    last = standings(table)[3]
     assert last.scenario == ("cifar10", "classes:1")
     assert len(last.missing) == 14
     assert last.fewer == (("FedAvg", 1),)
     assert dict(last.below)["FedAvg"] == pytest.approx(-6.0)
-    assert len(standing(table)[-1].missing) == 16
+    assert len(standings(table)[-1].missing) == 16
 
 
 def test_an_unknown_method_and_data_set_are_shown_as_they_are(tmp_path: Path) -> None:
@@ -433,16 +435,16 @@ def test_averaged_models_stand_twice_in_a_table_of_their_own(tmp_path: Path) -> 
     del old["accuracy"]["readings"]  # a record from before there was one
     kept = [synthetic.record(m, final=20.0 + s, seed=s, **CIFAR) for m in ("fedavg", "fedcc") for s in range(2)]
     (table,) = built(tmp_path, old, *kept)
-    again = readings(table)[0].table
+    again = reading_tables(table)[0].table
     assert [row.title for row in again.rows] == ["FedAvg, averaged", "FedAvg, re-estimated"]
     assert again.scenarios == (("cifar10", "classes:1"),)
     averaged, anew = (row.cells["cifar10", "classes:1"] for row in again.rows)
     assert (str(averaged.final), str(anew.final)) == ("20.5 ±0.7", "23.5 ±0.7")
     assert [r.readings["re-estimated"].best for r in anew.runs] == [r.best for r in anew.runs]
-    text = markdown.page(Found(tuple(table.runs), ()), [table], tmp_path)
+    text = markdown.page(Records(tuple(table.runs), ()), [table], tmp_path)
     assert "| FedAvg, averaged | 20.5 ±0.7" in text
     assert "| FedAvg, re-estimated | 23.5 ±0.7" in text
-    assert "averaged" not in markdown.block([table], tmp_path)
+    assert "averaged" not in markdown.readme_block([table], tmp_path)
     rows = list(csv.DictReader(io.StringIO(spreadsheet.comparison(again))))
     assert [(row["variant"], row["final"]) for row in rows if row["seeds"] != "0"] == [
         ("averaged", "20.5000"), ("re-estimated", "23.5000")
@@ -455,7 +457,7 @@ def test_a_lead_is_measured_against_re_estimated_baselines_too(tmp_path: Path) -
     (lead,) = leads(table)
     assert lead.margins["final"][1] == Margin("FedAvg", pytest.approx(1.0), 1, 1)
     assert lead.reread == Margin("FedAvg", pytest.approx(-2.0), 1, 1)  # the record's reading is 3 above its accuracy
-    assert "| -2.0 (FedAvg) |" in markdown.block([table], tmp_path)
+    assert "| -2.0 (FedAvg) |" in markdown.readme_block([table], tmp_path)
 
 
 def test_a_record_of_a_method_before_it_was_mended_does_not_count(tmp_path: Path) -> None:
@@ -473,7 +475,7 @@ def test_a_record_from_before_an_option_has_what_its_method_did_then(tmp_path: P
     authors = synthetic.record("fedmd", settings={"loss": "l1", "average": "logits"}, **CIFAR)
     table, variants = built(tmp_path, old, authors, synthetic.record("fednova", **{**CIFAR, "seed": 1}))
     assert [(r.method, r.seed) for r in table.runs] == [("fednova", 1)]
-    assert {r.method: r.changed for r in variants.runs if r.changed} == {
+    assert {r.method: r.changed_settings for r in variants.runs if r.changed_settings} == {
         "fednova": (("statistics", "average"),),
         "fedmd": (("loss", "l1"), ("average", "logits")),
     }
@@ -492,7 +494,7 @@ def test_other_readings_stand_below_the_table_but_not_in_a_readme(tmp_path: Path
     kept = [synthetic.record("fedcc", final=20.0 + s, seed=s, **CIFAR) for s in range(2)]
     varied = synthetic.record("fedcc", settings={"trust": 2.0}, **CIFAR)
     table, variants = built(tmp_path, old, *kept, varied)
-    (found,) = readings(table)
+    (found,) = reading_tables(table)
     assert (found.table.slug, found.table.title) == ("table1-readings", "Table I: Other readings")
     assert found.table.scenarios == (("cifar10", "classes:1"),)
     shown = {row.title: str(row.cells["cifar10", "classes:1"].final) for row in found.table.rows}
@@ -503,11 +505,11 @@ def test_other_readings_stand_below_the_table_but_not_in_a_readme(tmp_path: Path
         "FedCC, read with mirror": "25.5 ±0.7",
         "FedCC, read with mirror,trust=4": "26.5 ±0.7",
     }
-    assert readings(variants) == []  # each would have five rows
-    page = markdown.page(Found(tuple(table.runs), ()), [table], tmp_path)
+    assert reading_tables(variants) == []  # each would have five rows
+    page = markdown.page(Records(tuple(table.runs), ()), [table], tmp_path)
     assert page.count("### Other readings\n") == 1
     assert page.index("## Table I") < page.index("| FedCC, read with mirror | 25.5 ±0.7") < page.index("## Records")
-    assert "read with" not in markdown.block([table], tmp_path)
+    assert "read with" not in markdown.readme_block([table], tmp_path)
     rows = list(csv.DictReader(io.StringIO(spreadsheet.comparison(found.table))))
     assert [row["variant"] for row in rows if row["seeds"] != "0"][-1] == "read with mirror,trust=4"
     assert "FedCC, read with trust=2 & $23.5_{\\pm0.7}$" in latex.comparison(found.table)
@@ -517,7 +519,7 @@ def test_all_rows_of_readings_are_of_the_same_runs(tmp_path: Path) -> None:
     """Where one seed lacks a reading, its cell is empty: the mean of the others would be of other seeds."""
     kept = [synthetic.record("fedcc", final=20.0 + 9 * s, seed=s, **CIFAR) for s in range(2)]
     del kept[1]["accuracy"]["readings"]["trust=2"]
-    (found,) = readings(built(tmp_path, *kept)[0])
+    (found,) = reading_tables(built(tmp_path, *kept)[0])
     shown = {row.title: len(row.cells["cifar10", "classes:1"].runs) for row in found.table.rows}
     assert shown.pop("FedCC, read with trust=2", 0) == 0
     assert set(shown.values()) == {2}
@@ -528,7 +530,7 @@ def test_a_page_has_readings_of_some_seeds_alone(tmp_path: Path) -> None:
     old, *new = [synthetic.record(m, seed=s, **CIFAR) for m in ("fedcc", "fedavg") for s in range(2)]
     del old["accuracy"]["readings"], new[1]["accuracy"]["readings"]
     made = built(tmp_path, old, *new)
-    html = page(Found(tuple(made[0].runs), ()), made, tmp_path, "Title")
+    html = page(Records(tuple(made[0].runs), ()), made, tmp_path, "Title")
     linked = re.search(r"read with mirror</small>.*?href=\"#(runs-\d+)\"", html, re.DOTALL)
     assert linked is not None
     assert html.count(f'id="{linked[1]}"') == 1
@@ -579,7 +581,7 @@ def test_latex_is_whole(with_paper: bool, made: list[Table]) -> None:
 
 
 def test_markdown_links_each_number_to_its_record(made: list[Table], tmp_path: Path) -> None:
-    text = markdown.whole(made[0], tmp_path / "docs")
+    text = markdown.section(made[0], tmp_path / "docs")
     (line,) = [x for x in text.splitlines() if x.startswith("| FedCC |")]
     links = re.findall(r"\((\.\./r\d\.json)\)", line)
     assert len(links) == 2
@@ -589,7 +591,7 @@ def test_markdown_links_each_number_to_its_record(made: list[Table], tmp_path: P
 
 
 def test_a_page_in_markdown_has_records_commands_and_what_is_open(made: list[Table], tmp_path: Path) -> None:
-    found = Found(tuple(r for t in made for r in t.runs), (("x.json", "is not valid JSON"),))
+    found = Records(tuple(r for t in made for r in t.runs), (("x.json", "is not valid JSON"),))
     text = markdown.page(found, made, tmp_path)
     for run in found.runs:
         assert run.name.rpartition("/")[2] in text
@@ -602,10 +604,12 @@ def test_a_page_in_markdown_has_records_commands_and_what_is_open(made: list[Tab
 
 def test_the_block_of_a_readme_is_replaced_and_nothing_else() -> None:
     page = f"before\n{markdown.BEGIN}\nold\n{markdown.END}\nafter\n"
-    assert markdown.replaced(page, "new\n", "README.md") == f"before\n{markdown.BEGIN}\nnew\n{markdown.END}\nafter\n"
+    assert (
+        markdown.replace_block(page, "new\n", "README.md") == f"before\n{markdown.BEGIN}\nnew\n{markdown.END}\nafter\n"
+    )
     for odd in ("nothing", markdown.BEGIN, f"{markdown.END}\n{markdown.BEGIN}", page + page):
         with pytest.raises(ValueError, match=r"README.md must have one line"):
-            markdown.replaced(odd, "new\n", "README.md")
+            markdown.replace_block(odd, "new\n", "README.md")
 
 
 # ---------------------------------------------------------------------------------------------------------------- page
@@ -697,5 +701,5 @@ def test_old_records_are_still_read(tmp_path: Path) -> None:
     found = read(tmp_path, made)
     run: RunRecord = found.runs[0]
     assert found.problems == ()
-    assert (run.log, run.counts, run.sent_rounds, run.targets) == ({}, (), (), ())
+    assert (run.log, run.counts, run.traffic.rounds, run.targets) == ({}, (), (), ())
     assert page(found, tables(found.runs), tmp_path, "old").startswith("<!doctype html>")

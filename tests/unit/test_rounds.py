@@ -16,10 +16,10 @@ from fedcc.core.model import Model
 from fedcc.core.requests import Fit, Recipe
 from fedcc.experiments.experiment import Experiment
 from fedcc.experiments.rounds import Paused
-from fedcc.experiments.run import execute, unfinished
+from fedcc.experiments.run import execute, load_unfinished
 from fedcc.experiments.store import RunFolder
 from fedcc.federate import Snapshot
-from fedcc.report.records import find
+from fedcc.report.records import find_records
 from tiny import Mlp, Tiny, blobs
 
 QUICK: dict[str, Any] = {"epochs": 1, "batch": 64, "lr": 0.1, "device": "cpu"}
@@ -183,7 +183,7 @@ def test_a_stopped_run_is_finished_marked_and_left_out_of_reports(tmp_path: Path
     assert "stopped" not in full
     assert (stopped["stopped"], stopped["rounds"], len(stopped["accuracy"]["rounds"])) == ("no progress", 2, 2)
     assert not list((tmp_path / "stopped").glob("checkpoint-*"))
-    found = find([tmp_path])
+    found = find_records([tmp_path])
     assert [run.name for run in found.runs] == [f"{tmp_path.name}/full"]
     [(name, reason)] = found.problems
     assert name == f"{tmp_path.name}/stopped/summary.json"
@@ -198,7 +198,7 @@ def test_a_paused_run_has_a_checkpoint_and_resumes_to_the_same_numbers(tmp_path:
     assert diary.ends == [None]
     [checkpoint] = (tmp_path / "r").glob("checkpoint-*")
     assert checkpoint.name.startswith("checkpoint-000002-")
-    _, federation, start, problems = unfinished(tmp_path / "r")
+    _, federation, start, problems = load_unfinished(tmp_path / "r")
     assert problems == []
     result = execute(experiment, tmp_path / "r", federation, start=start)
     assert [r["round"] for r in result.rounds] == [1, 2, 3, 4]

@@ -1,4 +1,4 @@
-"""Plain self-training: the relations of section 3 of the specification."""
+"""Plain self-training: Eq. (3) and its relations to FedCC and local training."""
 
 from __future__ import annotations
 

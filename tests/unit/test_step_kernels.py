@@ -30,12 +30,12 @@ def test_images_are_those_of_the_view(view: View, device: torch.device) -> None:
     draws = torch.randint(0, 256, shape, dtype=torch.uint8, generator=g)
     draws[..., :2] %= 5
     draws[..., 2:3] %= 2
-    place, offset, rows = torch.tensor([1, 3, 0]), torch.tensor([[0], [15], [28]]), torch.arange(lanes)
-    drawn = draws[rows, place].flatten(0, 1).long()
-    expected = view.augmented(pool[plan[rows, place].long() + offset].flatten(0, 1), drawn)
+    position, offset, rows = torch.tensor([1, 3, 0]), torch.tensor([[0], [15], [28]]), torch.arange(lanes)
+    drawn = draws[rows, position].flatten(0, 1).long()
+    expected = view.augmented(pool[plan[rows, position].long() + offset].flatten(0, 1), drawn)
     expected = expected.view(lanes, batch, 3, 33, 31).permute(0, 1, 3, 4, 2)
     out = torch.full((lanes, first + batch + 1, 33, 31, 3), -77.0, dtype=torch.bfloat16, device=device)
-    step_kernels.images(*(t.to(device) for t in (pool, plan, draws, place, offset)), view, out, first)
+    step_kernels.images(*(t.to(device) for t in (pool, plan, draws, position, offset)), view, out, first)
     if view.strong:
         assert torch.equal(out[:, first:-1].cpu(), expected.bfloat16())  # to the bit
     torch.testing.assert_close(out[:, first:-1].cpu(), expected.bfloat16(), rtol=2**-7, atol=1e-6)
@@ -50,9 +50,9 @@ def test_rows_are_those_of_the_plan(dtype: torch.dtype, shape: tuple[int, ...], 
     g = torch.Generator().manual_seed(0)
     pool = torch.randint(0, 256, (40, *shape), generator=g).to(dtype)
     plan = torch.randint(0, 12, (lanes, window, batch), dtype=torch.int32, generator=g)
-    place, offset = torch.tensor([1, 3, 0]), torch.tensor([[0], [15], [28]])
-    expected = pool[plan[torch.arange(lanes), place].long() + offset]
-    found = step_kernels.rows(*(t.to(device) for t in (pool, plan, place, offset)))
+    position, offset = torch.tensor([1, 3, 0]), torch.tensor([[0], [15], [28]])
+    expected = pool[plan[torch.arange(lanes), position].long() + offset]
+    found = step_kernels.rows(*(t.to(device) for t in (pool, plan, position, offset)))
     assert found.dtype == dtype
     assert torch.equal(found.cpu(), expected)
 
@@ -97,7 +97,10 @@ def check_a_step_of_adam(device: torch.device, captured: bool, parts: list[int])
     g = torch.Generator().manual_seed(0)
     counts = {"age": 3.0, "length": 9.0, "lr": 0.1, "loss": 2.0, "finite": 3.0}
     numbers = {n: torch.full((lanes,), v, dtype=torch.float64, device=device) for n, v in counts.items()}
-    numbers |= {"at": torch.arange(lanes, device=device), "place": torch.zeros(lanes, dtype=torch.long, device=device)}
+    numbers |= {
+        "step": torch.arange(lanes, device=device),
+        "position": torch.zeros(lanes, dtype=torch.long, device=device),
+    }
     numbers["cosine"] = torch.tensor([1.0, 0, 1, 0, 1], dtype=torch.float64, device=device)
     p, m, v, grad = (torch.rand(size, generator=g).to(device) for _ in range(4))
     lane = torch.randint(0, lanes, (size,), dtype=torch.int32, generator=g).to(device)
@@ -117,7 +120,7 @@ def check_a_step_of_adam(device: torch.device, captured: bool, parts: list[int])
         for tensor, kept in zip((p, m, v, *numbers.values()), (*old, *before.values()), strict=True):
             tensor.copy_(kept)
         graph.replay()
-    slower = 0.5 * (1 - torch.cos(math.pi * before["at"].double() / 9))
+    slower = 0.5 * (1 - torch.cos(math.pi * before["step"].double() / 9))
     rate = (0.1 * (1 - numbers["cosine"] * slower) / (1 - BETAS[0] ** 4)).float()[lane]
     mean, square = old[1].lerp(grad, 1 - BETAS[0]), old[2] * BETAS[1] + grad * grad * (1 - BETAS[1])
     torch.testing.assert_close(m, mean)
@@ -125,8 +128,8 @@ def check_a_step_of_adam(device: torch.device, captured: bool, parts: list[int])
     torch.testing.assert_close(p, old[0] - rate * mean / (square.sqrt() * (1 - BETAS[1] ** 4) ** -0.5 + EPS))
     torch.testing.assert_close(numbers["loss"], 2 + losses.double())
     assert numbers["age"].tolist() == numbers["finite"].tolist() == [4.0] * lanes
-    assert numbers["at"].tolist() == [1, 2, 3, 4, 5]
-    assert numbers["place"].tolist() == [1] * lanes
+    assert numbers["step"].tolist() == [1, 2, 3, 4, 5]
+    assert numbers["position"].tolist() == [1] * lanes
 
 
 @pytest.mark.parametrize("parts", [[1000], [300, 700], [700, 1, 200, 99], [200] * 5])
@@ -137,7 +140,7 @@ def test_a_step_of_adam(parts: list[int], device: torch.device) -> None:
 def test_the_steps_of_a_lane_are_counted_until_its_loss_is_not_finite(device: torch.device) -> None:
     names = ("age", "length", "lr", "loss", "finite", "cosine")
     numbers = {name: torch.zeros(3, dtype=torch.float64, device=device) for name in names}
-    numbers |= {name: torch.zeros(3, dtype=torch.long, device=device) for name in ("at", "place")}
+    numbers |= {name: torch.zeros(3, dtype=torch.long, device=device) for name in ("step", "position")}
     for losses in ([1.0, 1.0, 1.0], [1.0, math.nan, 1.0], [1.0, 1.0, -math.inf], [1.0, 1.0, math.inf]):
         step_kernels.tick(torch.tensor(losses, device=device), numbers, BETAS)
     assert numbers["finite"].tolist() == [4.0, 1.0, 2.0]

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
-import threading
 import time
-from concurrent.futures import Future, ProcessPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedcc.cli.console import clock, console, table
+from fedcc.cli.console import clock, console, noted, table
 from fedcc.cli.options import Json, run_options
 
 if TYPE_CHECKING:
@@ -37,7 +35,6 @@ def demo(
     from fedcc.experiments.experiment import Experiment
     from fedcc.experiments.run import prepare
     from fedcc.experiments.store import RunFolder
-    from fedcc.experiments.workers import no_interrupts
 
     terminal = console(stderr=as_json)
     common = {"data": "digits", "skew": "classes:1", "device": "cpu"} | options
@@ -59,20 +56,8 @@ def demo(
         soft_wrap=True,
     )
     started = time.perf_counter()
-    pool = ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn"))
-    try:
-        with no_interrupts():  # which the workers inherit: the parent alone answers Ctrl-C
-            futures = {name: pool.submit(_one, e, out / name) for name, e in experiments.items()}
-        watch(futures, out, first.training.rounds, terminal)
-        for future in futures.values():
-            future.result()
-    except BaseException as error:
-        error.add_note(f"see {out}")
-        for process in list((pool._processes or {}).values()):
-            process.terminate()
-        raise
-    finally:
-        pool.shutdown(wait=True, cancel_futures=True)
+    with noted(f"see {out}"):
+        run_all(experiments, out, workers, terminal)
     summaries = {name: RunFolder(out / name).summary() or {} for name in experiments}
     pictures = draw(summaries, out)
     if as_json:
@@ -98,57 +83,67 @@ def is_demo(folder: Path, experiment: Experiment) -> bool:
     return experiment.with_options(**{name: values[name] for name in ("rounds", "epochs", "clients", "seed")}) == stored
 
 
-def _one(experiment: Experiment, out: Path) -> None:
+def _execute(run: tuple[Experiment, Path]) -> Exception | None:
+    """One run, in a worker: the error that ended it, if one did."""
     from fedcc.experiments.run import execute
-    from fedcc.experiments.workers import leave_with_parent
 
-    threading.Thread(target=leave_with_parent, daemon=True).start()
+    experiment, out = run
     try:
         execute(experiment, out, checkpoint_every=0)
     except Exception as error:
         error.add_note(experiment.method)
-        raise
+        return error
+    return None
 
 
-def watch(futures: dict[str, Future[None]], out: Path, rounds: int, terminal: Console) -> None:
-    """Follow the runs by what they write into their folders until all have done."""
+def run_all(experiments: dict[str, Experiment], out: Path, jobs: int, terminal: Console) -> None:
+    """Run all experiments, so many at a time, and show what they write into their folders."""
     from rich.live import Live
     from rich.table import Table
 
+    from fedcc.errors import UserError
     from fedcc.experiments.store import RunFolder
+    from fedcc.experiments.workers import ProcessPool, WorkerDeath, drain
 
-    said: set[tuple[str, int]] = set()
+    waiting, done = list(experiments), set()
+    printed: dict[str, int] = dict.fromkeys(experiments, 0)  # rounds
 
-    def state() -> Table:
-        grid = Table.grid(padding=(0, 2))
-        for name, future in futures.items():
+    def grid() -> Table:
+        rows = Table.grid(padding=(0, 2))
+        for name, experiment in experiments.items():
             records = RunFolder(out / name).metrics()
-            accuracy = f"{records[-1]['accuracy']:.1f} %" if records else ""
-            done = "done" if future.done() else f"round {len(records)}/{rounds}" if future.running() else "waiting"
-            grid.add_row(name, done, accuracy)
-        return grid
+            state = f"round {len(records)}/{experiment.training.rounds}"
+            state = "done" if name in done else "waiting" if name in waiting else state
+            rows.add_row(name, state, f"{records[-1]['accuracy']:.1f} %" if records else "")
+        return rows
 
-    def going() -> bool:
-        done = [f for f in futures.values() if f.done()]
-        return len(done) < len(futures) and not any(f.exception() for f in done)
+    def print_rounds() -> None:
+        for name, experiment in experiments.items():
+            for record in RunFolder(out / name).metrics()[printed[name] :]:
+                printed[name] += 1
+                line = f"round {record['round']}/{experiment.training.rounds}  accuracy {record['accuracy']:6.2f} %"
+                terminal.print(f"{name:<12} {line}", soft_wrap=True)
 
-    if terminal.is_terminal:
-        with Live(state(), console=terminal, refresh_per_second=4, transient=True) as live:
-            while going():
-                time.sleep(0.25)
-                live.update(state())
-        return
-    while True:
-        more = going()
-        for name in futures:
-            for record in RunFolder(out / name).metrics():
-                if (name, record["round"]) not in said:
-                    said.add((name, record["round"]))
-                    line = f"{name:<12} round {record['round']}/{rounds}  accuracy {record['accuracy']:6.2f} %"
-                    terminal.print(line, soft_wrap=True)
-        if not more:
-            return
-        time.sleep(0.25)
+    pool = ProcessPool(_execute, jobs)
+    live = Live(grid(), console=terminal, refresh_per_second=4, transient=True) if terminal.is_terminal else None
+    with live or nullcontext():
+        try:
+            while waiting or pool.busy:
+                while waiting and len(pool.busy) < jobs:
+                    name = waiting.pop(0)
+                    pool.give((experiments[name], out / name))
+                for (experiment, _), error in pool.wait(0.25):
+                    if isinstance(error, WorkerDeath):
+                        raise UserError(f"{experiment.method}: {error.reason}")
+                    if error is not None:
+                        raise error
+                    done.add(experiment.method)
+                live.update(grid()) if live else print_rounds()
+        except BaseException:
+            list(drain(pool))
+            raise
+        finally:
+            pool.close()
 
 
 def comparison(summaries: dict[str, dict[str, Any]]) -> Table:
@@ -179,5 +174,5 @@ def draw(summaries: dict[str, dict[str, Any]], out: Path) -> list[Path]:
     title = f"digits, {split.skew}, {len(split.clients)} clients"
     return [
         save(curves_figure(curves, title, chance=10.0, styles=styles), out / "curves.png"),
-        save(partition_figure(split.counts().tolist(), title), out / "partition.png"),
+        save(partition_figure(split.counts.tolist(), title), out / "partition.png"),
     ]

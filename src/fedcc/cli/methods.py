@@ -38,8 +38,7 @@ def methods(
         listing = table("name", "method", "family", "settings", "source")
         for n, kind in known.items():
             settings = ", ".join(f"{f['name']}={f['default']}" for f in about(kind)["settings"])
-            label = f"{kind.__name__} ({kind.note})" if kind.note else kind.__name__
-            listing.add_row(n, label, kind.family, settings, kind.source)
+            listing.add_row(n, kind().label, kind.family, settings, kind.source)
         terminal.print(listing)
         terminal.print("\n`fedcc methods NAME` explains one; `fedcc run NAME --set name=value` sets them.")
         return

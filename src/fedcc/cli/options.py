@@ -19,18 +19,20 @@ DECLARED = OPTIONS | options_of(Output)
 
 
 def run_options(*names: str | type[Group]) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command these options of a run, by name or by group; it receives those that were given as ``options``."""
-    expanded = [n for name in names for n in ([name] if isinstance(name, str) else options_of(name))]
+    """Give a command options of a run by name, or those of a group; it receives those that are given as ``options``."""
+    declared: dict[str, Option] = {}
+    for name in names:
+        declared |= {name: DECLARED[name]} if isinstance(name, str) else options_of(name)
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(command)
         def call(**words: Any) -> None:
-            values = {name: words.pop(name, None) for name in expanded}
+            values = {name: words.pop(name, None) for name in declared}
             command(**words, options={name: value for name, value in values.items() if value is not None})
 
         own = inspect.signature(command, eval_str=True)
         parameters = [p for p in own.parameters.values() if p.name != "options"]
-        parameters += [_parameter(DECLARED[name]) for name in expanded]
+        parameters += map(_parameter, declared.values())
         call.__signature__ = own.replace(parameters=parameters)  # type: ignore[attr-defined]
         call.__annotations__ = {p.name: p.annotation for p in parameters}
         return call

@@ -18,6 +18,7 @@ from fedcc.cli.bench import bench
 from fedcc.cli.console import say, warn
 from fedcc.cli.data import data_app, skew
 from fedcc.cli.demo import demo
+from fedcc.cli.federation import federation_app
 from fedcc.cli.methods import methods
 from fedcc.cli.report import analyse, report
 from fedcc.cli.run import resume, run
@@ -25,7 +26,6 @@ from fedcc.cli.sweep import sweep
 from fedcc.core.naming import unknown
 from fedcc.errors import error_line, warnings_to
 from fedcc.experiments.options import current_words
-from fedcc.flower.commands import app as federation_app
 from fedcc.signals import Interrupted, Signals, is_program
 
 app = typer.Typer(

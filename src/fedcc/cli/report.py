@@ -31,27 +31,26 @@ def report(
     figures: Annotated[bool, typer.Option("--figures/--no-figures", help="draw figures for print too")] = True,
 ) -> None:
     """Tables, figures and one page to look at, from the records of finished runs."""
-    from fedcc.report.records import find
+    from fedcc.report.records import find_records
     from fedcc.report.tables import tables
     from fedcc.report.values import printable
-    from fedcc.report.write import TITLE, page_file, readme_block
-    from fedcc.report.write import report as write
+    from fedcc.report.write import TITLE, write_page, write_readme, write_report
 
-    records = find(paths)
+    records = find_records(paths)
     for name, reason in records.problems:
         warn(f"{name}: {reason}")
-    if unchecked := sum(not run.checked for run in records.runs):
+    if unchecked := sum(not run.has_digest for run in records.runs):
         say(f"note: {unchecked} records have no digest: damage to them cannot be noticed")
     if not records.runs:
         raise ValueError(f"no record of a finished run below {', '.join(map(printable, paths))}")
     content = tables(records.runs)
     if readme is not None:
-        typer.echo(printable(readme_block(content, readme)))
+        typer.echo(printable(write_readme(content, readme)))
     if markdown is not None:
-        typer.echo(printable(page_file(records, content, markdown)))
+        typer.echo(printable(write_page(records, content, markdown)))
     if out_dir is not None or (readme is None and markdown is None):
         out = out_dir or Path("report")
-        files = write(records, content, out, title=printable(title or TITLE), figures=figures)
+        files = write_report(records, content, out, title=printable(title or TITLE), figures=figures)
         typer.echo(f"{len(records.runs)} runs, {len(files)} files: {printable(files[0])}")
 
 

@@ -36,7 +36,7 @@ def run(
     from fedcc.experiments.run import prepare
     from fedcc.experiments.store import RunFolder, Unfinished
     from fedcc.experiments.toml import load
-    from fedcc.experiments.tracking import checked
+    from fedcc.experiments.tracking import check_trackers
     from fedcc.methods import METHODS
 
     output, stored = output_of(options), {}
@@ -61,8 +61,8 @@ def run(
             raise
         _resume(folder.path, output, as_json)
         return
-    trackers = checked(output.track, warn)
-    with folder.held():
+    trackers = check_trackers(output.track, warn)
+    with folder.lock():
         federation = prepare(experiment, folder.path, data_dir=output.data_dir, overwrite=overwrite)
         console(stderr=as_json).print(describe(experiment), soft_wrap=True)
         train(experiment, folder.path, federation, output, trackers, as_json)
@@ -79,15 +79,19 @@ def resume(
 
 
 def _resume(path: Path, output: Output, as_json: bool) -> None:
-    from fedcc.experiments.run import unfinished
+    from fedcc.experiments.run import load_unfinished
     from fedcc.experiments.store import RunFolder
-    from fedcc.experiments.tracking import checked
+    from fedcc.experiments.tracking import check_trackers
 
     terminal, folder = console(stderr=as_json), RunFolder(path)
 
     def finished() -> bool:
-        if folder.summary() is None:
-            return False
+        try:
+            if folder.summary() is None:
+                return False
+        except ValueError as error:
+            error.add_note(f"remove summary.json and `{folder.resume}` continues or repeats the run")
+            raise
         terminal.print(f"{path} holds a finished run; there is nothing to do", soft_wrap=True)
         if as_json:
             typer.echo((path / "summary.json").read_text(), nl=False)
@@ -98,11 +102,11 @@ def _resume(path: Path, output: Output, as_json: bool) -> None:
     if finished():
         folder.tidy()
         return
-    trackers = checked(output.track, warn)
-    with folder.held():
+    trackers = check_trackers(output.track, warn)
+    with folder.lock():
         if finished():  # by another process, meanwhile
             return
-        experiment, federation, start, problems = unfinished(path, output.data_dir)
+        experiment, federation, start, problems = load_unfinished(path, output.data_dir)
         for problem in problems:
             warn(problem)
         terminal.print(describe(experiment), soft_wrap=True)

@@ -57,8 +57,8 @@ def sweep(
     from fedcc.experiments.store import RunFolder
     from fedcc.experiments.sweep import Sweep, SweepOptions, duration, perform, read
     from fedcc.experiments.sweep import shard as part
-    from fedcc.experiments.tracking import checked
-    from fedcc.experiments.workers import Processes, Ray
+    from fedcc.experiments.tracking import check_trackers
+    from fedcc.experiments.workers import ProcessPool, RayPool
 
     if on not in ("local", "ray"):
         raise unknown("place to run on", on, ("local", "ray"))
@@ -92,7 +92,9 @@ def sweep(
         terminal.print(f"warning: {text}", soft_wrap=True)
 
     output = replace(
-        output, data_dir=output.data_dir.absolute() if output.data_dir else None, track=checked(output.track, warn)
+        output,
+        data_dir=output.data_dir.absolute() if output.data_dir else None,
+        track=check_trackers(output.track, warn),
     )
     shared = SweepOptions(root.absolute(), output, time.time() + limit if limit else None)
     for run in runs:
@@ -110,9 +112,9 @@ def sweep(
         action = partial(perform, options=shared)
         pool: Pool[Run, Outcome]
         if on == "ray":
-            pool = Ray(action, jobs, address, options.get("threads", 1), overrides.get("device", "auto"))
+            pool = RayPool(action, jobs, address, options.get("threads", 1), overrides.get("device", "auto"))
         else:
-            pool = Processes(action, min(jobs or 1, len(todo)))
+            pool = ProcessPool(action, min(jobs or 1, len(todo)))
         try:
             board.follow(pool)
         except BaseException as error:

@@ -39,6 +39,12 @@ def written_whole(path: Path) -> Iterator[IO[bytes]]:
         raise
 
 
+def write_whole(path: Path, content: bytes | str) -> None:
+    """Write a file whole."""
+    with written_whole(path) as file:
+        file.write(content.encode() if isinstance(content, str) else content)
+
+
 def _sync_folder(folder: Path) -> None:
     """Flush a folder's entries to the disk, where the system can."""
     try:

@@ -1,4 +1,4 @@
-"""What a method is: frozen hyper-parameters and coroutines that ask."""
+"""What a method is: hyper-parameters, and coroutines that send requests to an engine."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Family = Literal["parameters", "distillation", "bound"]
 
 @dataclass(frozen=True, eq=False)
 class Trained:
-    """What training leaves behind: the clients' models and the server's; a method's ``predict`` reads these."""
+    """The result of training, which ``predict`` reads: the clients' models and the server's."""
 
     classes: int
     clients: Mapping[int, Model] = field(default_factory=dict)
@@ -32,10 +32,7 @@ class Trained:
 
 
 Reading = Callable[[Trained, Samples], Coroutine[Any, Any, Tensor | None]]
-"""A way to predict with trained models: a method's ``predict``, or another one of the same form.
-
-None where it would be the method's own: there is nothing to record.
-"""
+"""A way to predict with trained models: a method's ``predict``, or an alternative; None if both are the same."""
 
 
 class Method(ABC, Generic[Up, Down]):
@@ -47,12 +44,12 @@ class Method(ABC, Generic[Up, Down]):
 
     family: ClassVar[Family]
     source: ClassVar[str]  # the paper it comes from
-    note: ClassVar[str] = ""  # what must stand beside its numbers wherever they appear ("reconstruction")
-    trains_clients: ClassVar[bool] = True  # clients have models of their own worth looking at
-    scores: ClassVar[Literal["logits", "shares"]] = "logits"  # what ``predict`` gives; shares are none below 0
-    averaged: ClassVar[bool] = False  # predicts with an average, whose BatchNorm statistics fit no data
-    read_with: ClassVar[tuple[Mapping[str, Any], ...]] = ()  # settings that matter to ``predict``, as readings
-    uploads_models: ClassVar[bool] = False  # clients hand their models over once, at the end, for prediction
+    note: ClassVar[str] = ""  # printed with its numbers wherever they appear ("reconstruction")
+    trains_clients: ClassVar[bool] = True  # clients have models of their own to evaluate
+    scores: ClassVar[Literal["logits", "shares"]] = "logits"  # what ``predict`` returns; shares are not negative
+    averaged: ClassVar[bool] = False  # predicts with an average, whose BatchNorm statistics match no data
+    read_with: ClassVar[tuple[Mapping[str, Any], ...]] = ()  # other settings of ``predict``, evaluated as readings
+    uploads_models: ClassVar[bool] = False  # clients upload their models once, at the end, for prediction
 
     def __post_init__(self) -> None:
         check_options(self)
@@ -63,23 +60,28 @@ class Method(ABC, Generic[Up, Down]):
 
     @property
     def label(self) -> str:
-        """The name for people, with the note that must stand beside its numbers."""
+        """The name in tables and figures, with the note."""
         return f"{self.name} ({self.note})" if self.note else self.name
 
+    @property
+    def one_network(self) -> bool:
+        """Whether all clients have the same network, as where weights are averaged."""
+        return self.family == "parameters"
+
     def outputs(self, classes: int) -> int:
-        """How many outputs a client's network has."""
+        """The number of outputs of a client's network."""
         return classes
 
     def rounds(self, rounds: int) -> int:
-        """How many rounds the method needs where T are asked for."""
+        """The number of rounds that the method needs if a run has T."""
         return rounds
 
     def evaluates(self, t: int, rounds: int) -> bool:
-        """Whether there is something to evaluate after round t where T are asked for; the last round always is."""
+        """Whether round t of a run of T can be evaluated; the last round always can."""
         return True
 
     async def start(self, s: Server) -> Mapping[int, Down | None]:
-        """Before the first round: a downlink for every client; None where there is nothing to say yet."""
+        """Before the first round: a downlink for every client, perhaps None."""
         return dict.fromkeys(s.archs)
 
     @abstractmethod
@@ -88,22 +90,22 @@ class Method(ABC, Generic[Up, Down]):
 
     @abstractmethod
     async def server(self, s: Server, ups: Mapping[int, Up]) -> Mapping[int, Down | None]:
-        """The server's part: from the uplinks that arrived to a downlink for **every** client."""
+        """The server's round: from the uplinks that arrived to a downlink for **every** client."""
 
     @abstractmethod
     async def predict(self, t: Trained, samples: Samples) -> Tensor:
-        """Scores [N, classes] by the method's own rule; [clients, N, classes] where each client predicts alone."""
+        """Scores [N, classes] by the method's own rule; [clients, N, classes] if each client predicts by itself."""
 
     def readings(self, public: Samples) -> Mapping[str, Reading]:
-        """Other ways to read the same trained models, by name: evaluated beside ``predict``, never trained with.
+        """Other ways to predict with the same trained models, by name: evaluated beside ``predict``, never trained.
 
         An averaged model is read with BatchNorm's statistics of the public samples, others with the settings of
-        ``read_with``, where these are not the method's own and inputs like the public ones allow them.
+        ``read_with`` that differ from the method's own and can be used on such inputs.
         """
         others: dict[str, Method[Up, Down]] = {}
         for settings in self.read_with:
             other = replace(self, **settings)  # type: ignore[type-var]
-            if other not in (self, *others.values()) and not other.refusal(public):
+            if other not in (self, *others.values()) and not other.unusable_reason(public):
                 others[",".join(n if v is True else f"{n}={v:g}" for n, v in settings.items())] = other
 
         async def re_estimated(t: Trained, samples: Samples) -> Tensor | None:
@@ -112,14 +114,14 @@ class Method(ABC, Generic[Up, Down]):
                 return None  # no BatchNorm
             return await self.predict(replace(t, server=dict(zip(t.server, models, strict=True))), samples)
 
-        found: dict[str, Reading] = {name: other.predict for name, other in others.items()}
-        return found | ({"re-estimated": re_estimated} if self.averaged else {})
+        readings: dict[str, Reading] = {name: other.predict for name, other in others.items()}
+        return readings | ({"re-estimated": re_estimated} if self.averaged else {})
 
     def last_readings(self, public: Samples) -> Mapping[str, Reading]:
-        """Readings that cost predictions of their own, so that only the last round has them.
+        """Readings that need predictions of their own, so that only the last round has them.
 
         ``mirror`` is the mean of the method's probabilities for an image and its mirror image, unless the method has
-        an option of that name with a definition of its own.
+        an option of that name.
         """
         if not public.are_images or any(f.name == "mirror" for f in fields(self)):  # type: ignore[arg-type]
             return {}
@@ -130,15 +132,15 @@ class Method(ABC, Generic[Up, Down]):
 
         return {"mirror": mirror}
 
-    def refusal(self, samples: Samples) -> str:
-        """Why the method can't be used on inputs like these; empty if it can."""
+    def unusable_reason(self, samples: Samples) -> str:
+        """Why the method cannot be used on inputs like these; empty if it can."""
         for f in fields(self):  # type: ignore[arg-type]
             if f.metadata.get("images") and getattr(self, f.name) != f.default and not samples.are_images:
                 return f"{f.name} is for {samples.IMAGES}, got inputs of shape {list(samples.shape)}"
         return ""
 
     def probabilities(self, scores: Tensor) -> Tensor:
-        """What ``predict`` gives, as probabilities; scores may be whole numbers, such as counts of votes."""
+        """The scores of ``predict`` as probabilities; scores may be integers, such as counts of votes."""
         scores = scores if scores.is_floating_point() else scores.float()
         return shares(scores) if self.scores == "shares" else scores.softmax(-1)
 
@@ -147,6 +149,6 @@ AnyMethod = Method[Any, Any]
 
 
 def shares(scores: Tensor) -> Tensor:
-    """Scores that are none below 0 (votes, sums of probabilities), made to add up to 1; equal where all are 0."""
+    """Scores that are not negative (votes, sums of probabilities), divided by their sum; equal if all are 0."""
     total = scores.sum(-1, keepdim=True)
     return torch.where(total > 0, scores / total.where(total > 0, 1), 1 / scores.shape[-1])

@@ -154,6 +154,12 @@ def check_value(
     def refuse(rule: str) -> None:
         raise ValueError(f"{name} must be {rule}, got {shortened(value)}")
 
+    if get_origin(hint) is tuple:
+        if not isinstance(value, tuple):
+            refuse("a list")
+        for entry in value:
+            check_value(name, entry, get_args(hint)[0], low, high, above=above, below=below, most=most)
+        return
     kinds = _kinds(hint)
     if value is None and type(None) in kinds:
         return

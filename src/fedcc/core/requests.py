@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Generic, Literal, Protocol, TypeVar, TypeVarTuple, cast, overload
+from typing import Any, Generic, Protocol, TypeVar, TypeVarTuple, cast, overload
 
 from torch import Tensor
 
 from fedcc.core.model import Arch, Model, Outputs
+from fedcc.core.options import Reset, Schedule, check_value
 from fedcc.core.rng import Key
 from fedcc.core.samples import Samples
 from fedcc.core.step import Gradient, Loss
@@ -44,26 +45,19 @@ class Recipe:
     batch: int = 64
     epochs: int = 20
     steps: int | None = None
-    schedule: Literal["constant", "cosine"] = "constant"
+    schedule: Schedule = "constant"
     pace: str | None = None
-    reset: Literal["phase", "round"] = "phase"
+    reset: Reset = "phase"
     batches: tuple[tuple[str, int], ...] = ()
     momentum: float | None = None
     decay: float = 1.0
 
     def __post_init__(self) -> None:
-        sizes = [size for _, size in self.batches]
-        for name, value, rule in (
-            ("lr", self.lr, self.lr >= 0),
-            ("batch", min([self.batch, *sizes]), min([self.batch, *sizes]) >= 1),
-            ("epochs", self.epochs, self.epochs >= 0),
-            ("steps", self.steps, self.steps is None or self.steps >= 0),
-            ("decay", self.decay, self.decay >= 0),
-        ):
-            if not rule:
-                raise ValueError(f"{name} must be at least {1 if name == 'batch' else 0}, got {value}")
-        if self.momentum is not None and not 0 <= self.momentum < 1:
-            raise ValueError(f"momentum must be at least 0 and below 1, got {self.momentum}")
+        for name, hint in {"lr": float, "epochs": int, "steps": int | None, "decay": float}.items():
+            check_value(name, getattr(self, name), hint, 0)
+        for size in (self.batch, *dict(self.batches).values()):
+            check_value("batch", size, int, 1)
+        check_value("momentum", self.momentum, float | None, 0, below=1)
         if self.momentum is not None and self.reset == "round":
             raise ValueError("SGD with momentum is reset for each fit: reset must be 'phase', got 'round'")
 

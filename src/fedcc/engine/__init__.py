@@ -8,10 +8,11 @@ import warnings
 import torch
 
 from fedcc.core.naming import unknown
+from fedcc.core.options import Precision
 from fedcc.engine.devices import choose_device
 from fedcc.engine.drive import drive
 from fedcc.engine.fused import Fused
-from fedcc.engine.plain import PRECISIONS, Monitor, Plain, Precision
+from fedcc.engine.plain import Monitor, Plain
 
 ENGINES: dict[str, type[Plain] | type[Fused]] = {"plain": Plain, "fused": Fused}
 
@@ -45,7 +46,6 @@ def be_deterministic(on: bool) -> None:
 
 __all__ = [
     "ENGINES",
-    "PRECISIONS",
     "Fused",
     "Monitor",
     "Plain",

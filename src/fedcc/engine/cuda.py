@@ -1,7 +1,7 @@
-"""CUDA C++ compiled at run time by NVRTC and launched by the driver, both through ctypes: no compiler to install.
+"""CUDA C++ compiled at run time by NVRTC, which comes with torch, and launched by the driver, both through ctypes.
 
-NVRTC comes with torch. A source is compiled once for a set of defines and an architecture; the result stays in memory
-and in the user's cache folder. Kernels are ``extern "C"`` and take one struct by value, which :func:`arguments` makes.
+A source is compiled once for a set of defines and an architecture; the result stays in memory and in the user's cache
+folder. Kernels are ``extern "C"`` and take one struct by value, which :func:`arguments` packs.
 """
 
 from __future__ import annotations
@@ -26,36 +26,28 @@ from torch import Tensor
 from fedcc.core.files import written_whole
 
 OLDEST = (8, 0)  # compute capability: the first with bf16
-LEAST_SHARED = 160 * 1024  # bytes a block: what the widest kernel takes, and some cheaper GPUs do not have
-STATIC_SHARED, DYNAMIC_SHARED = 1, 8  # CUfunction_attribute: bytes that it takes, and that it may be given
+LEAST_SHARED = 160 * 1024  # bytes per block: the widest kernel needs them; some cheaper GPUs have less
+STATIC_SHARED, DYNAMIC_SHARED = 1, 8  # CUfunction_attribute: bytes it takes, and bytes a launch may add
 SERIALIZATION = 6  # CUlaunchAttributeID: programmatic stream serialization
-GRAPH_EDGES = 12030  # the driver's CUDA: the first whose graphs keep that attribute
-ALL_SHARED = 97  # CUdevice_attribute: bytes that a block can have in all
+GRAPH_EDGES = 12030  # the first CUDA driver whose graphs keep that attribute
+ALL_SHARED = 97  # CUdevice_attribute: bytes that a block can have
 
 
 class KernelError(RuntimeError):
-    """A kernel that can not be compiled, loaded or launched."""
+    """A kernel cannot be compiled, loaded or launched."""
 
 
 def arguments(*values: Tensor | float | ctypes.c_double) -> bytes:
-    """A C struct: a tensor is a pointer to its data, a whole number an int, another a float or, if asked, a double.
+    """A C struct: a tensor is a pointer to its data, other values are an int, a float or a double.
 
     >>> arguments(True, 2, 0.5) == bytes([1, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 63])
     True
     >>> len(arguments(1, torch.zeros(3), 2))  # 4 bytes before the pointer and at the end are padding
     24
     """
-    kinds, numbers = "", list[float]()
-    for value in values:
-        if isinstance(value, Tensor):
-            kinds += "Q"
-            numbers.append(value.data_ptr())
-        elif isinstance(value, ctypes.c_double):
-            kinds += "d"
-            numbers.append(value.value)
-        else:
-            kinds += "i" if isinstance(value, int) else "f"
-            numbers.append(value)
+    formats = {Tensor: "Q", ctypes.c_double: "d", int: "i"}
+    kinds = "".join(next((f for kind, f in formats.items() if isinstance(value, kind)), "f") for value in values)
+    numbers = (v.data_ptr() if isinstance(v, Tensor) else getattr(v, "value", v) for v in values)
     end = "0Q" if set(kinds) & set("Qd") else ""  # padded to the alignment of its widest part
     return struct.pack(f"@{kinds}{end}", *numbers)
 
@@ -66,10 +58,7 @@ def source(name: str) -> str:
     return Path(__file__).with_name(name).read_text(encoding="utf-8")
 
 
-# --------------------------------------------------------------------------------------------------------- libraries
-
-
-def _places() -> Iterator[str]:
+def _nvrtc_paths() -> Iterator[str]:
     """Where NVRTC may be: what torch has loaded already, what came with it, then the system's."""
     major = (torch.version.cuda or "").split(".")[0]
     if os.name == "nt":
@@ -89,9 +78,9 @@ def _places() -> Iterator[str]:
 
 @cache
 def _nvrtc() -> ctypes.CDLL:
-    for place in _places():
+    for path in _nvrtc_paths():
         with suppress(OSError):
-            library = ctypes.CDLL(place)
+            library = ctypes.CDLL(path)
             library.nvrtcGetErrorString.restype = c_char_p
             return library
     raise KernelError("NVRTC was not found: it comes with torch for CUDA, or as the package nvidia-cuda-nvrtc")
@@ -105,16 +94,16 @@ def _driver() -> ctypes.CDLL:
         raise KernelError(f"CUDA's driver was not found: {error}") from error
 
 
-def _compiler(function: str, *given: Any) -> None:
+def _compiler(function: str, *args: Any) -> None:
     """Call NVRTC."""
-    result = getattr(_nvrtc(), function)(*given)
+    result = getattr(_nvrtc(), function)(*args)
     if result:
         raise KernelError(f"{function}: {_nvrtc().nvrtcGetErrorString(result).decode()}")
 
 
-def _cuda(function: str, *given: Any) -> None:
+def _cuda(function: str, *args: Any) -> None:
     """Call the driver."""
-    result = getattr(_driver(), function)(*given)
+    result = getattr(_driver(), function)(*args)
     if result:
         text = c_char_p()
         _driver().cuGetErrorString(result, byref(text))
@@ -133,18 +122,15 @@ def available(device: torch.device) -> bool:
     return False
 
 
-# ----------------------------------------------------------------------------------------------------------- compile
-
-
 def compiled(text: str, defines: Mapping[str, int], architecture: str, name: str = "kernels.cu") -> bytes:
     """Machine code (a cubin) for an architecture such as ``sm_90``; needs no GPU."""
     options = [f"--gpu-architecture={architecture}", "-std=c++17", *(f"-D{n}={int(v)}" for n, v in defines.items())]
     program, size = c_void_p(), c_size_t()
     _compiler("nvrtcCreateProgram", byref(program), text.encode(), name.encode(), 0, None, None)
     try:
-        given = (c_char_p * len(options))(*(option.encode() for option in options))
+        encoded = (c_char_p * len(options))(*(option.encode() for option in options))
         try:
-            _compiler("nvrtcCompileProgram", program, len(options), given)
+            _compiler("nvrtcCompileProgram", program, len(options), encoded)
         except KernelError as error:
             _compiler("nvrtcGetProgramLogSize", program, byref(size))
             log = ctypes.create_string_buffer(size.value)
@@ -160,19 +146,19 @@ def compiled(text: str, defines: Mapping[str, int], architecture: str, name: str
 
 @cache
 def _cubin(file: str, defines: tuple[tuple[str, int], ...], architecture: str) -> bytes:
-    """Machine code from the user's cache folder, or compiled and put there."""
+    """Machine code from the user's cache folder; compiled and stored there if missing."""
     major, minor = c_int(), c_int()
     _compiler("nvrtcVersion", byref(major), byref(minor))
-    made_of = repr((source(file), defines, architecture, major.value, minor.value))
-    known_as = f"{Path(file).stem}-{architecture}-{hashlib.sha256(made_of.encode()).hexdigest()[:32]}.cubin"
+    inputs = repr((source(file), defines, architecture, major.value, minor.value))
+    name = f"{Path(file).stem}-{architecture}-{hashlib.sha256(inputs.encode()).hexdigest()[:32]}.cubin"
     path = Path()
-    with suppress(OSError, RuntimeError):  # someone may have no home
-        path = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fedcc" / "kernels" / known_as
+    with suppress(OSError, RuntimeError):  # a user may have no home
+        path = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fedcc" / "kernels" / name
         stored = path.read_bytes()
-        if hashlib.sha256(stored[32:]).digest() == stored[:32]:  # the driver would read past the end of a part of one
+        if hashlib.sha256(stored[32:]).digest() == stored[:32]:  # the driver would read past the end of a truncated one
             return stored[32:]
     cubin = compiled(source(file), dict(defines), architecture, file)
-    with suppress(OSError):  # a folder that can not be written to costs time, no more
+    with suppress(OSError):  # a folder that cannot be written to only costs time
         if not path.name:
             return cubin
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -185,20 +171,17 @@ def _architecture(device: torch.device) -> str:
     return "sm_{}{}".format(*torch.cuda.get_device_capability(device))
 
 
-def compile_all(wanted: Sequence[tuple[str, str, Mapping[str, int]]], device: torch.device) -> None:
-    """Compile what :func:`kernel` will be asked for, (file, name, defines) each, on all cores."""
+def compile_all(kernels: Sequence[tuple[str, str, Mapping[str, int]]], device: torch.device) -> None:
+    """Compile kernels, (file, name, defines) each, on all cores."""
     architecture = _architecture(device)
-    sources = dict.fromkeys((file, tuple(sorted(defines.items()))) for file, _, defines in wanted)
+    sources = dict.fromkeys((file, tuple(sorted(defines.items()))) for file, _, defines in kernels)
     with ThreadPoolExecutor() as pool:
-        list(pool.map(lambda given: _cubin(*given, architecture), sources))
-
-
-# ------------------------------------------------------------------------------------------------------------ launch
+        list(pool.map(lambda source: _cubin(*source, architecture), sources))
 
 
 @contextmanager
 def _current(context: c_void_p) -> Iterator[None]:
-    """Torch's context of a device, current in this thread: a new one, such as autograd's, may have none."""
+    """Make torch's context of a device current in this thread: a new one, such as autograd's, may have none."""
     _cuda("cuCtxPushCurrent_v2", context)
     try:
         yield
@@ -230,59 +213,59 @@ class Kernel:
         self, grid: tuple[int, int, int], threads: int, shared: int, arguments: bytes, device: torch.device,
         early: bool = False,
     ) -> None:  # fmt: skip
-        """Launch it on torch's current stream of its device; nothing is allocated there and nothing waits.
+        """Launch it on torch's current stream of its device, without allocating or waiting.
 
-        ``early``: it may begin while the kernel before it ends, if that one says so; it waits by itself.
+        ``early``: it may begin while the kernel before it ends, if that one allows it; it waits by itself.
         """
         if self.size not in (None, len(arguments)):
             raise KernelError(f"{self.name} takes a struct of {self.size} bytes, got {len(arguments)}")
         buffer = ctypes.create_string_buffer(arguments, len(arguments))
         parameters = (c_void_p * 1)(ctypes.addressof(buffer))
         stream = c_void_p(torch.cuda.current_stream(device).cuda_stream)
-        how = _Launch((ctypes.c_uint * 3)(*grid), (ctypes.c_uint * 3)(threads, 1, 1), shared, stream)
+        config = _Launch((ctypes.c_uint * 3)(*grid), (ctypes.c_uint * 3)(threads, 1, 1), shared, stream)
         if early and _overlaps(_index(device)):
-            how.attributes, how.count = (_Attribute * 1)(_Attribute(id=SERIALIZATION, value=1)), 1
+            config.attributes, config.count = (_Attribute * 1)(_Attribute(id=SERIALIZATION, value=1)), 1
         with _current(self.context):
             try:
-                _cuda("cuLaunchKernelEx", byref(how), self.function, parameters, None)
+                _cuda("cuLaunchKernelEx", byref(config), self.function, parameters, None)
             except KernelError as error:
-                what = f"{self.name}, grid {grid}, {threads} threads, {shared} bytes of shared memory"
-                raise KernelError(f"{what}: {error}") from None
+                launch = f"{self.name}, grid {grid}, {threads} threads, {shared} bytes of shared memory"
+                raise KernelError(f"{launch}: {error}") from None
 
 
 class Side:
-    """A stream beside the current one, for what nobody waits for at once; without one all runs in order.
+    """A stream beside the current one, for work that is needed later; without one everything runs in order.
 
-    Each stretch begins behind all that was launched before it, and a join follows. So memory taken on this stream is
-    taken again only behind its uses elsewhere; what was taken elsewhere and is used here must be held until the join.
+    A stretch begins after everything that was launched before it, and a join follows. So memory allocated on this
+    stream is reused only after its uses elsewhere; memory allocated elsewhere and used here must live until the join.
     """
 
     def __init__(self, device: torch.device, wanted: bool = True):
-        self.device, self.begun = device, False
+        self.device, self.active = device, False
         self.stream: Any = None
         if wanted and device.type == "cuda":
             self.stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     @contextmanager
     def stretch(self) -> Iterator[None]:
-        """What is launched inside runs beside what is launched after it."""
+        """What is launched inside the block runs beside what is launched after it."""
         if self.stream is None:
             yield
             return
-        self.begun = True
+        self.active = True
         self.stream.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(self.stream):
             yield
 
     def mark(self) -> Any:
-        """What was launched here so far, in this stretch."""
+        """An event after what was launched here so far."""
         return None if self.stream is None else self.stream.record_event()
 
     def join(self, mark: Any = None) -> None:
-        """What comes next waits for all that was launched here, or for what had been at a mark."""
-        if self.begun:  # a capture must not wait for a stream that has no part in it
+        """What is launched next waits for everything launched here, or for what was launched before the mark."""
+        if self.active:  # a capture must not wait for a stream that is not part of it
             torch.cuda.current_stream(self.device).wait_event(mark or self.mark())
-            self.begun = mark is not None
+            self.active = mark is not None
 
 
 def _index(device: torch.device) -> int:
@@ -296,7 +279,7 @@ def _device(index: int) -> c_int:
 
 
 def _most_shared(device: c_int) -> int:
-    """Bytes of shared memory that a block can have."""
+    """The most bytes of shared memory that a block can have."""
     most = c_int()
     _cuda("cuDeviceGetAttribute", byref(most), ALL_SHARED, device)
     return most.value
@@ -304,7 +287,7 @@ def _most_shared(device: c_int) -> int:
 
 @cache
 def _overlaps(index: int) -> bool:
-    """Whether a kernel may begin while another ends, also in a captured graph: the GPU's part and the driver's."""
+    """Whether GPU and driver let a kernel begin while another ends, also in a captured graph."""
     version = c_int()
     _cuda("cuDriverGetVersion", byref(version))
     return torch.cuda.get_device_capability(index) >= (9, 0) and version.value >= GRAPH_EDGES
@@ -312,7 +295,7 @@ def _overlaps(index: int) -> bool:
 
 @cache
 def _module(file: str, defines: tuple[tuple[str, int], ...], index: int) -> tuple[c_void_p, c_void_p]:
-    """A loaded source and the context that it is in; never unloaded."""
+    """A loaded source and its context; never unloaded."""
     cubin = _cubin(file, defines, _architecture(torch.device("cuda", index)))
     context, module = c_void_p(), c_void_p()
     _cuda("cuDevicePrimaryCtxRetain", byref(context), _device(index))
@@ -331,16 +314,16 @@ def _kernel(file: str, name: str, defines: tuple[tuple[str, int], ...], index: i
         except KernelError as error:
             raise KernelError(f"no kernel {name!r} in {file} with {dict(defines)}: {error}") from None
         _cuda("cuFuncGetAttribute", byref(static), STATIC_SHARED, function)
-        # All that there is, once and for all: a launch, which may be captured in a graph, has nothing to set.
+        # The maximum, set once: a launch, which may be captured in a graph, then sets nothing.
         _cuda("cuFuncSetAttribute", function, DYNAMIC_SHARED, _most_shared(_device(index)) - static.value)
-        tells = hasattr(_driver(), "cuFuncGetParamInfo")  # since CUDA 12.4
-        if tells:
+        has_size = hasattr(_driver(), "cuFuncGetParamInfo")  # since CUDA 12.4
+        if has_size:
             _cuda("cuFuncGetParamInfo", function, c_size_t(0), byref(c_size_t()), byref(size))
-    return Kernel(name, function, context, size.value if tells else None)
+    return Kernel(name, function, context, size.value if has_size else None)
 
 
 def kernel(file: str, name: str, defines: Mapping[str, int], device: torch.device) -> Kernel:
-    """A kernel of a ``.cu`` file of this folder; the first call loads it, which a graph's capture does not allow."""
+    """A kernel of a ``.cu`` file of this folder; the first call loads it, which is not possible during a capture."""
     return _kernel(file, name, tuple(sorted(defines.items())), _index(device))
 
 
@@ -348,6 +331,6 @@ def launch(
     file: str, name: str, defines: Mapping[str, int], grid: tuple[int, int, int], threads: int, shared: int,
     values: Sequence[Tensor | float | ctypes.c_double], early: bool = False,
 ) -> None:  # fmt: skip
-    """Run a kernel of a ``.cu`` file of this folder, with ``values`` as its struct, where its tensors are."""
+    """Launch a kernel of a ``.cu`` file of this folder on its tensors' device, with ``values`` as its struct."""
     device = next(value for value in values if isinstance(value, Tensor)).device
     kernel(file, name, defines, device)(grid, threads, shared, arguments(*values), device, early)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from fedcc.core.model import Arch, Model, Outputs
+from fedcc.core.options import Precision
 from fedcc.core.requests import Fit, Fitted, Predict, Request
 from fedcc.core.samples import Samples
 from fedcc.engine import cuda
@@ -20,7 +21,7 @@ from fedcc.engine.drive import signature
 from fedcc.engine.finite import check_predictions, magnitudes, nonfinite_reason
 from fedcc.engine.jobs import Job
 from fedcc.engine.lanes import Compute
-from fedcc.engine.plain import Monitor, Plain, Precision
+from fedcc.engine.plain import Monitor, Plain
 from fedcc.engine.seating import MOST_LANES, Group
 from fedcc.engine.stack import Stacked, stacked_state, unstackable_reason
 

@@ -59,7 +59,7 @@ class LaneStep:
             else:
                 self.once()
             if monitor:
-                monitor.trained(self.lanes.width * sum(self.lanes.batches.values()))
+                monitor.samples_trained(self.lanes.width * sum(self.lanes.batches.values()))
 
     def capture(self) -> None:
         """Record a step as a graph; loading clients overwrites what the trial steps do to the lanes."""
@@ -70,7 +70,7 @@ class LaneStep:
         with torch.cuda.stream(side):
             for _ in range(2):
                 self.once()
-                self.lanes.numbers["place"].zero_()
+                self.lanes.numbers["position"].zero_()
         torch.cuda.current_stream(device).wait_stream(side)
         graph = torch.cuda.CUDAGraph()
         collects = gc.isenabled()
@@ -121,7 +121,7 @@ class LaneStep:
         lanes, inputs = self.lanes, []
         for stream, samples in self.fit.streams.items():
             x = self._rows(stream, "x")
-            draws = lanes.draws[stream][lanes.rows, lanes.numbers["place"]].flatten(0, 1)
+            draws = lanes.draws[stream][lanes.rows, lanes.numbers["position"]].flatten(0, 1)
             shown = samples.view.augmented(x.flatten(0, 1), draws.long(), dtype)
             inputs.append(shown.reshape(*x.shape[:2], *shown.shape[1:]))
         return torch.cat(inputs, 1) if len(inputs) > 1 else inputs[0]
@@ -130,10 +130,10 @@ class LaneStep:
         """A column's batch, [lanes, batch, ...]."""
         lanes = self.lanes
         pool, offset = lanes.pools.pools[stream, column], lanes.offsets[stream, column]
-        plan, place = lanes.plan[stream], lanes.numbers["place"]
+        plan, position = lanes.plan[stream], lanes.numbers["position"]
         if self.kernels:
-            return step_kernels.rows(pool, plan, place, offset)
-        return pool[plan[lanes.rows, place].long() + offset]
+            return step_kernels.rows(pool, plan, position, offset)
+        return pool[plan[lanes.rows, position].long() + offset]
 
     def _images(self, dtype: torch.dtype) -> Tensor:
         """The inputs of all streams side by side, by a kernel, on the side stream."""
@@ -142,7 +142,7 @@ class LaneStep:
         out, first = torch.empty(shape, dtype=dtype, device=self.compute.device), 0
         with self.side.stretch():
             for stream, samples in self.fit.streams.items():
-                steps = lanes.plan[stream], lanes.draws[stream], lanes.numbers["place"], lanes.offsets[stream, "x"]
+                steps = lanes.plan[stream], lanes.draws[stream], lanes.numbers["position"], lanes.offsets[stream, "x"]
                 step_kernels.images(lanes.pools.pools[stream, "x"], *steps, samples.view, out, first)
                 first += lanes.batches[stream]
         return out.permute(0, 1, 4, 2, 3)
@@ -228,10 +228,10 @@ class LaneStep:
         n["loss"].add_(losses)
         n["finite"].add_(n["loss"].isfinite())
         n["age"].add_(1)
-        slower = 0.5 * (1 - torch.cos(math.pi * n["at"].double() / n["length"].clamp(min=1)))
+        slower = 0.5 * (1 - torch.cos(math.pi * n["step"].double() / n["length"].clamp(min=1)))
         lr = n["lr"] * (1 - n["cosine"] * slower)
-        n["at"].add_(1)
-        n["place"].add_(1)
+        n["step"].add_(1)
+        n["position"].add_(1)
         size, root = lr / (1 - BETAS[0] ** n["age"]), (1 - BETAS[1] ** n["age"]).rsqrt()
         size = size if momentum is None else lr
         return size.to(dtype), root.to(dtype)

@@ -16,7 +16,7 @@ from fedcc.engine.jobs import Job, SamplePools
 from fedcc.engine.plain import LazyStreams
 from fedcc.engine.stack import Stacked
 
-REALS, COUNTS = ("age", "lr", "length", "cosine", "loss", "finite"), ("at", "place")  # the numbers of a lane
+REALS, COUNTS = ("age", "lr", "length", "cosine", "loss", "finite"), ("step", "position")  # the numbers of a lane
 
 
 @dataclass(frozen=True)
@@ -120,11 +120,11 @@ class Lanes:
             self.draws[stream][lane, : len(draws)].copy_(draws.to(torch.uint8), non_blocking=True)
             job.window = len(indices)
         job.prepared = {}
-        self.numbers["place"][lane] = 0
+        self.numbers["position"][lane] = 0
 
     def idle(self, lane: int) -> None:
         """An empty lane takes part in every step: keep its batches within window and pool."""
-        self.numbers["place"][lane] = 0
+        self.numbers["position"][lane] = 0
         for offset in self.offsets.values():
             offset[lane] = 0
 

@@ -6,8 +6,7 @@ import contextlib
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -15,29 +14,27 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils._pytree import tree_map_only
 
 from fedcc.core.model import Arch, Model, Outputs
+from fedcc.core.options import Precision, check_value
 from fedcc.core.requests import Fit, Fitted, Init, Predict, Recalibrate, Recipe, Request
 from fedcc.core.rng import Key
-from fedcc.core.samples import Samples
-from fedcc.core.step import Batch, Step, Tensors
+from fedcc.core.step import Batch, Gradient, Step, Tensors
 from fedcc.engine.adam import Adam, Momentum
 from fedcc.engine.finite import check_predictions, magnitudes, nonfinite_reason, overflowing_entry
 from fedcc.engine.plan import Plan
 from fedcc.engine.statistics import statistics
 from fedcc.nets.network import Network, build
 
-Precision = Literal["fp32", "bf16", "fp64"]
-PRECISIONS: tuple[Precision, ...] = ("fp32", "bf16", "fp64")
 PREDICT_BATCH = 500
 
 
 class Monitor(Protocol):
     """Follows what an engine does."""
 
-    def fitting(self, fit: Fit) -> None:
+    def fit_started(self, fit: Fit) -> None:
         """A fit begins."""
         ...
 
-    def trained(self, samples: int) -> None:
+    def samples_trained(self, number: int) -> None:
         """A step on so many samples has ended."""
         ...
 
@@ -53,12 +50,9 @@ class Plain:
     def __init__(
         self, device: str | torch.device = "cpu", precision: Precision = "fp32", monitor: Monitor | None = None
     ):
-        if precision not in PRECISIONS:
-            raise ValueError(f"precision must be one of {', '.join(PRECISIONS)}, got {precision!r}")
-        self.device = torch.device(device)
-        self.precision = precision
+        check_value("precision", precision, Precision)
+        self.device, self.precision, self.monitor = torch.device(device), precision, monitor
         self.dtype = torch.float64 if precision == "fp64" else torch.float32
-        self.monitor = monitor
         self.seconds: dict[str, float] = {}  # by phase, since last cleared
         self._modules: dict[tuple[Arch, str], Network] = {}
         if self.device.type == "cuda" and precision == "fp32":
@@ -69,19 +63,15 @@ class Plain:
         return [self._serve(request) for request in requests]
 
     def _serve(self, request: Request[Any]) -> Any:
+        serve: dict[type[Any], Callable[[Any], Any]] = {
+            Init: self.init, Fit: self.fit, Predict: self.predict, Recalibrate: self.recalibrate
+        }  # fmt: skip
+        if type(request) not in serve:
+            raise TypeError(f"the plain engine does not serve {type(request).__name__}")
+        phase = request.key.phase if isinstance(request, Fit) else type(request).__name__.lower()
         start = time.perf_counter()
-        answer: Any
         try:
-            if isinstance(request, Fit):
-                phase, answer = request.key.phase, self.fit(request)
-            elif isinstance(request, Predict):
-                phase, answer = "predict", self.predict(request)
-            elif isinstance(request, Recalibrate):
-                phase, answer = "recalibrate", self.recalibrate(request)
-            elif isinstance(request, Init):
-                phase, answer = "init", self.init(request)
-            else:
-                raise TypeError(f"the plain engine does not serve {type(request).__name__}")
+            answer = serve[type(request)](request)
         except Exception as error:
             key = getattr(request, "key", None)
             if key is not None and str(key) not in getattr(error, "__notes__", ()):
@@ -90,19 +80,17 @@ class Plain:
         self.seconds[phase] = self.seconds.get(phase, 0.0) + time.perf_counter() - start
         return answer
 
-    # -- the four requests
-
     def init(self, request: Init) -> Model:
         state = build(request.arch, request.key).state_dict()
         return Model(request.arch, {name: self._to_device(value) for name, value in state.items()})
 
     @torch.no_grad()
     def predict(self, request: Predict) -> Outputs:
-        module = self._load(request.model, "predict").eval()
+        module = self.load(request.model, "predict").eval()
         samples, parts = request.samples, []
         for start in range(0, len(samples), PREDICT_BATCH):
             x = samples.view.clean(samples.x[start : start + PREDICT_BATCH].to(self.device), self.dtype)
-            parts.append(self._forward(module, x))
+            parts.append(self.forward(module, x))
         if not parts:
             raise ValueError("nothing to predict: there are no samples")
         outputs = Outputs(torch.cat([p.logits for p in parts]), torch.cat([p.features for p in parts]))
@@ -111,13 +99,13 @@ class Plain:
 
     @torch.no_grad()
     def recalibrate(self, request: Recalibrate) -> Model:
-        samples, module = request.samples, self._load(request.model, "recalibrate")
+        samples, module = request.samples, self.load(request.model, "recalibrate")
         if not len(samples):
             raise ValueError("nothing to take statistics from: there are no samples")
         x = samples.x if len(samples) > 1 else torch.cat([samples.x] * 2)  # BatchNorm refuses a batch of one
         parts = x.tensor_split(-(-len(x) // PREDICT_BATCH))  # of equal size, so that none is tiny
         inputs = (samples.view.clean(x.to(self.device), self.dtype) for x in parts)
-        state = statistics(module, lambda x: self._forward(module, x), inputs)
+        state = statistics(module, lambda x: self.forward(module, x), inputs)
         if name := overflowing_entry(request.model.state, state, magnitudes([state])[0]):
             raise FloatingPointError(f"BatchNorm's statistics are not finite ({name})")
         return request.model.with_(state) if state else request.model
@@ -125,29 +113,26 @@ class Plain:
     def fit(self, fit: Fit) -> Fitted:
         steps = fit.steps
         if self.monitor:
-            self.monitor.fitting(fit)
-        module = self._load(fit.model, "fit")
+            self.monitor.fit_started(fit)
+        module = self.load(fit.model, "fit")
         params = _trained(module, fit.only)
         if steps == 0:
             return Fitted(fit.model, 0, 0.0, fit.optimizer, tuple(params))
-        fit = replace(fit, constants=tree_map_only(Tensor, lambda t: t.to(self.device), fit.constants))
-        teachers = {name: self._load(f.model, f"teacher {name}").eval() for name, f in fit.frozen.items()}
-        momentum = fit.recipe.momentum
+        training, momentum = Training(self, fit, module, params), fit.recipe.momentum
         optimizer = Adam(params, fit.optimizer) if momentum is None else Momentum(params, momentum)
-        feed = Feed(fit, steps, self.device, self.dtype)
         losses: list[Tensor] = []
         sum_on_device = torch.zeros((), dtype=torch.float64, device=self.device)
         with torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
             _seed(fit.key.of(stream="dropout").integer(), self.device)
             for t in range(steps):
-                loss = self._backward(fit, feed, t, module, params, teachers)
+                loss = training.backward(t)
                 if fit.gradient is not None:
-                    self._adjust(fit, feed, t, module, params, teachers)
+                    training.adjust(t, fit.gradient)
                 optimizer.step(learning_rate(fit.recipe, t, steps))
                 sum_on_device += loss
                 losses.append(loss)
                 if self.monitor:
-                    self.monitor.trained(sum(feed.batch.values()))
+                    self.monitor.samples_trained(sum(training.sizes.values()))
         state = {n: v.detach().clone(memory_format=torch.contiguous_format) for n, v in module.state_dict().items()}
         total = float(sum_on_device)
         finite_steps = steps if math.isfinite(total) else int(torch.stack(losses).double().cumsum(0).isfinite().sum())
@@ -156,49 +141,7 @@ class Plain:
         moments = optimizer.state() if fit.recipe.reset == "round" else {}
         return Fitted(Model(fit.model.arch, state), steps, total / steps, moments, tuple(params))
 
-    # -- one step
-
-    def _backward(
-        self, fit: Fit, feed: Feed, t: int, module: Network, params: Tensors, teachers: Mapping[str, Network]
-    ) -> Tensor:
-        """Put the gradients of step t into the parameters and return the loss."""
-        for parameter in params.values():
-            parameter.grad = None
-        inputs, columns = feed.inputs(t), feed.columns(t)
-        streams: Mapping[str, Batch]
-        if fit.joint:
-            x = torch.cat(list(inputs.values())) if len(inputs) > 1 else next(iter(inputs.values()))
-            cuts = [torch.split(part, list(feed.batch.values())) for part in self._forward(module, x)]
-            parts = {name: Outputs(*pair) for name, *pair in zip(inputs, *cuts, strict=True)}
-            streams = {name: Batch(parts[name], columns[name]) for name in inputs}
-        else:
-            streams = LazyStreams(inputs, lambda name: Batch(self._forward(module, inputs[name]), columns[name]))
-        with torch.no_grad():
-            seen = {name: self._forward(teachers[name], inputs[f.stream]) for name, f in fit.frozen.items()}
-        loss = fit.loss(Step(streams, params, fit.constants, seen))
-        loss.backward()  # type: ignore[no-untyped-call]
-        return loss.detach()
-
-    def _adjust(
-        self, fit: Fit, feed: Feed, t: int, module: Network, params: Tensors, teachers: Mapping[str, Network]
-    ) -> None:
-        """Apply the fit's gradient rule: a second pass at theta + offsets where it asks for one, then its transform."""
-        assert fit.gradient is not None
-        offsets = fit.gradient.ascent(_grads(params))
-        if offsets is not None:
-            saved = {name: p.detach().clone() for name, p in params.items()}
-            with torch.no_grad():
-                for name, p in params.items():
-                    p.add_(offsets[name])
-            with _frozen_statistics(module):
-                self._backward(fit, feed, t, module, params, teachers)
-            with torch.no_grad():
-                for name, p in params.items():
-                    p.copy_(saved[name])
-        for name, grad in fit.gradient.transform(_grads(params)).items():
-            params[name].grad = grad
-
-    def _forward(self, module: Network, x: Tensor) -> Outputs:
+    def forward(self, module: Network, x: Tensor) -> Outputs:
         if x.ndim == 4:
             x = x.contiguous(memory_format=torch.channels_last)
         if self.precision != "bf16":
@@ -208,9 +151,7 @@ class Plain:
             logits, features = module(x)
         return Outputs(logits.float(), features.float())
 
-    # -- modules
-
-    def _load(self, model: Model, use: str) -> Network:
+    def load(self, model: Model, use: str) -> Network:
         """A module with this model's state; there is one per architecture and use."""
         module = self._modules.get((model.arch, use))
         if module is None:
@@ -225,27 +166,57 @@ class Plain:
         return value.to(self.device, self.dtype if value.is_floating_point() else value.dtype)
 
 
-class Feed:
-    """The batches of a fit: inputs and columns of step t, by stream."""
+class Training:
+    """One fit in progress: its network, teachers and batches."""
 
-    def __init__(self, fit: Fit, steps: int, device: torch.device, dtype: torch.dtype):
-        self.batch, self.dtype = {name: fit.recipe.batch_of(name) for name in fit.streams}, dtype
-        self.samples: dict[str, Samples] = {name: s.to(device) for name, s in fit.streams.items()}
-        plans = {n: Plan(fit.key.of(stream=n), len(s), self.batch[n], s.view) for n, s in self.samples.items()}
-        self.plan = {n: plan.indices(steps).to(device) for n, plan in plans.items()}
-        self.draws = {n: plan.augmentation(steps).to(device) for n, plan in plans.items()}
+    def __init__(self, engine: Plain, fit: Fit, module: Network, params: Tensors):
+        device, self.dtype, self.forward = engine.device, engine.dtype, engine.forward
+        self.fit, self.module, self.params = fit, module, params
+        self.constants = tree_map_only(Tensor, lambda t: t.to(device), fit.constants)
+        self.teachers = {name: engine.load(f.model, f"teacher {name}").eval() for name, f in fit.frozen.items()}
+        self.sizes = {name: fit.recipe.batch_of(name) for name in fit.streams}
+        self.samples = {name: s.to(device) for name, s in fit.streams.items()}
+        plans = {n: Plan(fit.key.of(stream=n), len(s), self.sizes[n], s.view) for n, s in self.samples.items()}
+        self.rows = {n: plan.indices(fit.steps).to(device) for n, plan in plans.items()}
+        self.draws = {n: plan.augmentation(fit.steps).to(device) for n, plan in plans.items()}
 
-    def inputs(self, t: int) -> dict[str, Tensor]:
-        return {
-            name: s.view.augmented(s.x[self.plan[name][t]], self.draws[name][t], self.dtype)
-            for name, s in self.samples.items()
-        }
+    def backward(self, t: int) -> Tensor:
+        """Put the gradients of step t into the parameters and return the loss."""
+        fit, inputs, columns = self.fit, dict[str, Tensor](), dict[str, dict[str, Tensor]]()
+        for parameter in self.params.values():
+            parameter.grad = None
+        for name, s in self.samples.items():
+            rows = self.rows[name][t]
+            inputs[name] = s.view.augmented(s.x[rows], self.draws[name][t], self.dtype)
+            columns[name] = {n: c[rows] for n, c in s.columns.items() if n != "x"}
+        streams: Mapping[str, Batch]
+        if fit.joint:
+            x = torch.cat(list(inputs.values())) if len(inputs) > 1 else next(iter(inputs.values()))
+            cuts = [torch.split(part, list(self.sizes.values())) for part in self.forward(self.module, x)]
+            streams = {n: Batch(Outputs(*pair), columns[n]) for n, *pair in zip(inputs, *cuts, strict=True)}
+        else:
+            streams = LazyStreams(inputs, lambda n: Batch(self.forward(self.module, inputs[n]), columns[n]))
+        with torch.no_grad():
+            seen = {name: self.forward(self.teachers[name], inputs[f.stream]) for name, f in fit.frozen.items()}
+        loss = fit.loss(Step(streams, self.params, self.constants, seen))
+        loss.backward()  # type: ignore[no-untyped-call]
+        return loss.detach()
 
-    def columns(self, t: int) -> dict[str, dict[str, Tensor]]:
-        return {
-            name: {n: c[self.plan[name][t]] for n, c in s.columns.items() if n != "x"}
-            for name, s in self.samples.items()
-        }
+    def adjust(self, t: int, rule: Gradient) -> None:
+        """Apply a gradient rule: a second pass at theta + offsets if it asks for one, then its transform."""
+        offsets = rule.ascent(_grads(self.params))
+        if offsets is not None:
+            saved = {name: p.detach().clone() for name, p in self.params.items()}
+            with torch.no_grad():
+                for name, p in self.params.items():
+                    p.add_(offsets[name])
+            with _frozen_statistics(self.module):
+                self.backward(t)
+            with torch.no_grad():
+                for name, p in self.params.items():
+                    p.copy_(saved[name])
+        for name, grad in rule.transform(_grads(self.params)).items():
+            self.params[name].grad = grad
 
 
 class LazyStreams(Mapping[str, Batch]):

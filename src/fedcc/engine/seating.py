@@ -55,7 +55,7 @@ class Group:
                     step.lanes.refill(lane, seated)
             steps = min(min(job.steps - job.done, job.window) for job in active)
             if monitor:
-                monitor.fitting(active[0].fit)
+                monitor.fit_started(active[0].fit)
             for begin in range(0, steps, STRETCH):
                 step.run(min(STRETCH, steps - begin), monitor)
                 yield

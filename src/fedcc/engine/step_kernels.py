@@ -1,4 +1,4 @@
-"""What a training step does besides the trunks, for all lanes at once, by the kernels of ``step.cu``."""
+"""The launches of ``step.cu``: what a training step does besides the trunks, for all lanes at once."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def image_defines(channels: int, height: int, width: int, view: View) -> dict[st
 
 
 def images(
-    pool: Tensor, plan: Tensor, draws: Tensor, place: Tensor, offset: Tensor, view: View, out: Tensor, first: int
+    pool: Tensor, plan: Tensor, draws: Tensor, position: Tensor, offset: Tensor, view: View, out: Tensor, first: int
 ) -> None:  # fmt: skip
     """Write this step's batch of a stream into ``out`` [lanes, images, H, W, channels], bf16, from ``first`` on."""
     lanes, window, batch = plan.shape
@@ -35,14 +35,14 @@ def images(
     defines = image_defines(channels, height, width, view)
     mean, std = view.numbers(channels, out.device)
     sizes = window, batch, out.shape[1], first, view.pad
-    given: tuple[Any, ...] = pool, plan, draws, place, offset, mean, std, out, float(view.scale), *sizes
+    values: tuple[Any, ...] = pool, plan, draws, position, offset, mean, std, out, float(view.scale), *sizes
     if view.strong:
-        given += *view.levels(torch.float32, out.device).values(), *view.hole_size(height, width)
+        values += *view.levels(torch.float32, out.device).values(), *view.hole_size(height, width)
     grid = batch, lanes, -(-channels * height * width // EACH)
-    cuda.launch(FILE, "images", defines, grid, THREADS, 0, given)
+    cuda.launch(FILE, "images", defines, grid, THREADS, 0, values)
 
 
-def rows(pool: Tensor, plan: Tensor, place: Tensor, offset: Tensor) -> Tensor:
+def rows(pool: Tensor, plan: Tensor, position: Tensor, offset: Tensor) -> Tensor:
     """This step's batch of a column, [lanes, batch, ...]."""
     lanes, window, batch = plan.shape
     out = torch.empty((lanes, batch, *pool.shape[1:]), dtype=pool.dtype, device=pool.device)
@@ -51,7 +51,7 @@ def rows(pool: Tensor, plan: Tensor, place: Tensor, offset: Tensor) -> Tensor:
     each = size // 4 if wide else size
     if out.numel():
         grid = -(-batch * each // THREADS), lanes, 1
-        cuda.launch(FILE, "rows", {}, grid, THREADS, 0, (pool, plan, place, offset, out, window, batch, each, wide))
+        cuda.launch(FILE, "rows", {}, grid, THREADS, 0, (pool, plan, position, offset, out, window, batch, each, wide))
     return out
 
 
@@ -67,14 +67,14 @@ class Head(torch.autograd.Function):
         ctx.save_for_backward(x, weight)
         z = torch.empty((lanes, batch, outputs), dtype=torch.float32, device=x.device)
         grid = -(-batch // ROWS), -(-outputs // OUTPUTS), lanes
-        given = x, weight, bias.contiguous(), z, batch, inputs, outputs
-        cuda.launch(FILE, "head", {}, grid, THREADS, HEAD_SHARED, given)
+        values = x, weight, bias.contiguous(), z, batch, inputs, outputs
+        cuda.launch(FILE, "head", {}, grid, THREADS, HEAD_SHARED, values)
         return z
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dz: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        """Weights' gradients, then biases', one behind the other in memory; none of what is not wanted."""
+        """Gradients of weights, then of biases, adjacent in memory; None for what needs none."""
         x, weight = ctx.saved_tensors
         (lanes, batch, inputs), outputs = x.shape, weight.shape[1]
         back, trains = ctx.needs_input_grad[0], any(ctx.needs_input_grad[1:])
@@ -84,9 +84,9 @@ class Head(torch.autograd.Function):
         dw, db = torch.split(flat, sizes) if trains else (None, None)
         tiles = -(-batch // ROWS) if back else 0
         grid = tiles + (-(-outputs // ROWS) if trains else 0), -(-inputs // COLUMNS), lanes
-        places = [x if t is None else t for t in (dx, dw, db)]  # where none is wanted nothing is written
-        given = dz.contiguous(), x, weight, *places, batch, inputs, outputs, tiles
-        cuda.launch(FILE, "head_back", {}, grid, THREADS, BACK_SHARED, given)
+        outs = [x if t is None else t for t in (dx, dw, db)]  # the kernel writes only what is needed
+        values = dz.contiguous(), x, weight, *outs, batch, inputs, outputs, tiles
+        cuda.launch(FILE, "head_back", {}, grid, THREADS, BACK_SHARED, values)
         return dx, None if dw is None else dw.view_as(weight), None if db is None else db.view(lanes, outputs)
 
 
@@ -98,13 +98,13 @@ def head(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
 
 def tick(losses: Tensor, numbers: dict[str, Tensor], betas: tuple[float, float]) -> tuple[Tensor, Tensor]:
-    """A step more for every lane, in ``numbers``; Adam's step sizes and bias corrections, [lanes] each."""
+    """Count a step of every lane in ``numbers``; returns Adam's step sizes and bias corrections, [lanes] each."""
     lanes, device = len(losses), losses.device
     size, root = torch.empty(2, lanes, dtype=torch.float32, device=device)
-    state = [numbers[name] for name in ("loss", "finite", "age", "at", "place", "lr", "length", "cosine")]
+    state = [numbers[name] for name in ("loss", "finite", "age", "step", "position", "lr", "length", "cosine")]
     logs = [c_double(math.log(beta)) for beta in betas]
-    given = losses.float().contiguous(), *state, size, root, *logs, lanes
-    cuda.launch(FILE, "tick", {}, (-(-lanes // THREADS), 1, 1), THREADS, 0, given)
+    values = losses.float().contiguous(), *state, size, root, *logs, lanes
+    cuda.launch(FILE, "tick", {}, (-(-lanes // THREADS), 1, 1), THREADS, 0, values)
     return size, root
 
 
@@ -116,5 +116,5 @@ def adam(
     parts = g if len(g) <= PARTS else [torch.cat(g)]
     none = PARTS - len(parts)
     begins = [*accumulate(map(len, parts[:-1]), initial=0), *[len(p)] * none]
-    given: list[Tensor | float] = [p, m, v, *parts, *[p] * none, lane, size, root, *begins, len(p), *betas, eps]
-    cuda.launch(FILE, "adam", {}, (-(-len(p) // THREADS), 1, 1), THREADS, 0, given)
+    values: list[Tensor | float] = [p, m, v, *parts, *[p] * none, lane, size, root, *begins, len(p), *betas, eps]
+    cuda.launch(FILE, "adam", {}, (-(-len(p) // THREADS), 1, 1), THREADS, 0, values)

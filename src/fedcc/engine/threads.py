@@ -1,4 +1,4 @@
-"""The number of torch threads of a run: fixed, and no more than the machine can serve."""
+"""The number of torch threads of a run: fixed, and limited by the machine's cores."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 
 from fedcc.core.options import check_value
 
-MOST = 4  # threads for each core; with more, they mostly wait for each other
+MOST = 4  # threads per core; more of them mostly wait for each other
 
 
 class ThreadsWarning(UserWarning):
@@ -24,7 +24,7 @@ def cores() -> int:
 
 
 def check_threads(number: int) -> None:
-    """Refuse more threads than this machine can serve; for the start of a run, not for records of other machines."""
+    """Refuse more threads than this machine can serve; at the start of a run, not in records of other machines."""
     check_value("threads", number, int, 1)
     if number > MOST * cores():
         raise ValueError(
@@ -34,7 +34,7 @@ def check_threads(number: int) -> None:
 
 @contextmanager
 def fixed_threads(number: int) -> Iterator[None]:
-    """A fixed number of torch threads: a seed gives other bits with other numbers."""
+    """Fix the number of torch threads: results are bit-identical only for the same number."""
     check_value("threads", number, int, 1)
     before = torch.get_num_threads()
     torch.set_num_threads(number)
@@ -45,7 +45,7 @@ def fixed_threads(number: int) -> Iterator[None]:
 
 
 def warn_of_threads(number: int) -> None:
-    """Warn where threads outnumber the cores."""
+    """Warn if there are more threads than cores."""
     if number > cores():
         text = f"{number} threads on {cores()} cores: they wait for each other, and a run takes longer than with fewer"
         warnings.warn(text, ThreadsWarning, stacklevel=3)

@@ -6,7 +6,7 @@
 // `per` tiles of one lane; its sums over pixels go to memory as one row, and the kernel that reads the layer next adds
 // the rows up in a fixed order, so the same step gives the same bits.
 //
-// Sizes are compile-time constants, given as macros GIVEN_... (see kernels.py, which launches all this).
+// Sizes are compile-time constants, given as macros GIVEN_... (see trunk_kernels.py, which launches all this).
 
 #ifdef ON_CPU
 #include "cuda.h"

@@ -20,30 +20,22 @@ from fedcc.evaluate.predictions import PredictionCache
 
 @dataclass(frozen=True)
 class Evaluation:
-    """``accuracy`` of the method's own prediction on the global test set; the others are for the record.
+    """What models are worth after a round; ``Evaluation()`` belongs to a round that is not evaluated.
 
-    ``clients`` holds each client's own model on the global test set over the known classes, ``local`` the same on
-    test data distributed like the client's private labels, ``targets`` the accuracy of what the server sent for the
-    public samples. Networks that may answer "unknown" have three more, for which that answer is allowed: ``valid``
-    (on the global test set, right for labels outside the client's majority classes), ``valid_labels`` (outside the
-    classes that it holds) and ``local_full`` (as ``local``, never right). ``readings`` are the accuracies of
-    the same models, read in other ways. ``Evaluation()`` is that of a round that is not evaluated.
-
-    A detailed evaluation has two more. ``confusion`` counts the test samples by label (row) and predicted class
-    (column); where each client predicts alone it is the sum over clients. ``known`` is, for each client whose network
-    may answer "unknown", the mean probability that it does not, by label.
+    ``valid``, ``valid_labels`` and ``local_full`` exist for networks that may answer "unknown"; in the first two, that
+    answer is right for labels outside the classes that are named there.
     """
 
-    accuracy: float | None = None
-    clients: dict[int, float] = field(default_factory=dict)
-    local: dict[int, float] = field(default_factory=dict)
-    targets: float | None = None
-    valid: dict[int, float] = field(default_factory=dict)
-    valid_labels: dict[int, float] = field(default_factory=dict)
-    local_full: dict[int, float] = field(default_factory=dict)
-    readings: dict[str, float] = field(default_factory=dict)
-    confusion: list[list[int]] = field(default_factory=list)
-    known: dict[int, list[float | None]] = field(default_factory=dict)
+    accuracy: float | None = None  # of the method's own prediction on the global test set
+    clients: dict[int, float] = field(default_factory=dict)  # own model, global test set, known classes
+    local: dict[int, float] = field(default_factory=dict)  # the same on test data distributed like the private labels
+    targets: float | None = None  # of what the server sent for the public samples
+    valid: dict[int, float] = field(default_factory=dict)  # global test set; outside the majority classes
+    valid_labels: dict[int, float] = field(default_factory=dict)  # global test set; outside the classes it holds
+    local_full: dict[int, float] = field(default_factory=dict)  # as local; "unknown" is never right
+    readings: dict[str, float] = field(default_factory=dict)  # of the same models, read in other ways
+    confusion: list[list[int]] = field(default_factory=list)  # test samples by label (row) and predicted class
+    known: dict[int, list[float | None]] = field(default_factory=dict)  # mean probability of not "unknown", by label
 
 
 def evaluate(
@@ -59,40 +51,38 @@ def evaluate(
     readings: Mapping[str, Reading] | None = None,
     detailed: bool = False,
 ) -> Evaluation:
-    """Evaluate what training has left so far.
+    """Evaluate trained models.
 
-    ``counts`` (private samples per class, by client) asks for the clients' own accuracies, ``majority`` (the classes
-    that a client claims to know, as masks) for the valid ones; ``downs`` and ``hidden`` (the public labels) for that
-    of the public targets; ``readings`` for those of other ways to predict; ``detailed`` for what is too large for
-    every round.
+    Each further argument adds accuracies: ``counts`` (private samples per class, by client) those of the clients' own
+    models, ``majority`` (masks of the classes that a client claims to know) the valid ones, ``downs`` with ``hidden``
+    (the public labels) that of the public targets, ``readings`` those of other ways to predict. ``detailed`` adds
+    ``confusion`` and ``known``, which are too large for every round.
     """
     engine, inputs, labels = PredictionCache(executor, trained), test.only("x"), test["y"]
     scores = drive([method.predict(trained, inputs)], engine)[0]
-    found = Evaluation(percent(scores.argmax(-1) == labels), targets=targets_accuracy(downs or {}, hidden))
+    e = Evaluation(percent(scores.argmax(-1) == labels), targets=targets_accuracy(downs or {}, hidden))
     if detailed:
-        found.confusion.extend(confusion(scores.argmax(-1), labels, trained.classes))
-    for k, held in (counts or {}).items():
+        e.confusion.extend(confusion(scores.argmax(-1), labels, trained.classes))
+    for k, own in (counts or {}).items():
         logits = engine.serve([Predict(trained.clients[k], inputs)])[0].logits
         right = logits[:, : trained.classes].argmax(-1) == labels
-        found.clients[k], found.local[k] = percent(right), local_accuracy(right, labels, held)
+        e.clients[k], e.local[k] = percent(right), local_accuracy(right, labels, own)
         if logits.shape[-1] == trained.classes + 1:
             answers = logits.argmax(-1)
-            found.local_full[k] = local_accuracy(answers == labels, labels, held)
-            found.valid_labels[k] = percent(valid(answers, labels, held > 0))
+            e.local_full[k] = local_accuracy(answers == labels, labels, own)
+            e.valid_labels[k] = percent(valid(answers, labels, own > 0))
             if majority and k in majority:
-                found.valid[k] = percent(valid(answers, labels, majority[k]))
+                e.valid[k] = percent(valid(answers, labels, majority[k]))
             if detailed:
-                found.known[k] = class_means(1 - logits.softmax(-1)[:, -1], labels, trained.classes)
-    for name, reading in (readings or {}).items():
-        other = drive([reading(trained, inputs)], engine)[0]
-        if other is not None:
-            found.readings[name] = percent(other.argmax(-1) == labels)
-    if readings is not None and scores.ndim == 3:  # each client predicts alone
+                e.known[k] = class_means(1 - logits.softmax(-1)[:, -1], labels, trained.classes)
+    if readings is None:
+        return e
+    others = {name: drive([reading(trained, inputs)], engine)[0] for name, reading in readings.items()}
+    if scores.ndim == 3:  # one set of scores per client
         rows = [counts[k] for k in trained.clients if counts and k in counts]
-        known = torch.stack(rows) if len(rows) == len(trained.clients) else None
-        for name, others in ensembles(scores, known).items():
-            found.readings[name] = percent(others.argmax(-1) == labels)
-    return found
+        others |= ensembles(scores, torch.stack(rows) if len(rows) == len(trained.clients) else None)
+    e.readings.update((name, percent(s.argmax(-1) == labels)) for name, s in others.items() if s is not None)
+    return e
 
 
 def readings_of(method: AnyMethod, public: Samples, last: bool) -> dict[str, Reading]:
@@ -106,7 +96,7 @@ def percent(right: Tensor) -> float:
 
 
 def valid(answers: Tensor, labels: Tensor, majority: Tensor) -> Tensor:
-    """Table II's rule, [N]: right is the label itself, or "unknown" (answer C) where the label is no majority class."""
+    """Table II's rule, [N]: right is the label, or "unknown" (answer C) where the label is not a majority class."""
     majority = majority.to(labels.device)
     return (answers == labels) | ((answers == len(majority)) & ~majority[labels])
 

@@ -11,13 +11,13 @@ Array = NDArray[np.floating[Any]]
 
 NEIGHBOURS = 10
 PERPLEXITY = 30
-FEWEST = 20  # samples of which a picture makes sense
+FEWEST = 20  # samples for a picture that makes sense
 
 
-def whitened(features: Array, variance: float) -> Array:
+def whiten(features: Array, variance: float) -> Array:
     """The principal components that explain this share of the variance, at least two, each scaled to variance 1.
 
-    Scaling lifts the components behind those, which are noise, to the same size as the first ones.
+    The others are left out: they are noise, and scaling would lift them to the same size.
     """
     from sklearn.decomposition import PCA
 
@@ -32,12 +32,12 @@ def whitened(features: Array, variance: float) -> Array:
     return result
 
 
-def embedded(features: Array, variance: float) -> Array:
-    """Points [N, 2] of features [N, D]; the same features give the same points."""
+def embed(features: Array, variance: float) -> Array:
+    """Points [N, 2] of features [N, D]; deterministic."""
     from sklearn.manifold import TSNE
     from threadpoolctl import threadpool_limits
 
-    components = whitened(features, variance)
+    components = whiten(features, variance)
     if not components.any():
         return components
     start = (1e-4 * components[:, :2]).astype(np.float32)  # PCA of whitened components would be arbitrary
@@ -57,5 +57,5 @@ def purity(points: Array, labels: NDArray[np.integer[Any]]) -> float:
 
 def panel(features: Array, labels: NDArray[np.integer[Any]], variance: float) -> dict[str, Any]:
     """The points of one model's features and their purity."""
-    points = embedded(features, variance).round(4)
+    points = embed(features, variance).round(4)
     return {"points": points.tolist(), "purity": round(purity(points, labels), 6)}

@@ -10,12 +10,11 @@ from fedcc.methods.abstention import targets, trust
 
 
 def example(logits: Tensor, hidden: Tensor | None, row: int | None = None, exponent: float = 1.0) -> dict[str, Any]:
-    """What each of K clients says of one sample, from their logits [K, N, C + 1] on all of them, and what comes of it.
+    """What each of K clients says of one sample, from their logits [K, N, C + 1] on all samples, and the aggregates.
 
-    ``unknown`` are a client's C + 1 probabilities, ``plain`` those that it gives if it may not abstain, ``weight`` is
-    the server's trust. The aggregates are FedCC's and the plain mean, ``accuracy`` (percent) says how often each names
-    the hidden label, over all samples. ``row`` is the sample; by default the most telling one. ``exponent`` is the
-    method's ``trust``.
+    ``unknown`` are a client's C + 1 probabilities, ``plain`` those without "unknown", ``weight`` is the server's trust.
+    The aggregates are FedCC's and the plain mean; ``accuracy`` (percent, over all samples) is how often each is the
+    hidden label. ``row`` is the sample, by default the most telling one. ``exponent`` is the method's ``trust``.
     """
     votes, plain = logits.softmax(-1), logits[..., :-1].softmax(-1)
     ours, mean = targets(votes, exponent), plain.mean(0)
@@ -41,8 +40,8 @@ def example(logits: Tensor, hidden: Tensor | None, row: int | None = None, expon
 def telling(ours: Tensor, mean: Tensor, hidden: Tensor | None) -> int:
     """The sample on which two predictions [N, C] contradict each other most.
 
-    With a and b the classes that they name: the first one's lead of a over b plus the second one's of b over a. Samples
-    on which the first one is wrong come last; where no two classes differ, the total variation decides.
+    If they predict the classes a and b: the lead of a over b in the first plus that of b over a in the second. Samples
+    on which the first is wrong come last; if all predicted classes agree, the total variation decides.
     """
     a, b = ours.argmax(-1, keepdim=True), mean.argmax(-1, keepdim=True)
     against = ours.gather(1, a) - ours.gather(1, b) + mean.gather(1, b) - mean.gather(1, a)

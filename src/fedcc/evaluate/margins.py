@@ -25,8 +25,8 @@ def margins(probabilities: Tensor, labels: Tensor) -> Tensor:
 
 def histogram(values: Tensor) -> dict[str, Any]:
     """The mean of margins and how many lie between the ``EDGES``; a bin holds its lower edge, the last one both."""
-    place = torch.bucketize(values.double(), torch.tensor(EDGES[1:-1], dtype=torch.float64), right=True)
-    counts = torch.bincount(place, minlength=len(EDGES) - 1)
+    bins = torch.bucketize(values.double(), torch.tensor(EDGES[1:-1], dtype=torch.float64), right=True)
+    counts = torch.bincount(bins, minlength=len(EDGES) - 1)
     return {"mean": round(float(values.double().mean()), 6), "counts": counts.tolist()}
 
 

@@ -1,4 +1,4 @@
-"""What the models of a finished run show: decision margins, embeddings, one public sample (the paper's figures)."""
+"""Analyse the models of a finished run: decision margins, embeddings, one public sample (the paper's figures)."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ import base64
 import io
 import shlex
 import warnings
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fedcc.core.digests import DIGEST, Unchecked
+from fedcc.core.digests import DIGEST, Unchecked, write_json
 from fedcc.core.model import Outputs
-from fedcc.core.options import check_value
+from fedcc.core.options import check_options, option
 from fedcc.core.requests import Executor, Predict
 from fedcc.core.rng import Key
 from fedcc.core.samples import Samples
@@ -38,75 +38,71 @@ COPIED = ("method", "data", "skew", "seed", "data_sha256", "partition_sha256")  
 
 @dataclass(frozen=True)
 class Options:
-    """What can be chosen: the test samples of the embeddings, the share of variance that whitening keeps, whose model
-    is the local one, and the public sample, by its position in the training set."""
+    """What can be chosen."""
 
-    samples: int = 1000
-    variance: float = 0.9
-    client: int = 0
-    public_index: int | None = None
+    samples: int = option(1000, "test samples of the embeddings", low=FEWEST)
+    variance: float = option(0.9, "share of the variance that PCA whitening keeps", low=0, high=1)
+    client: int = option(0, "the client whose model is the local one", low=0)
+    public_index: int | None = option(None, "the example's position in the training set; chosen by default", low=0)
 
     def __post_init__(self) -> None:
-        check_value("samples", self.samples, int, FEWEST)
-        check_value("variance", self.variance, float, 0, 1)
-        check_value("client", self.client, int, 0)
-        check_value("public_index", self.public_index, int | None, 0)
+        check_options(self)
 
-    def command(self, place: Path) -> str:
-        words = ["fedcc", "analyse", str(place), "--samples", str(self.samples), "--variance", str(self.variance)]
-        words += ["--client", str(self.client)]
-        return shlex.join(words + ([] if self.public_index is None else ["--public-index", str(self.public_index)]))
+    def command(self, folder: Path) -> str:
+        """The command line of this analysis."""
+        options = {f"--{name.replace('_', '-')}": value for name, value in asdict(self).items() if value is not None}
+        return shlex.join(["fedcc", "analyse", str(folder), *(str(w) for pair in options.items() for w in pair)])
 
 
-def check(place: Path) -> dict[str, Any]:
-    """The summary of a finished run that has its models, or what is wrong with the folder."""
-    folder = RunFolder(place)
-    if not (place / "experiment.toml").is_file():
-        raise RunFolderError(f"{place} holds no run: experiment.toml is missing")
+def check(path: Path) -> dict[str, Any]:
+    """The summary of a finished run that has its models; refuses other folders."""
+    if not (path / "experiment.toml").is_file():
+        raise RunFolderError(f"{path} holds no run: experiment.toml is missing")
+    folder = RunFolder(path)
     summary = folder.summary()
     if summary is None:
-        raise RunFolderError(f"{place} holds an unfinished run: summary.json is missing; go on with `{folder.resume}`")
-    if lacking := [name for name in COPIED if name not in summary]:
-        raise RunFolderError(f"{place / 'summary.json'} is damaged, it has no {lacking[0]!r}")
-    if not (place / "models.safetensors").is_file():
         raise RunFolderError(
-            f"{place} holds no models: models.safetensors is missing (--no-save-models); run it again with them"
+            f"{path} holds an unfinished run: summary.json is missing; resume it with `{folder.resume}`"
+        )
+    if missing := [name for name in COPIED if name not in summary]:
+        raise RunFolderError(f"{path / 'summary.json'} is damaged, it has no {missing[0]!r}")
+    if not (path / "models.safetensors").is_file():
+        raise RunFolderError(
+            f"{path} holds no models: models.safetensors is missing (--no-save-models); run it again with them"
         )
     return summary
 
 
 def analyse(
-    place: Path, options: Options | None = None, *, device: str = "auto", data_dir: Path | None = None
+    path: Path, options: Options | None = None, *, device: str = "auto", data_dir: Path | None = None
 ) -> dict[str, Any]:
     """Analyse a run folder: its ``analysis.json``, which is written there too."""
-    options, summary = options or Options(), check(place)
+    options, summary = options or Options(), check(path)
     try:
         experiment = Experiment.stored(summary["experiment"])  # not the TOML, whose device may not be here
     except (TypeError, ValueError) as error:
-        raise RunFolderError(f"{place / 'summary.json'} is damaged, in its 'experiment': {error}") from None
+        raise RunFolderError(f"{path / 'summary.json'} is damaged, in its 'experiment': {error}") from None
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", Unchecked)  # the caller sees from the summary that the run is an older one
-        result = Result.load(place)
+        result = Result.load(path)
     federation = experiment.federation(data_dir)
-    split = federation.partition
-    assert split is not None
-    for name, found in (("data_sha256", federation.fingerprint), ("partition_sha256", split.sha256)):
-        if summary[name] != found:
-            raise RunFolderError(f"{place} was run on other data: its {name} is {summary[name]}, here {found}")
+    for name, value in federation.digests.items():
+        if summary[name] != value:
+            raise RunFolderError(f"{path} was run on other data: its {name} is {summary[name]}, here {value}")
     with fixed_threads(min(experiment.machine.threads, cores())):  # the record may come from a larger machine
-        parts = inspected(result, federation, options, experiment.training.seed, device)
+        parts = inspect_models(result, federation, options, experiment.training.seed, device)
     analysis = {
         "format": ANALYSIS_FORMAT,
         **{name: summary[name] for name in COPIED},
         "summary_sha256": summary.get(DIGEST),
         "commit": commit(),
-        "command": options.command(place),
+        "command": options.command(path),
         **parts,
     }
-    return RunFolder(place).write("analysis.json", analysis)
+    return write_json(path / "analysis.json", analysis)
 
 
-def inspected(
+def inspect_models(
     result: Result, federation: Federation, options: Options, seed: int = 0, device: str = "cpu"
 ) -> dict[str, Any]:
     """Margins, embeddings and the example of trained models; a note for what a method does not have."""
@@ -116,18 +112,18 @@ def inspected(
     scores = drive([method.predict(trained, test)], engine)[0]
     used = torch.cat([out.features for out in engine.outputs.values()], 1).cpu()  # by the method's own prediction
     whole = method.probabilities(scores).cpu() if scores.ndim == 2 else None
-    clients = asked(result, test, engine) if method.trains_clients else {}
+    clients = client_outputs(result, test, engine) if method.trains_clients else {}
     if clients and options.client not in clients:
         raise ValueError(f"client must be one of the run's, 0 to {max(clients)}, got {options.client}")
 
     rows = Key(seed, phase="embeddings").generator().permutation(len(test))[: options.samples]
     rows.sort()
-    shown, panels = labels[rows].numpy(), []
+    classes, panels = labels[rows].numpy(), []
     if clients:
         own = clients[options.client].features[rows].numpy()
-        panels.append({"name": "local", "client": options.client, **panel(own, shown, options.variance)})
+        panels.append({"name": "local", "client": options.client, **panel(own, classes, options.variance)})
     if whole is not None:
-        panels.append({"name": "global", **panel(used[rows].numpy(), shown, options.variance)})
+        panels.append({"name": "global", **panel(used[rows].numpy(), classes, options.variance)})
     absent = {
         "has no global model, each client predicts alone": whole is None,
         "trains no models of clients": not clients,
@@ -135,48 +131,48 @@ def inspected(
     }
     return {
         "margins": histograms(whole, {k: out.logits.softmax(-1) for k, out in clients.items()}, labels),
-        "embeddings": {"samples": len(rows), "labels": shown.tolist(), "panels": panels},
-        "example": shown_example(result, federation, options, engine) if isinstance(method, FedCC) else None,
-        "notes": [f"{method.name} {what}" for what, so in absent.items() if so],
+        "embeddings": {"samples": len(rows), "labels": classes.tolist(), "panels": panels},
+        "example": public_example(result, federation, options, engine) if isinstance(method, FedCC) else None,
+        "notes": [f"{method.name} {text}" for text, true in absent.items() if true],
     }
 
 
-def asked(result: Result, samples: Samples, engine: Executor) -> dict[int, Outputs]:
+def client_outputs(result: Result, samples: Samples, engine: Executor) -> dict[int, Outputs]:
     """Every client's own outputs over the known classes."""
-    found = {k: engine.serve([Predict(m, samples)])[0] for k, m in result.trained.clients.items()}
-    return {k: Outputs(o.logits[:, : result.trained.classes].cpu(), o.features.cpu()) for k, o in found.items()}
+    outputs = {k: engine.serve([Predict(m, samples)])[0] for k, m in result.trained.clients.items()}
+    return {k: Outputs(o.logits[:, : result.trained.classes].cpu(), o.features.cpu()) for k, o in outputs.items()}
 
 
-def shown_example(result: Result, federation: Federation, options: Options, engine: Executor) -> dict[str, Any]:
+def public_example(result: Result, federation: Federation, options: Options, engine: Executor) -> dict[str, Any]:
     """One public sample with its picture, and what each client says of it."""
     split, clients, public = federation.partition, result.trained.clients, federation.public
     assert split is not None
+    assert isinstance(result.method, FedCC)
     row = None
     if options.public_index is not None:
-        places = (split.public == options.public_index).nonzero()[0]
-        if not len(places):
+        positions = (split.public == options.public_index).nonzero()[0]
+        if not len(positions):
             raise ValueError(f"public_index must be the position of a public sample, got {options.public_index}")
-        row = int(places[0])
+        row = int(positions[0])
     outputs = [engine.serve([Predict(m, public)])[0] for m in clients.values()]
-    assert isinstance(result.method, FedCC)
     logits = torch.stack([o.logits for o in outputs]).cpu()
-    found = example(logits, federation.hidden, row, result.method.trust)
-    row = int(found.pop("row"))
+    parts = example(logits, federation.hidden, row, result.method.trust)
+    row = int(parts.pop("row"))
     return {
         "public": int(split.public[row]),
         "image": data_address(public.x[row], public.view.scale),
         "classes": list(federation.names),
-        **found,
-        "clients": [{"client": k, **said} for k, said in zip(clients, found["clients"], strict=True)],
+        **parts,
+        "clients": [{"client": k, **answer} for k, answer in zip(clients, parts["clients"], strict=True)],
     }
 
 
 def data_address(image: Tensor, scale: float) -> str:
-    """A stored image [channels, H, W] as a PNG that a page holds in itself."""
+    """A stored image [channels, H, W] as a PNG inside an address, for a page."""
     from PIL import Image
 
     pixels = (image.double() * scale * 255).round().clamp(0, 255).to(torch.uint8)
-    shown = pixels[0] if len(pixels) == 1 else pixels.permute(1, 2, 0)
+    channels_last = pixels[0] if len(pixels) == 1 else pixels.permute(1, 2, 0)
     buffer = io.BytesIO()
-    Image.fromarray(shown.numpy()).save(buffer, "PNG")
+    Image.fromarray(channels_last.numpy()).save(buffer, "PNG")
     return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()

@@ -7,22 +7,24 @@ import platform
 import shutil
 import subprocess
 import sys
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+
+from fedcc import __version__
 
 
 def environment(device: str, threads: int) -> dict[str, Any]:
     """Both as plain values, with the program's arguments."""
     gpu = torch.cuda.get_device_name(device) if device.startswith("cuda") else None
     return {
-        "fedcc": version("fedcc"),
+        "fedcc": __version__,
         "commit": commit(),
         "python": platform.python_version(),
         "torch": torch.__version__,
-        "numpy": version("numpy"),
+        "numpy": np.__version__,
         "platform": platform.platform(),
         "processor": processor(),
         "cores": os.cpu_count(),
@@ -31,15 +33,6 @@ def environment(device: str, threads: int) -> dict[str, Any]:
         "cuda": torch.version.cuda if gpu else None,
         "arguments": sys.argv[1:],
     }
-
-
-def version(package: str) -> str:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        import fedcc
-
-        return fedcc.__version__ if package == "fedcc" else "unknown"
 
 
 def commit() -> str | None:

@@ -59,17 +59,8 @@ class Experiment:
         _check_types({"method": method, "settings": {} if settings is None else settings, **values})
         instance = make(method, settings)
         description = find(values.get("data", "digits"))
-        defaults = description.defaults
-        one = instance.family == "parameters" or instance.name == "Centralized"
-        usual: dict[str, Any] = {
-            "skew": defaults.skew,
-            "clients": defaults.clients,
-            "rounds": defaults.rounds,
-            "epochs": defaults.epochs,
-            "models": defaults.shared_model if one else defaults.models,
-            "augment": "standard" if defaults.augment else "none",
-        }
-        values = usual | values | {"data": description.name}
+        defaults = description.defaults.options(instance.one_network)
+        values = defaults | values | {"data": description.name}
         values["skew"] = str(parse(values["skew"]))
         for name in map(str, several(values["models"])):
             network(name, description.shape)

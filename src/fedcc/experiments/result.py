@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 
 from fedcc.core.digests import BESIDE, DIGEST, UNCHECKED, DamagedFile, Unchecked, read_json, write_json
-from fedcc.core.files import make_folder, written_whole
+from fedcc.core.files import make_folder, write_whole
 from fedcc.core.messages import Weights, nbytes
 from fedcc.core.method import AnyMethod, Trained
-from fedcc.core.model import Arch, Factory, Model, factory_name
+from fedcc.core.model import Arch, Factory, Model, State, factory_name
 from fedcc.core.rng import Key
 from fedcc.core.samples import View
 from fedcc.engine import Plain, drive
@@ -152,7 +152,7 @@ class Result:
 
 
 def write_models(folder: Path, models: Mapping[str, Model], about: Mapping[str, Any]) -> None:
-    """Write models by name, and what else is known about them."""
+    """Write models by name, with their description."""
     from safetensors.torch import save
 
     make_folder(folder)
@@ -163,15 +163,14 @@ def write_models(folder: Path, models: Mapping[str, Model], about: Mapping[str, 
             for n, v in m.state.items()
         }
     )
-    with written_whole(folder / TENSORS) as file:
-        file.write(content)
-    archs = described({who: m.arch for who, m in models.items()})
+    write_whole(folder / TENSORS, content)
+    archs = describe_archs({who: m.arch for who, m in models.items()})
     digests = {TENSORS: hashlib.sha256(content).hexdigest()}
     write_json(folder / ABOUT, {"format": FORMAT, **about, "models": archs, BESIDE: digests})
 
 
 def read_about(folder: Path) -> dict[str, Any]:
-    """What is known about saved models, checked."""
+    """The description of saved models, checked."""
     path = folder / ABOUT
     try:
         about = read_json(path)
@@ -179,9 +178,8 @@ def read_about(folder: Path) -> dict[str, Any]:
         raise FileNotFoundError(f"{folder} holds no saved result: {ABOUT} is missing") from None
     if about.get("format") != FORMAT:
         raise ValueError(f"{path} is not of format {FORMAT}")
-    lacking = [key for key, kind in ENTRIES.items() if not isinstance(about.get(key), kind)]
-    if lacking:
-        raise DamagedFile(f"{path} is damaged: {lacking[0]!r} is missing or of the wrong kind")
+    if wrong := [key for key, kind in ENTRIES.items() if not isinstance(about.get(key), kind)]:
+        raise DamagedFile(f"{path} is damaged: {wrong[0]!r} is missing or of the wrong kind")
     if DIGEST not in about:
         warnings.warn(f"{path} {UNCHECKED}", Unchecked, stacklevel=3)
     return about
@@ -194,7 +192,7 @@ def read_models(folder: Path, about: Mapping[str, Any], models: Models | None) -
 
     path = folder / TENSORS
     try:
-        archs = rebuilt(about["models"], models)
+        archs = rebuild_archs(about["models"], models)
     except (KeyError, TypeError, AttributeError) as error:
         raise DamagedFile(f"{folder / ABOUT} is damaged: {type(error).__name__} {error}") from None
     try:
@@ -211,32 +209,33 @@ def read_models(folder: Path, about: Mapping[str, Any], models: Models | None) -
     for name, value in tensors.items():
         who = next((w for w in archs if name.startswith(f"{w}/")), None)
         if who is None:
-            raise DamagedFile(f"{path} has an entry of nobody: {name}")
+            raise DamagedFile(f"{path} has an entry of no model: {name}")
         states[who][name.removeprefix(f"{who}/")] = value
-    return {who: _checked(f"{path}, {who}", Model(arch, states[who])) for who, arch in archs.items()}
+    for who, arch in archs.items():
+        check_state(f"{path}, {who}", arch, states[who])
+    return {who: Model(arch, states[who]) for who, arch in archs.items()}
 
 
-def _checked(place: str, model: Model) -> Model:
-    """The model, if its entries are those that its network has, and finite."""
-    expected = build(model.arch, Key(0)).state_dict()
-    for name in sorted(expected.keys() | model.state.keys()):
-        fresh, value = expected.get(name), model.state.get(name)
+def check_state(where: str, arch: Arch, state: State) -> None:
+    """Refuse a state whose entries are not those of its network, or not finite."""
+    expected = build(arch, Key(0)).state_dict()
+    for name in sorted(expected.keys() | state.keys()):
+        fresh, value = expected.get(name), state.get(name)
         if fresh is None or value is None or fresh.shape != value.shape:
-            should, found = (tuple(v.shape) if v is not None else None for v in (fresh, value))
-            raise DamagedFile(f"{place}: {name} should be {should}, found {found}")
+            shapes = [None if v is None else tuple(v.shape) for v in (fresh, value)]
+            raise DamagedFile(f"{where}: {name} should be {shapes[0]}, found {shapes[1]}")
         doubled = fresh.is_floating_point() and value.dtype == torch.float64  # a run in fp64
         if value.dtype != fresh.dtype and not doubled:
-            raise DamagedFile(f"{place}: {name} should be {fresh.dtype}, found {value.dtype}")
+            raise DamagedFile(f"{where}: {name} should be {fresh.dtype}, found {value.dtype}")
         if not bool((value.isfinite() | ~fresh.isfinite()).all()):  # a network may have infinite constants
-            raise DamagedFile(f"{place}: {name} has values that are not finite")
-    return model
+            raise DamagedFile(f"{where}: {name} has values that are not finite")
 
 
 # ------------------------------------------------------------------------------------------------------- architectures
 
 
-def described(archs: Mapping[str, Arch]) -> dict[str, Any]:
-    """Architectures as plain values, from which :func:`rebuilt` makes them again."""
+def describe_archs(archs: Mapping[str, Arch]) -> dict[str, Any]:
+    """Architectures as plain values, from which :func:`rebuild_archs` makes them again."""
     own = _labels(t for arch in archs.values() for t in arch.trunks if not isinstance(t, ResNet))
     return {
         who: {
@@ -250,7 +249,7 @@ def described(archs: Mapping[str, Arch]) -> dict[str, Any]:
 
 
 def _labels(factories: Iterable[Factory]) -> dict[Factory, str]:
-    """The caller's own networks by name; those of one name (two lambdas) are numbered in their order."""
+    """Names of the caller's own networks; networks of the same name (two lambdas) are numbered."""
     labels: dict[Factory, str] = {}
     for factory in dict.fromkeys(factories):
         name = factory_name(factory)
@@ -259,10 +258,10 @@ def _labels(factories: Iterable[Factory]) -> dict[Factory, str]:
     return labels
 
 
-def rebuilt(descriptions: Mapping[str, Any], models: Models | None) -> dict[str, Arch]:
-    """The architectures of saved models; networks of the caller's own are found among ``models`` by name."""
-    given = several(models) if models is not None else ()
-    own = {label: factory for factory, label in _labels(m for m in given if not isinstance(m, str)).items()}
+def rebuild_archs(descriptions: Mapping[str, Any], models: Models | None) -> dict[str, Arch]:
+    """The architectures of saved models; the caller's own networks are looked up in ``models`` by name."""
+    factories = [m for m in several(models) if not isinstance(m, str)] if models is not None else []
+    own = {label: factory for factory, label in _labels(factories).items()}
     archs = {}
     for who, about in descriptions.items():
         shape, trunks = tuple(about["shape"]), []

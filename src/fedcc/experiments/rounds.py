@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from fedcc.core.method import AnyMethod
 from fedcc.core.requests import Executor, Fit
 from fedcc.core.roles import Server
-from fedcc.engine import Fused, Monitor, Plain
+from fedcc.engine import Fused, Plain
 from fedcc.engine.counting import Counting
 from fedcc.evaluate import Evaluation, evaluate, readings_of
 from fedcc.experiments.options import Measurement, Training
@@ -75,6 +76,39 @@ class Observer:
         """The run is over; ``result`` is None if it was paused, interrupted or failed."""
 
 
+class Observers(Observer):
+    """Several observers as one, called in their order."""
+
+    def __init__(self, *observers: Observer):
+        self.all = observers
+        methods = {method for o in observers for method in (type(o).fit_started, type(o).samples_trained)}
+        unused = methods <= {Observer.fit_started, Observer.samples_trained}
+        self.monitor = None if unused else self  # for an engine, which is faster without one
+
+    def fit_started(self, fit: Fit) -> None:
+        for observer in self.all:
+            observer.fit_started(fit)
+
+    def samples_trained(self, number: int) -> None:
+        for observer in self.all:
+            observer.samples_trained(number)
+
+    def round(self, done: FinishedRound) -> Stop | None:
+        for observer in self.all:
+            request = observer.round(done)
+            done.request = done.request or request
+        return done.request
+
+    def end(self, result: Result | None) -> None:
+        with ExitStack() as stack:  # each observer is told, whatever another one raises
+            for observer in reversed(self.all):
+
+                def end(error: Any, *_: Any, observer: Observer = observer) -> None:
+                    observer.end(None if error else result)
+
+                stack.push(end)
+
+
 class Deployment(Protocol):
     """Where a method's server and clients run: in this process, or the clients at their sites."""
 
@@ -84,23 +118,11 @@ class Deployment(Protocol):
 
     @property
     def cohort(self) -> Cohort: ...
-
     @property
-    def executor(self) -> Executor:
-        """Serves the server in training: the engine, or one that counts what the engine does."""
-        ...
-
-    def details(self, messages: Round) -> dict[str, Any]:
-        """What a round's record holds beside messages and evaluation."""
-        ...
-
-    def evaluate(self, messages: Round, last: bool) -> Evaluation:
-        """What the models are worth after a round."""
-        ...
-
-    def snapshot(self, messages: Round) -> Snapshot:
-        """What the next round depends on."""
-        ...
+    def executor(self) -> Executor: ...  # serves the server in training: the engine, possibly counted
+    def details(self, messages: Round) -> dict[str, Any]: ...  # further entries of a round's record
+    def evaluate(self, messages: Round, last: bool) -> Evaluation: ...
+    def snapshot(self, messages: Round) -> Snapshot: ...  # what the next round depends on
 
 
 def run_rounds(
@@ -109,63 +131,29 @@ def run_rounds(
     """Run the rounds, or those after ``start``; the last one is always evaluated."""
     d, total = deployment, deployment.method.rounds(number)
     for messages in federate(d.method, d.server, d.cohort, number, d.executor, start):
-        details = d.details(messages)
+        t, details, evaluation = messages.t, d.details(messages), Evaluation()
         seconds, begun = {**details.pop("seconds", {}), **d.engine.seconds}, time.perf_counter()
-        last, evaluation = messages.t == total, Evaluation()
-        if d.method.evaluates(messages.t, number) and (last or messages.t % evaluate_every == 0):
-            evaluation = d.evaluate(messages, last)
+        if d.method.evaluates(t, number) and (t == total or t % evaluate_every == 0):
+            evaluation = d.evaluate(messages, t == total)
         seconds["evaluate"] = time.perf_counter() - begun
         d.engine.seconds = {}
         record = round_record(messages, evaluation, seconds, details)
-        yield FinishedRound(messages.t, total, record, messages, lambda m=messages: d.snapshot(m))  # type: ignore[misc]
+        yield FinishedRound(t, total, record, messages, partial(d.snapshot, messages))
 
 
 def follow(
-    rounds: Iterable[FinishedRound], observers: Sequence[Observer], records: Sequence[Record] = ()
+    rounds: Iterable[FinishedRound], observer: Observer, records: Sequence[Record] = ()
 ) -> tuple[list[Record], str]:
-    """Run the rounds before their observers; all records, and why an observer stopped the run (empty if none did)."""
-    every = list(records)
+    """Show each round to an observer; all records, and why the observer stopped the run (empty if it did not)."""
+    all_records = list(records)
     for done in rounds:
-        every.append(done.record)
-        for observer in observers:
-            request = observer.round(done)
-            done.request = done.request or request
-        if done.request is not None and not done.is_last:
-            if isinstance(done.request, Pause):
-                raise Paused(f"stopped after round {done.t} of {done.total}: {done.request.reason}")
-            return every, done.request.reason
-    return every, ""
-
-
-@contextmanager
-def observed(observers: Sequence[Observer]) -> Iterator[list[Result]]:
-    """Tell the observers when the block ends, the first one first; the block puts its result into the list."""
-    results: list[Result] = []
-    with ExitStack() as stack:  # so that each is told, whatever another one raises
-        for observer in reversed(observers):
-
-            def end(kind: Any, *_: Any, observer: Observer = observer) -> None:
-                observer.end(results[0] if kind is None else None)
-
-            stack.push(end)
-        yield results
-
-
-def engine_monitor(observers: Sequence[Observer]) -> Monitor | None:
-    """What tells the observers of an engine's fits and steps; None if no observer wants to know."""
-    own = [o for o in observers if type(o).fit_started is not Observer.fit_started]
-    own_steps = [o for o in observers if type(o).samples_trained is not Observer.samples_trained]
-
-    class Telling:
-        def fitting(self, fit: Fit) -> None:
-            for observer in own:
-                observer.fit_started(fit)
-
-        def trained(self, samples: int) -> None:
-            for observer in own_steps:
-                observer.samples_trained(samples)
-
-    return Telling() if own or own_steps else None
+        all_records.append(done.record)
+        request = observer.round(done)
+        if isinstance(request, Pause) and not done.is_last:
+            raise Paused(f"stopped after round {done.t} of {done.total}: {request.reason}")
+        if request is not None and not done.is_last:
+            return all_records, request.reason
+    return all_records, ""
 
 
 class Simulation:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from fedcc.core.method import AnyMethod, Method
 from fedcc.core.options import Engine, Precision, Reset, Schedule, Wire, check_value
 from fedcc.core.requests import Fit, Recipe
-from fedcc.engine import Monitor, Plain, be_deterministic, choose_device, drive
+from fedcc.engine import Plain, be_deterministic, choose_device, drive
 from fedcc.engine import engine as engine_named
 from fedcc.engine.threads import check_threads, fixed_threads, warn_of_threads
 from fedcc.experiments.checkpoint import Checkpoint, Checkpoints
@@ -19,7 +20,7 @@ from fedcc.experiments.experiment import Experiment, resolve_machine
 from fedcc.experiments.options import OPTIONS, Machine, Measurement, Training, group_of
 from fedcc.experiments.record import Record, summary
 from fedcc.experiments.result import Result
-from fedcc.experiments.rounds import FinishedRound, Observer, Simulation, engine_monitor, follow, observed, run_rounds
+from fedcc.experiments.rounds import FinishedRound, Observer, Observers, Simulation, follow, run_rounds
 from fedcc.experiments.sharing import shared
 from fedcc.experiments.store import RunFolder
 from fedcc.federate import Snapshot, build_roles
@@ -52,7 +53,7 @@ def run(
     observers: Sequence[Observer] = (),
     start: Snapshot | Checkpoint | None = None,
     on_round: Callable[[Record], None] | None = None,
-    monitor: Monitor | None = None,
+    monitor: Any = None,
     on_snapshot: Callable[[Snapshot], None] | None = None,
 ) -> Result:
     """Train a method on a federation; rounds and epochs are those of the data set by default.
@@ -90,30 +91,31 @@ def train(
     """Train a method on a federation, as :func:`run` does, with the options as values."""
     check_threads(machine.threads)
     warn_of_threads(machine.threads)
-    executor = engine_named(machine.engine, choose_device(machine.device), machine.precision, engine_monitor(observers))
+    observer, result = Observers(*observers), None
+    executor = engine_named(machine.engine, choose_device(machine.device), machine.precision, observer.monitor)
     be_deterministic(machine.deterministic)
-    snapshot = start.snapshot if start else None
-    begun = time.perf_counter() - (start.seconds if start else 0.0)
-    with observed(observers) as results, fixed_threads(machine.threads):
-        simulation = Simulation(method, federation, training, measurement, executor, start=snapshot)
-        rounds = run_rounds(simulation, training.rounds, evaluate_every=measurement.evaluate_every, start=snapshot)
-        records, stopped = follow(rounds, observers, start.records if start else ())
+    snapshot, before, past = (start.snapshot, start.records, start.seconds) if start else (None, [], 0.0)
+    begun = time.perf_counter() - past
+    try:
+        with fixed_threads(machine.threads):
+            simulation = Simulation(method, federation, training, measurement, executor, start=snapshot)
+            rounds = run_rounds(simulation, training.rounds, evaluate_every=measurement.evaluate_every, start=snapshot)
+            records, stopped = follow(rounds, observer, before)
         public, trained = federation.public, simulation.cohort.trained(simulation.server)
         dtype, seconds = str(public.x.dtype).removeprefix("torch."), time.perf_counter() - begun
-        results.append(Result(method, trained, public.view, dtype, records, seconds, federation.labels, stopped))
-    return results[0]
+        result = Result(method, trained, public.view, dtype, records, seconds, federation.labels, stopped)
+    finally:
+        observer.end(result)
+    return result
 
 
+@dataclass(eq=False)
 class Callbacks(Observer):
     """The callbacks that :func:`run` took before it had observers."""
 
-    def __init__(
-        self,
-        on_round: Callable[[Record], None] | None,
-        monitor: Monitor | None,
-        on_snapshot: Callable[[Snapshot], None] | None,
-    ):
-        self.on_round, self.monitor, self.on_snapshot = on_round, monitor, on_snapshot
+    on_round: Callable[[Record], None] | None
+    monitor: Any  # with fitting(fit) and trained(samples)
+    on_snapshot: Callable[[Snapshot], None] | None
 
     def fit_started(self, fit: Fit) -> None:
         if self.monitor:
@@ -130,7 +132,7 @@ class Callbacks(Observer):
             self.on_snapshot(done.snapshot())
 
 
-def check_start(method: AnyMethod, federation: Federation) -> None:
+def check_method(method: AnyMethod, federation: Federation) -> None:
     """Raise what the first moments of a run would: a method and networks that do not go together."""
     server, _ = build_roles(method, federation, Recipe(), 0, "cpu")
     drive([method.start(server)], Plain("cpu"))
@@ -144,16 +146,18 @@ def prepare(experiment: Experiment, out: Path, *, data_dir: Path | None = None, 
     check_threads(experiment.machine.threads)
     RunFolder(out).check(experiment, overwrite)
     federation = experiment.federation(data_dir)
-    check_start(experiment.build_method(), federation)
+    check_method(experiment.build_method(), federation)
     return federation
 
 
-def unfinished(out: Path, data_dir: Path | None = None) -> tuple[Experiment, Federation, Checkpoint | None, list[str]]:
+def load_unfinished(
+    out: Path, data_dir: Path | None = None
+) -> tuple[Experiment, Federation, Checkpoint | None, list[str]]:
     """What :func:`execute` needs to resume a folder's run, and what is wrong with files that cannot be used.
 
     Without a checkpoint the run starts again.
     """
-    notes = RunFolder(out).check_start()
+    notes = RunFolder(out).check_description()
     experiment = Experiment.read(out / "experiment.toml")
     check_threads(experiment.machine.threads)
     federation = experiment.federation(data_dir)
@@ -196,22 +200,21 @@ def execute(
         )
 
 
+@dataclass(eq=False)
 class FolderWriter(Observer):
     """Writes a run's folder: its description, a line of ``metrics.jsonl`` a round, in the end models and summary.
 
     ``others`` counts the other runs on the device, for the record.
     """
 
-    def __init__(
-        self,
-        experiment: Experiment,
-        federation: Federation,
-        checkpoints: Checkpoints,
-        others: Callable[[], int | None] | None = None,
-        save_models: bool = True,
-    ):
-        self.experiment, self.federation, self.checkpoints = experiment, federation, checkpoints
-        self.folder, self.others, self.save_models = RunFolder(checkpoints.folder), others, save_models
+    experiment: Experiment
+    federation: Federation
+    checkpoints: Checkpoints
+    others: Callable[[], int | None] | None = None
+    save_models: bool = True
+
+    def __post_init__(self) -> None:
+        self.folder = RunFolder(self.checkpoints.folder)
 
     def begin(self, start: Checkpoint | None) -> None:
         """Make the folder of a new run, or put that of an unfinished one back to where its checkpoint left it."""
@@ -235,11 +238,7 @@ class FolderWriter(Observer):
         """Write the models and the summary, with further facts."""
         if self.save_models:
             result.save(self.folder.path)
-        federation, checkpoints = self.federation, self.checkpoints
-        content = summary(self.experiment, result, checkpoints.seconds) | {
-            **facts,
-            "data_sha256": federation.fingerprint,
-            "partition_sha256": federation.partition.sha256 if federation.partition else None,
-            "checkpoint_bytes": checkpoints.size,
-        }
+        checkpoints = self.checkpoints
+        content = summary(self.experiment, result, checkpoints.seconds) | dict(facts)
+        content |= {**self.federation.digests, "checkpoint_bytes": checkpoints.size}
         self.folder.finish(content, result.rounds, checkpoints.paths() if checkpoints.keep else [])

@@ -1,4 +1,4 @@
-"""The run folder, written as the run goes: whole files, and one line a round that is there or not, never half."""
+"""The run folder, written during the run: whole files, and one line a round that is there or not, never half."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from fedcc.core.digests import BESIDE, DIGEST, UNCHECKED, DamagedFile, check_files, file_digest, read_json, write_json
-from fedcc.core.files import make_folder, written_whole
+from fedcc.core.files import make_folder, write_whole
 from fedcc.core.naming import shortened
 from fedcc.core.options import check_value
 from fedcc.data.partition import Partition
@@ -22,7 +22,7 @@ from fedcc.experiments.environment import environment
 from fedcc.experiments.experiment import Experiment
 from fedcc.experiments.record import Record
 
-REMAINS = ("metrics.jsonl", "environment.json", "partition.npz")  # what a begin that was killed may leave
+REMAINS = ("metrics.jsonl", "environment.json", "partition.npz")  # what a process killed at the start may leave
 RESULTS = ("analysis.json", "summary.json", "models.json", "models.safetensors", "tracking.json")
 FILES = (*RESULTS, *REMAINS, "experiment.toml")
 LOCK = ".lock"
@@ -50,108 +50,105 @@ class RunFolder:
         self.digests: dict[str, str] = {}  # of the files that describe the run, once it has begun
 
     def check(self, experiment: Experiment, overwrite: bool = False) -> None:
-        """Make sure that the folder can take this run; nothing is changed."""
+        """Refuse a folder that cannot take this run; nothing is changed."""
         if len(os.fsencode(self.path.absolute())) > LONGEST:
             raise RunFolderError(f"--out must be at most {LONGEST:,} bytes long, got {shortened(str(self.path))}")
-        for place in (self.path, *self.path.parents):
-            if place.exists() and not place.is_dir():
-                raise RunFolderError(f"{place} is a file; --out must name a folder")
-        held = {p.name for p in self.path.iterdir()} if self.path.is_dir() else set()
-        if "experiment.toml" in held and not overwrite:
+        for path in (self.path, *self.path.parents):
+            if path.exists() and not path.is_dir():
+                raise RunFolderError(f"{path} is a file; --out must name a folder")
+        names = {p.name for p in self.path.iterdir()} if self.path.is_dir() else set()
+        if "experiment.toml" not in names:
+            foreign = sorted(name for name in names if name not in (*REMAINS, LOCK) and not _is_temporary(name))
+            if foreign:
+                raise RunFolderError(f"{self.path} holds other files ({foreign[0]}); choose another --out")
+        elif not overwrite:
             try:
                 same = Experiment.read(self.path / "experiment.toml") == experiment
             except ValueError:
                 same = False
-            what = "this run already" if same else "another run"
-            state = "finished" if "summary.json" in held else "unfinished"
-            half = same and state == "unfinished"
-            way = f"go on with `{self.resume}`" if half else "choose another --out"
-            kind = Unfinished if half else RunFolderError
-            raise kind(f"{self.path} holds {what} ({state}); {way}, or --overwrite it")
-        foreign = sorted(name for name in held if name not in (*REMAINS, LOCK) and not _temporary(name))
-        if "experiment.toml" not in held and foreign:
-            raise RunFolderError(f"{self.path} holds other files ({foreign[0]}); choose another --out")
+            run = "this run already" if same else "another run"
+            state = "finished" if "summary.json" in names else "unfinished"
+            if same and state == "unfinished":
+                raise Unfinished(
+                    f"{self.path} holds {run} ({state}); resume it with `{self.resume}`, or --overwrite it"
+                )
+            raise RunFolderError(f"{self.path} holds {run} ({state}); choose another --out, or --overwrite it")
 
     @property
     def resume(self) -> str:
-        """The command that goes on with its run."""
+        """The command that resumes its run."""
         return shlex.join(["fedcc", "resume", str(self.path)])
 
     @contextlib.contextmanager
-    def held(self) -> Iterator[None]:
-        """No other process runs in the folder while the block does.
+    def lock(self) -> Iterator[None]:
+        """Keep other processes from running in the folder during the block.
 
-        The system gives the lock back when its holder dies, however it dies; the file that is then left means nothing.
+        The system releases the lock when its holder dies, however it dies; a lock file that is left means nothing.
         """
         from filelock import FileLock, Timeout
 
-        made = [p for p in (self.path, *self.path.parents) if not p.exists()]
-        place = self.path / LOCK
-        lock = FileLock(place)
+        new, path = _missing_folders(self.path), self.path / LOCK
+        lock = FileLock(path)
         for attempt in range(10):
             try:
                 make_folder(self.path)
                 lock.acquire(timeout=0)
                 break
-            except FileNotFoundError:  # another process removed a folder that it had made in vain
+            except FileNotFoundError:  # another process removed a folder that it had made and not used
                 if attempt == 9:
                     raise
             except Timeout:
-                holder = place.read_text().strip() if place.exists() else ""
+                holder = path.read_text().strip() if path.exists() else ""
                 who = f"another process ({holder})" if holder else "another process"
                 raise InUse(f"{self.path} is in use by {who}; wait for it, or choose another --out") from None
         try:
-            with contextlib.suppress(OSError):  # the name is for people
-                place.write_text(f"{os.getpid()} on {platform.node()}\n")
+            with contextlib.suppress(OSError):  # the text is for people
+                path.write_text(f"{os.getpid()} on {platform.node()}\n")
             yield
         finally:
             with contextlib.suppress(OSError):
-                place.unlink()  # while it is held: whoever waits for this file sees that it is gone
+                path.unlink()  # before the release: whoever waits for this file sees that it is gone
             lock.release()
-            with contextlib.suppress(OSError):
-                for folder in made:  # as long as they are empty
-                    folder.rmdir()
+            _remove_empty(new)
 
     def begin(self, experiment: Experiment, partition: Partition | None) -> None:
-        """Make the folder of a new run, in place of what :meth:`check` let pass; all of it or nothing."""
-        made = [p for p in (self.path, *self.path.parents) if not p.exists()]
+        """Make the folder of a new run, replacing what :meth:`check` let pass; all of it or nothing."""
+        new = _missing_folders(self.path)
         try:
             make_folder(self.path)
             self.clear()
             text = experiment.toml().encode()
             self._describe(experiment, partition, hashlib.sha256(text).hexdigest())
             self._rewrite(())
-            with written_whole(self.path / "experiment.toml") as file:  # last: it says that the run has begun
-                file.write(text)
+            write_whole(self.path / "experiment.toml", text)  # last: it says that the run has begun
         except BaseException:
             with contextlib.suppress(OSError):
                 self.clear()
-                for place in made:
-                    place.rmdir()
+                _remove_empty(new)
             raise
 
     def clear(self) -> None:
         """Remove a run's own files, ``experiment.toml`` last; others stay."""
-        held = {p.name: p for p in self.path.iterdir()}
-        begun = [n for n in held if _temporary(n) or re.fullmatch(CHECKPOINT, n)]
-        for name in begun + [n for n in FILES if n in held]:
-            held[name].unlink()
+        paths = {p.name: p for p in self.path.iterdir()}
+        partial = [n for n in paths if _is_temporary(n) or re.fullmatch(CHECKPOINT, n)]
+        for name in partial + [n for n in FILES if n in paths]:
+            paths[name].unlink()
 
-    def check_start(self) -> list[str]:
-        """Refuse an unfinished run whose description was altered since it began; notes on what cannot be checked."""
+    def check_description(self) -> list[str]:
+        """Refuse an unfinished run whose description has changed since it began; notes on what cannot be checked."""
         path = self.path / "environment.json"
         if not path.exists():
             return [f"{path} is missing and is written anew: damage to the files beside it cannot be noticed"]
         about = read_json(path)
         check_files(path, about)
-        lost = [self.path / name for name in about.get(BESIDE, {}) if not (self.path / name).exists()]
+        missing = [self.path / name for name in about.get(BESIDE, {}) if not (self.path / name).exists()]
         notes = [] if DIGEST in about else [f"{path} {UNCHECKED}"]
-        return notes + [f"{place} is missing and is written anew" for place in lost]
+        return notes + [f"{path} is missing and is written anew" for path in missing]
 
     def restore(self, experiment: Experiment, partition: Partition | None, records: Sequence[Record]) -> None:
-        """Put the files of an unfinished run back to where a checkpoint left them."""
+        """Restore the files of an unfinished run to the state of a checkpoint."""
         for path in self.path.iterdir():
-            if _temporary(path.name):
+            if _is_temporary(path.name):
                 path.unlink()
         self._describe(experiment, partition, file_digest(self.path / "experiment.toml"))
         self._rewrite(records)
@@ -160,35 +157,32 @@ class RunFolder:
         """Write ``partition.npz`` and ``environment.json``, unless they are there."""
         split, machine = self.path / "partition.npz", self.path / "environment.json"
         self.digests = {"experiment.toml": digest}
-        lost = partition is not None and not split.exists()
+        missing = partition is not None and not split.exists()
         if partition is not None:
-            if lost:
+            if missing:
                 partition.save(split)
             self.digests[split.name] = file_digest(split)
-        if lost or not machine.exists():
-            about = (
-                read_json(machine)
-                if machine.exists()
-                else environment(experiment.machine.device, experiment.machine.threads)
-            )
-            self.write(machine.name, about | {BESIDE: dict(self.digests)})
+        if missing or not machine.exists():
+            options = experiment.machine
+            about = read_json(machine) if machine.exists() else environment(options.device, options.threads)
+            write_json(machine, about | {BESIDE: dict(self.digests)})
         self.digests[machine.name] = file_digest(machine)
 
     def _rewrite(self, records: Sequence[Record]) -> None:
-        with written_whole(self.path / "metrics.jsonl") as file:
-            file.write(lines(records))
+        write_whole(self.path / "metrics.jsonl", lines(records))
 
     def finish(self, summary: Mapping[str, Any], records: Sequence[Record], checkpoints: Sequence[Path]) -> None:
-        """Write the record of the finished run, with the digests of its files and the checkpoints that stay."""
+        """Write the summary of the finished run, with the digests of its files and the checkpoints that stay."""
         digests = self.digests | {"metrics.jsonl": hashlib.sha256(lines(records)).hexdigest()}
         if (models := self.path / "models.json").exists():
             digests[models.name] = file_digest(models)
-        self.write("summary.json", {**summary, "checkpoints": [p.name for p in checkpoints], BESIDE: digests})
+        kept = [path.name for path in checkpoints]
+        write_json(self.path / "summary.json", {**summary, "checkpoints": kept, BESIDE: digests})
 
     def tidy(self) -> None:
-        """Remove what a process that was killed after its summary had no time to remove."""
+        """Remove the files of a process that was killed between writing its summary and removing them."""
         if self._leftovers() or (self.path / LOCK).exists():
-            with contextlib.suppress(InUse), self.held():
+            with contextlib.suppress(InUse), self.lock():
                 for path in self._leftovers():
                     path.unlink()
 
@@ -199,12 +193,8 @@ class RunFolder:
         return [
             p
             for p in self.path.iterdir()
-            if _temporary(p.name) or (re.fullmatch(CHECKPOINT, p.name) and p.name not in summary["checkpoints"])
+            if _is_temporary(p.name) or (re.fullmatch(CHECKPOINT, p.name) and p.name not in summary["checkpoints"])
         ]
-
-    def write(self, name: str, content: Mapping[str, Any]) -> dict[str, Any]:
-        """Write a JSON file with its digest; what it then holds."""
-        return write_json(self.path / name, content)
 
     def add(self, record: Record) -> None:
         """Append a round; if the line does not fit on the disk, none of it stays."""
@@ -217,7 +207,7 @@ class RunFolder:
                     line = line[os.write(file, line) :]
                 os.fsync(file)
             except BaseException as error:
-                if line or isinstance(error, OSError):  # a signal behind the last byte takes nothing back
+                if line or isinstance(error, OSError):  # a signal after the last byte undoes nothing
                     os.ftruncate(file, before)
                 if isinstance(error, OSError):
                     error.filename = str(path)
@@ -228,24 +218,24 @@ class RunFolder:
     def metrics(self, size: int | None = None) -> list[Record]:
         """The rounds so far, or in the first ``size`` bytes; a line that is still being written is left out."""
         path = self.path / "metrics.jsonl"
-        found = path.read_bytes()[:size].split(b"\n")[:-1] if path.exists() else []
+        whole = path.read_bytes()[:size].split(b"\n")[:-1] if path.exists() else []
         try:
-            return [dict(json.loads(line)) for line in found]
+            return [dict(json.loads(line)) for line in whole]
         except (ValueError, TypeError, RecursionError) as error:
             raise DamagedFile(f"{path} is damaged: each line must be a JSON object ({error})") from None
 
     def summary(self) -> dict[str, Any] | None:
-        """The record of the finished run, or None; a folder whose files are not those of the record is refused."""
+        """The summary of a finished run, or None; a folder whose files do not match its digests is refused."""
         path = self.path / "summary.json"
         if not path.exists():
             return None
-        found = read_json(path)
+        summary = read_json(path)
         for name in ("accuracy", "experiment"):
-            if not isinstance(found.get(name), dict):
+            if not isinstance(summary.get(name), dict):
                 raise DamagedFile(f"{path} is damaged, it has no {name!r}")
-        check_value(f"{path} is damaged: accuracy.final", found["accuracy"].get("final"), float | None, 0, 100)
-        check_files(path, found)
-        return found
+        check_value(f"{path} is damaged: accuracy.final", summary["accuracy"].get("final"), float | None, 0, 100)
+        check_files(path, summary)
+        return summary
 
 
 def lines(records: Sequence[Record]) -> bytes:
@@ -253,6 +243,17 @@ def lines(records: Sequence[Record]) -> bytes:
     return "".join(json.dumps(record) + "\n" for record in records).encode()
 
 
-def _temporary(name: str) -> bool:
-    """A file that ``written_whole`` had begun when it was killed."""
+def _is_temporary(name: str) -> bool:
+    """Whether a file is one that ``write_whole`` had begun when it was killed."""
     return name.startswith(".") and name.endswith(".tmp")
+
+
+def _missing_folders(path: Path) -> list[Path]:
+    return [p for p in (path, *path.parents) if not p.exists()]
+
+
+def _remove_empty(folders: Sequence[Path]) -> None:
+    """Remove folders, the deepest first, as long as they are empty."""
+    with contextlib.suppress(OSError):
+        for folder in folders:
+            folder.rmdir()

@@ -22,11 +22,11 @@ from fedcc.errors import error_line, warnings_to
 from fedcc.experiments.experiment import Experiment
 from fedcc.experiments.options import MACHINE, OPTIONS, Output
 from fedcc.experiments.rounds import FinishedRound, Observer, Pause, Paused
-from fedcc.experiments.run import execute, prepare, unfinished
+from fedcc.experiments.run import execute, load_unfinished, prepare
 from fedcc.experiments.store import InUse, RunFolder, RunFolderError
 from fedcc.experiments.toml import load
 from fedcc.experiments.tracking import Trackers
-from fedcc.experiments.workers import Died, Pool, drained
+from fedcc.experiments.workers import Pool, WorkerDeath, drain
 from fedcc.methods import METHODS, completed, outdated
 from fedcc.signals import Interrupted
 
@@ -264,7 +264,7 @@ def perform(run: Run, options: SweepOptions) -> Outcome:
         return Outcome(kind, text, accuracy, time.perf_counter() - started, resumed, tuple(warnings))
 
     try:
-        with RunFolder(folder).held(), warnings_to(warnings.append):
+        with RunFolder(folder).lock(), warnings_to(warnings.append):
             state, reason = run.state(options.root)
             if state == "finished":
                 return outcome("before")
@@ -272,7 +272,7 @@ def perform(run: Run, options: SweepOptions) -> Outcome:
                 return outcome("failed", reason)
             start = None
             if state == "unfinished":
-                experiment, federation, start, problems = unfinished(folder, output.data_dir)
+                experiment, federation, start, problems = load_unfinished(folder, output.data_dir)
                 warnings += problems
             else:
                 experiment = run.experiment()
@@ -324,7 +324,7 @@ class Sweep:
                 self._take(pool.wait(0.25), on_end)
                 tick()
         except BaseException:
-            rest = drained(pool)
+            rest = drain(pool)
             self._take(rest, on_end, stopping=True)
             raise
         finally:
@@ -336,12 +336,12 @@ class Sweep:
 
     def _take(
         self,
-        answers: Iterator[tuple[Run, Outcome | Died]] | Sequence[tuple[Run, Outcome | Died]],
+        answers: Iterator[tuple[Run, Outcome | WorkerDeath]] | Sequence[tuple[Run, Outcome | WorkerDeath]],
         on_end: Callable[[Run, Outcome], None],
         stopping: bool = False,
     ) -> None:
         for run, answer in answers:
-            if isinstance(answer, Died):
+            if isinstance(answer, WorkerDeath):
                 answer = Outcome("stopped") if stopping else Outcome("failed", answer.reason)
             self.began.pop(run.folder, None)
             self.outcomes[run.folder] = answer

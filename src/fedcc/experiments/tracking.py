@@ -37,13 +37,13 @@ class Tracker(Protocol):
 
 
 class TensorBoard:
-    """Event files in the run folder. From the first round of a resumed run on, they replace what was there."""
+    """Event files in the run folder. Those of a resumed run replace the rounds from its first one on."""
 
-    def __init__(self, experiment: Experiment, place: Path, first: int, state: State):
+    def __init__(self, experiment: Experiment, folder: Path, first: int, state: State):
         from torch.utils.tensorboard import SummaryWriter
 
         state["step"] = 0
-        self.writer = SummaryWriter(str(place / "tensorboard"), purge_step=first)
+        self.writer = SummaryWriter(str(folder / "tensorboard"), purge_step=first)
         if first == 1:
             self.writer.add_text("experiment", f"```\n{experiment.toml()}```", 1)
 
@@ -59,10 +59,10 @@ class TensorBoard:
 class MLflow:
     """A run of the MLflow experiment ``fedcc``, at MLFLOW_TRACKING_URI or in ``mlflow.db`` here."""
 
-    def __init__(self, experiment: Experiment, place: Path, first: int, state: State):
+    def __init__(self, experiment: Experiment, folder: Path, first: int, state: State):
         self.client, name = mlflow_store()
         if "run" not in state:
-            run = self.client.create_run(name, run_name=title(place), tags={"folder": str(place)})
+            run = self.client.create_run(name, run_name=title(folder), tags={"folder": str(folder)})
             state["run"] = run.info.run_id
             for key, value in flat(experiment.values()).items():
                 self.client.log_param(state["run"], key, value)
@@ -81,19 +81,19 @@ class MLflow:
 
 
 def mlflow_store() -> tuple[Any, str]:
-    """A client, and the id of the MLflow experiment ``fedcc``, which is made if it is not there."""
+    """A client, and the id of the MLflow experiment ``fedcc``, which is created if it does not exist."""
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
     from mlflow import MlflowClient
 
     client = MlflowClient(os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{Path('mlflow.db').absolute()}")
-    found = client.get_experiment_by_name("fedcc")
-    return client, found.experiment_id if found else client.create_experiment("fedcc")
+    experiment = client.get_experiment_by_name("fedcc")
+    return client, experiment.experiment_id if experiment else client.create_experiment("fedcc")
 
 
 class WandB:
     """A run of the project WANDB_PROJECT, ``fedcc`` by default; WANDB_MODE=offline keeps it in the run folder."""
 
-    def __init__(self, experiment: Experiment, place: Path, first: int, state: State):
+    def __init__(self, experiment: Experiment, folder: Path, first: int, state: State):
         import wandb
 
         state.setdefault("run", secrets.token_hex(4))
@@ -101,8 +101,8 @@ class WandB:
         self.run = wandb.init(
             project=os.environ.get("WANDB_PROJECT", "fedcc"),
             id=state["run"],
-            name=title(place),
-            dir=str(place),
+            name=title(folder),
+            dir=str(folder),
             config=flat(experiment.values()),
             resume="allow",
             reinit="create_new",
@@ -124,20 +124,20 @@ TRACKERS: dict[str, tuple[Callable[[Experiment, Path, int, State], Tracker], tup
 """By name, with the packages that each needs."""
 
 
-def checked(names: Iterable[str], warn: Warn) -> tuple[str, ...]:
-    """The names once each; one that is unknown or whose package is missing is refused before any training."""
-    chosen = tuple(dict.fromkeys(name.lower() for name in names))
-    for name in chosen:
+def check_trackers(names: Iterable[str], warn: Warn) -> tuple[str, ...]:
+    """The names without repeats; refuses one that is unknown or whose package is missing, before any training."""
+    unique = tuple(dict.fromkeys(name.lower() for name in names))
+    for name in unique:
         if name not in TRACKERS:
             raise unknown("tracker", name, TRACKERS)
         if missing := [package for package in TRACKERS[name][1] if find_spec(package) is None]:
             raise ValueError(f"--track {name} needs {', '.join(missing)}: pip install 'fedcc[{name}]'")
-    if "mlflow" in chosen:
+    if "mlflow" in unique:
         try:
-            mlflow_store()  # once, before several processes would make it at the same time
+            mlflow_store()  # once, before several processes would create it at the same time
         except Exception as error:
-            warn(_failed("mlflow", error))
-    return chosen
+            warn(_failure("mlflow", error))
+    return unique
 
 
 class Trackers(Observer):
@@ -175,7 +175,7 @@ class Trackers(Observer):
             action()
         except Exception as error:
             self.names.remove(name)
-            self.warn(_failed(name, error))
+            self.warn(_failure(name, error))
 
 
 def read_states(path: Path, warn: Warn) -> dict[str, State]:
@@ -191,7 +191,7 @@ def read_states(path: Path, warn: Warn) -> dict[str, State]:
 
 
 def _is_state(value: Any) -> bool:
-    """Whether a value is what a tracker remembers: a table with a text "run" and a whole number "step", if at all."""
+    """Whether a value is a table with at most a text "run" and a whole number "step"."""
     return (
         isinstance(value, dict)
         and isinstance(value.get("run", ""), str)
@@ -201,26 +201,26 @@ def _is_state(value: Any) -> bool:
 
 
 def numbers(record: Record) -> dict[str, float]:
-    """A round's record as names and numbers; what is there for each client is averaged.
+    """A round's record as names and numbers; values of each client are averaged.
 
     >>> numbers({"round": 1, "accuracy": 50.0, "targets": None, "clients": {"0": 10.0, "1": 30.0},
     ...          "readings": {"trust=2": 60.0}, "bytes": {"up": 8}, "log": {"0": {"alpha": 0.5}}})
     {'accuracy': 50.0, 'readings/trust-2': 60.0, 'clients': 20.0, 'bytes/up': 8.0, 'log/alpha': 0.5}
     """
-    found = {name: record.get(name) for name in ("accuracy", "targets")}
+    values = {name: record.get(name) for name in ("accuracy", "targets")}
     for name, value in record.get("readings", {}).items():
-        found[f"readings/{re.sub('[^A-Za-z0-9]+', '-', name)}"] = value  # MLflow refuses "=" and ","
+        values[f"readings/{re.sub('[^A-Za-z0-9]+', '-', name)}"] = value  # MLflow refuses "=" and ","
     for name in ("clients", "local"):
-        if values := list(record.get(name, {}).values()):
-            found[name] = sum(values) / len(values)
+        if record.get(name):
+            values[name] = sum(record[name].values()) / len(record[name])
     for group in ("bytes", "seconds"):
-        found |= {f"{group}/{name}": value for name, value in record.get(group, {}).items()}
+        values |= {f"{group}/{name}": value for name, value in record.get(group, {}).items()}
     logs: dict[str, list[float]] = {}
     for log in record.get("log", {}).values():
         for name, value in log.items():
             logs.setdefault(name, []).append(value)
-    found |= {f"log/{name}": sum(values) / len(values) for name, values in logs.items()}
-    return {name: float(value) for name, value in found.items() if value is not None}
+    values |= {f"log/{name}": sum(own) / len(own) for name, own in logs.items()}
+    return {name: float(value) for name, value in values.items() if value is not None}
 
 
 def flat(table: Mapping[str, Any]) -> dict[str, Any]:
@@ -229,10 +229,10 @@ def flat(table: Mapping[str, Any]) -> dict[str, Any]:
     return {f"{name}{below}": value for name, row in rows.items() for below, value in row.items()}
 
 
-def title(place: Path) -> str:
+def title(folder: Path) -> str:
     """A run's name for people: the last parts of its folder."""
-    return "/".join(place.absolute().parts[-3:])
+    return "/".join(folder.absolute().parts[-3:])
 
 
-def _failed(name: str, error: Exception) -> str:
-    return " ".join(f"{name} is told nothing more: {type(error).__name__}: {error}".split())
+def _failure(name: str, error: Exception) -> str:
+    return " ".join(f"no longer logging to {name}: {type(error).__name__}: {error}".split())

@@ -15,10 +15,10 @@ from fedcc.core.messages import Predictions, Weights
 from fedcc.core.rng import Key
 from fedcc.core.tree import message_classes
 from fedcc.flower.client import SiteClient
-from fedcc.flower.codec import Encoded, decode, encode
+from fedcc.flower.codec import EncodedMessage, decode, encode
 from fedcc.flower.cohort import Inputs
-from fedcc.flower.envelope import opened, sealed, text_of
-from fedcc.flower.folder import Site, disagreement
+from fedcc.flower.content import read_content, required_text, write_content
+from fedcc.flower.folder import Site, disagreement_reason
 
 app = ClientApp()
 
@@ -27,59 +27,60 @@ app = ClientApp()
 class Question:
     """A message from the server, if it comes from the federation that this site has agreed to."""
 
-    site: Site
     client: SiteClient
-    run: str
     t: int
     texts: dict[str, str]
     buffers: dict[str, bytes]
 
     @staticmethod
-    def of(content: RecordDict, settings: dict[str, Any]) -> Question:
+    def read(message: Message, context: Context) -> Question:
+        settings = dict(context.node_config)
         site = Site.read(Path(str(settings["site"])))
-        texts, buffers = opened(content)
-        if (theirs := text_of(texts, "version")) != __version__:
+        texts, buffers = read_content(message.content)
+        if (theirs := required_text(texts, "version")) != __version__:
             raise ValueError(f"the server has fedcc {theirs}, {site.name} has {__version__}; install the same version")
-        if odd := disagreement(json.loads(text_of(texts, "terms")), site.terms()):
-            raise ValueError(f"{site.name} has agreed to another experiment: {odd}")
-        run = text_of(texts, "run")
+        if reason := disagreement_reason(json.loads(required_text(texts, "terms")), site.terms()):
+            raise ValueError(f"{site.name} has agreed to another experiment: {reason}")
+        run = required_text(texts, "run")
         if not run.isalnum():  # it names a folder
             raise ValueError(f"a run is named by letters and digits, got {run!r}")
         device, threads = str(settings["device"]), int(settings["threads"])
         client = SiteClient(site, run, data=Path(str(settings["data"])), device=device, threads=threads)
-        return Question(site, client, run, int(text_of(texts, "round")), texts, buffers)
+        return Question(client, int(required_text(texts, "round")), texts, buffers)
 
     def message(self, wire: str, known: dict[str, type[Any]]) -> Any:
-        encoded = Encoded.received(text_of(self.texts, "kind"), text_of(self.texts, "header"), self.buffers)
-        return decode(encoded, known, wire, run=self.run, round=self.t, device=str(self.client.device))
+        kind, header = required_text(self.texts, "kind"), required_text(self.texts, "header")
+        encoded = EncodedMessage.parse(kind, header, self.buffers)
+        return decode(encoded, known, wire, run=self.client.run, round=self.t, device=str(self.client.device))
 
     def answer(self, message: Any, wire: str, key: Key | None = None) -> RecordDict:
-        return sealed({"version": __version__}, encode(message, wire, run=self.run, round=self.t, key=key))
+        return write_content(
+            {"version": __version__}, encode(message, wire, run=self.client.run, round=self.t, key=key)
+        )
 
 
 @app.train()
 def train(message: Message, context: Context) -> Message:
     """One round of the method."""
-    question = Question.of(message.content, dict(context.node_config))
-    wire, method = question.site.experiment.training.wire, question.client.method
-    kept = question.client.round(question.t, question.message(wire, message_classes(method)))
-    key = Key(question.site.experiment.training.seed, question.t, question.site.number, "wire", "up")
-    return Message(question.answer(kept.up, wire, key), reply_to=message)
+    question = Question.read(message, context)
+    client, wire = question.client, question.client.site.experiment.training.wire
+    snapshot = client.round(question.t, question.message(wire, message_classes(client.method)))
+    return Message(question.answer(snapshot.up, wire, client.upload_key(question.t)), reply_to=message)
 
 
 @app.query("model")
 def model(message: Message, context: Context) -> Message:
     """The model, if the site shares it."""
-    question = Question.of(message.content, dict(context.node_config))
+    question = Question.read(message, context)
     if not context.node_config.get("share-model"):
-        return Message(sealed({"version": __version__, "declined": "yes"}), reply_to=message)
+        return Message(write_content({"version": __version__, "declined": "yes"}), reply_to=message)
     weights = Weights.of(question.client.latest().model, 1)
     return Message(question.answer(weights, "fp32"), reply_to=message)
 
 
 @app.query("predict")
 def predict(message: Message, context: Context) -> Message:
-    """The own model's logits for the images that are asked about."""
-    question = Question.of(message.content, dict(context.node_config))
+    """The own model's logits for the images that the server sent."""
+    question = Question.read(message, context)
     inputs: Inputs = question.message("fp32", {"Inputs": Inputs})
     return Message(question.answer(Predictions(question.client.predict(inputs.x)), "fp32"), reply_to=message)

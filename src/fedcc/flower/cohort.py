@@ -1,9 +1,9 @@
 """The clients at their sites as a cohort: who is asked, who is waited for, and which uploads count.
 
-A round begins for a client when it is connected and not at work on something else. It ends when everybody has
-answered; or a grace period after a quorum has; or at the deadline, if there is a quorum by then. A client that
-disconnects is asked again when it comes back; one that is late for a round gets the current one's downlink next; one
-that fails several times in a row is set aside.
+A client is asked when it is connected and not working on something else. A round ends when everybody has answered; or
+a grace period after a quorum has; or at the deadline, if there is a quorum by then. A client that disconnects is asked
+again when it comes back; one that is late for a round receives the current one's downlink next; one that fails several
+times in a row is set aside.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from torch import Tensor
 from fedcc import __version__
 from fedcc.core.messages import Predictions, Weights
 from fedcc.core.rng import Key
-from fedcc.flower.codec import Encoded, Expected, Refused, accept, decode, encode
-from fedcc.flower.envelope import opened, sealed, text_of
+from fedcc.flower.codec import EncodedMessage, ExpectedMessage, InvalidMessage, accept, decode, encode
+from fedcc.flower.content import read_content, required_text, write_content
+from fedcc.flower.dry_run import DryRun
 from fedcc.flower.folder import FederationFolder
-from fedcc.flower.rehearsal import Rehearsal
 
-POLL = 0.2  # seconds
-HELD = 2.0  # seconds after which one looks again who is connected
+POLL_SECONDS = 0.2  # from one look for answers to the next
+ONLINE_SECONDS = 2.0  # from one look for who is connected to the next
 
 
 @dataclass(frozen=True, eq=False)
 class Answer:
-    """What came back for a ticket: content, or an error; ``lost`` if the client never got to work on it."""
+    """The answer to a message: content, or an error; ``lost`` if the client never started on it."""
 
     ticket: str
     content: Any = None
@@ -39,285 +39,277 @@ class Answer:
     lost: bool = False
 
 
-class Post(Protocol):
+class Transport(Protocol):
     """How messages reach sites, by their names."""
 
     def online(self) -> set[str]:
         """Who is connected."""
-        ...
 
     def send(self, name: str, purpose: str, t: int, content: Any) -> str | None:
-        """A ticket for the answer, or None if it could not be sent."""
-        ...
+        """A ticket for the answer, or None if the message could not be sent."""
 
     def collect(self, tickets: Sequence[str]) -> list[Answer]:
-        """What has come back by now."""
-        ...
+        """The answers that have arrived."""
 
 
 class NoQuorum(RuntimeError):
-    """Too few clients for a round; the run can go on later."""
+    """Too few clients for a round; the run can be resumed."""
 
 
 @dataclass
-class Standing:
+class ClientStatus:
     """One client, as the operator sees it."""
 
     online: bool = False
-    answered: int = 0  # the last round it was part of
+    answered: int = 0  # the last round it took part in
     strikes: int = 0  # failures in a row
     aside: bool = False
     problem: str = ""  # the last one
 
 
 @dataclass
-class Report:
+class Attendance:
     """Who took part in a round and who did not, by name."""
 
     present: list[str] = field(default_factory=list)
     absent: list[str] = field(default_factory=list)  # not connected, or lost on the way
-    slow: list[str] = field(default_factory=list)  # at work when the round ended
-    late: dict[str, int] = field(default_factory=dict)  # answers to an earlier round, and which
+    slow: list[str] = field(default_factory=list)  # still working when the round ended
+    late: dict[str, int] = field(default_factory=dict)  # answered an earlier round: which
     failed: dict[str, str] = field(default_factory=dict)  # the client's own error
     refused: dict[str, str] = field(default_factory=dict)  # what is wrong with the upload
     aside: list[str] = field(default_factory=list)  # failed too often: no longer asked
 
 
 @dataclass
-class Sent:
-    """A message that is out."""
+class PendingMessage:
+    """A message without an answer yet."""
 
-    number: int
+    client: int
     purpose: str
     t: int
-    overdue: float | None = None  # when its round ended without the answer
+    overdue_since: float | None = None  # when its round ended without the answer
 
 
-class Across:
-    """The cohort; ``downs`` and uplinks are messages of the method, as in the simulator."""
+@dataclass
+class Exchange:
+    """One question to some clients, while it lasts."""
+
+    purpose: str
+    t: int
+    read: Callable[[int, Any], Any]  # a client's answer from its content
+    answers: dict[int, Any] = field(default_factory=dict)
+    failures: set[int] = field(default_factory=set)  # clients that failed and are not asked again for now
+
+
+class FlowerCohort:
+    """The cohort; downlinks and uplinks are messages of the method, as in the simulator."""
 
     def __init__(
         self,
         folder: FederationFolder,
         run: str,
-        post: Post,
-        rehearsal: Rehearsal,
+        transport: Transport,
+        dry_run: DryRun,
         *,
         device: str = "cpu",
         say: Callable[[str], None] = print,
         on_change: Callable[[], None] = lambda: None,
     ):
-        self.folder, self.run, self.post, self.rehearsal, self.device = folder, run, post, rehearsal, device
+        self.folder, self.run, self.transport, self.dry_run, self.device = folder, run, transport, dry_run, device
         self.wire: str = folder.experiment.training.wire
         self.rules, self.names = folder.rules, list(folder.clients)
         self.say, self.on_change = say, on_change
-        self.standing = {name: Standing() for name in self.names}
-        self.report = Report()
-        self.out: dict[str, Sent] = {}  # by ticket
-        self.away: set[int] = set()  # those that were not connected in the last round either
-        self.looked = -HELD
-        self.waited = 0.0  # seconds, for the answers of the latest round
+        self.status = {name: ClientStatus() for name in self.names}
+        self.attendance = Attendance()  # of the latest exchange
+        self.pending: dict[str, PendingMessage] = {}  # by ticket
+        self.absent: set[int] = set()  # clients that were not connected in the last exchange
+        self.last_look = -ONLINE_SECONDS
+        self.seconds = 0.0  # of the latest exchange
 
     # -- what the clients are asked
 
     def round(self, t: int, downs: Mapping[int, Any]) -> dict[int, Any]:
-        encoded: dict[tuple[int, int | None], Encoded] = {}
-        expected: dict[int, Expected] = {}
+        stochastic = self.wire.endswith("-stochastic")
+        encoded: dict[tuple[int, int | None], EncodedMessage] = {}
+        expected: dict[int, ExpectedMessage] = {}
 
-        def letter(k: int) -> Any:
-            stochastic = self.wire.endswith("-stochastic")
-            place = id(downs[k]), k if stochastic else None  # one downlink for all is encoded once
-            if place not in encoded:
-                encoded[place] = encode(
-                    downs[k], self.wire, run=self.run, round=t, key=self.key(k, t, "down") if stochastic else None
-                )
+        def content(k: int) -> Any:
+            shared = id(downs[k]), k if stochastic else None  # a downlink that clients share is encoded once
+            if shared not in encoded:
+                key = Key(self.folder.experiment.training.seed, t, k, "wire", "down") if stochastic else None
+                encoded[shared] = encode(downs[k], self.wire, run=self.run, round=t, key=key)
             if k not in expected:
-                down = decode(encoded[place], self.rehearsal.messages, self.wire, run=self.run, round=t)
-                expected[k] = self.rehearsal.expect(k, t, down)
-            return sealed(self.about(k, t), encoded[place])
+                down = decode(encoded[shared], self.dry_run.messages, self.wire, run=self.run, round=t)
+                expected[k] = self.dry_run.upload(k, t, down)
+            return write_content(self.texts(k, t), encoded[shared])
 
-        def read(k: int, content: Any) -> Any:
-            return self.accepted(content, expected[k])
-
-        return self.exchange("train", t, letter, read)
+        return self.ask("train", t, content, lambda k, answer: self.accept(answer, expected[k]))
 
     def models(self, t: int) -> dict[int, Weights | None]:
         """The clients' models after round t; None for those that keep theirs."""
 
-        def read(k: int, content: Any) -> Weights | None:
-            texts, _ = opened(content)
+        def read(k: int, answer: Any) -> Weights | None:
+            texts, _ = read_content(answer)
             if texts.get("declined"):
                 return None
-            found: Weights = self.accepted(content, replace(self.rehearsal.expect_model(k, t), wire="fp32"))
-            return found
+            weights: Weights = self.accept(answer, replace(self.dry_run.model_upload(k, t), wire="fp32"))
+            return weights
 
-        return self.exchange("query.model", t, lambda k: sealed(self.about(k, t)), read)
+        return self.ask("query.model", t, lambda k: write_content(self.texts(k, t)), read)
 
-    def predictions(self, t: int, x: Tensor, whom: Collection[int]) -> dict[int, Predictions]:
+    def predictions(self, t: int, x: Tensor, clients: Collection[int]) -> dict[int, Predictions]:
         """The logits of these clients' own models for these inputs."""
         question = encode(Inputs(x.cpu()), "fp32", run=self.run, round=t)
-        archs = self.folder.archs(self.rehearsal.method)
+        archs = self.folder.archs(self.dry_run.method)
 
-        def read(k: int, content: Any) -> Any:
+        def read(k: int, answer: Any) -> Any:
             like = Predictions(torch.zeros(len(x), archs[k].outputs))
-            classes = {"Predictions": Predictions}
-            return self.accepted(content, Expected(like, classes, self.folder.task.classes, "fp32", self.run, t))
+            known = {"Predictions": Predictions}
+            return self.accept(answer, ExpectedMessage(like, known, self.folder.task.classes, "fp32", self.run, t))
 
-        return self.exchange("query.predict", t, lambda k: sealed(self.about(k, t), question), read, whom)
+        return self.ask("query.predict", t, lambda k: write_content(self.texts(k, t), question), read, clients)
 
-    def accepted(self, content: Any, expected: Expected) -> Any:
-        texts, buffers = opened(content)
-        return accept(text_of(texts, "kind"), text_of(texts, "header"), buffers, expected, device=self.device)
+    def accept(self, answer: Any, expected: ExpectedMessage) -> Any:
+        texts, buffers = read_content(answer)
+        kind, header = required_text(texts, "kind"), required_text(texts, "header")
+        return accept(kind, header, buffers, expected, device=self.device)
 
-    def about(self, k: int, t: int) -> dict[str, str]:
+    def texts(self, k: int, t: int) -> dict[str, str]:
         terms = json.dumps(self.folder.terms(self.names[k]))
         return {"run": self.run, "round": str(t), "version": __version__, "terms": terms}
 
-    def key(self, k: int, t: int, stream: str) -> Key:
-        return Key(self.folder.experiment.training.seed, t, k, "wire", stream)
-
     # -- asking, waiting, ending
 
-    def exchange(
+    def ask(
         self,
         purpose: str,
         t: int,
-        letter: Callable[[int], Any],
+        content: Callable[[int], Any],
         read: Callable[[int, Any], Any],
-        whom: Collection[int] | None = None,
+        clients: Collection[int] | None = None,
     ) -> dict[int, Any]:
-        """One question to these clients (to all by default), and the answers that came in time, by number."""
+        """Ask these clients (all by default) a question and return the answers that came in time, by client."""
         rules, begun = self.rules, time.monotonic()
-        asked = range(len(self.names)) if whom is None else sorted(whom)
+        asked = range(len(self.names)) if clients is None else sorted(clients)
         quorum = min(rules.quorum, len(asked))
-        got: dict[int, Any] = {}
-        report = self.report = Report()
-        over: set[int] = set()  # those that failed in this round
+        exchange, self.attendance = Exchange(purpose, t, read), Attendance()
+        answers, failures = exchange.answers, exchange.failures
         quorum_at, missed = None, 0
         while True:
             online = self.online()
             self.give_up()
-            aside = {k for k, n in enumerate(self.names) if self.standing[n].aside}
-            waiting = [k for k in asked if k not in got and k not in over | aside]
-            busy = {sent.number for sent in self.out.values()}
-            for k in waiting:
+            busy = {message.client for message in self.pending.values()}
+            for k in self.waiting(asked, exchange):
                 if self.names[k] in online and k not in busy:
-                    ticket = self.post.send(self.names[k], purpose, t, letter(k))
+                    ticket = self.transport.send(self.names[k], purpose, t, content(k))
                     if ticket is not None:
-                        self.out[ticket] = Sent(k, purpose, t)
-            for answer in self.post.collect(list(self.out)):
-                self.take(answer, purpose, t, read, got, over, report)
-            aside = {k for k, n in enumerate(self.names) if self.standing[n].aside}
-            waiting = [k for k in asked if k not in got and k not in over | aside]
+                        self.pending[ticket] = PendingMessage(k, purpose, t)
+            for answer in self.transport.collect(list(self.pending)):
+                self.take(answer, exchange)
+            waiting = self.waiting(asked, exchange)
             now = time.monotonic()
-            if len(got) + len(waiting) < quorum:
-                again = sorted(over - aside)
-                if not again:
-                    reasons = {**report.failed, **report.refused}
-                    raise NoQuorum(f"round {t}: {len(got)} of {quorum} clients that make a quorum; {reasons}")
-                over.clear()  # they are needed, so they are asked again until they are set aside
+            if len(answers) + len(waiting) < quorum:
+                if all(self.status[self.names[k]].aside for k in failures):
+                    reasons = {**self.attendance.failed, **self.attendance.refused}
+                    raise NoQuorum(f"round {t}: {len(answers)} of {quorum} clients that make a quorum; {reasons}")
+                failures.clear()  # they are needed, so they are asked again until they are set aside
             elif not waiting:
                 break
-            elif len(got) >= quorum:
+            elif len(answers) >= quorum:
                 quorum_at = now if quorum_at is None else quorum_at
-                gone = all(k in self.away and self.names[k] not in online for k in waiting)
+                gone = all(k in self.absent and self.names[k] not in online for k in waiting)
                 if gone or now - quorum_at >= rules.grace or now - begun >= rules.deadline:
                     break
             elif now - begun >= rules.deadline * (missed + 1):
                 missed += 1
-                over.clear()  # whoever failed may do better than those that are waited for
-                lacking = self.lacking(waiting, online)
-                self.say(f"round {t}: {len(got)} of {quorum} clients after {missed} deadlines; {lacking}")
+                failures.clear()  # they may do better than those that are waited for
+                states = {True: "is working", False: "is not connected"}
+                missing = ", ".join(f"{self.names[k]} {states[self.names[k] in online]}" for k in waiting)
+                self.say(f"round {t}: {len(answers)} of {quorum} clients after {missed} deadlines; {missing}")
                 if missed >= rules.patience:
-                    raise NoQuorum(f"round {t}: no quorum of {quorum} clients within {missed} deadlines; {lacking}")
-            time.sleep(POLL)
-        self.waited = time.monotonic() - begun
-        self.close(t, report, got, waiting, online)
-        return dict(sorted(got.items()))
+                    raise NoQuorum(f"round {t}: no quorum of {quorum} clients within {missed} deadlines; {missing}")
+            time.sleep(POLL_SECONDS)
+        self.seconds = time.monotonic() - begun
+        self.close(exchange, waiting, online)
+        return dict(sorted(answers.items()))
 
-    def take(
-        self,
-        answer: Answer,
-        purpose: str,
-        t: int,
-        read: Callable[[int, Any], Any],
-        got: dict[int, Any],
-        over: set[int],
-        report: Report,
-    ) -> None:
-        sent = self.out.pop(answer.ticket)
-        k, name = sent.number, self.names[sent.number]
-        if (sent.purpose, sent.t) != (purpose, t):
+    def waiting(self, asked: Collection[int], exchange: Exchange) -> list[int]:
+        """The clients that may still answer."""
+        over = exchange.failures | {k for k, name in enumerate(self.names) if self.status[name].aside}
+        return [k for k in asked if k not in exchange.answers and k not in over]
+
+    def take(self, answer: Answer, exchange: Exchange) -> None:
+        """Read an answer, or note what is wrong with it."""
+        message = self.pending.pop(answer.ticket)
+        k, name, t = message.client, self.names[message.client], exchange.t
+        if (message.purpose, message.t) != (exchange.purpose, t):
             if not answer.lost:
-                report.late[name] = sent.t
-                self.say(f"{name}: its answer to round {sent.t} came too late")
+                self.attendance.late[name] = message.t
+                self.say(f"{name}: its answer to round {message.t} came too late")
             return
         if answer.lost:
             self.say(f"round {t}: {name} was lost ({answer.error})")
-            self.looked = -HELD  # is it still there?
+            self.last_look = -ONLINE_SECONDS  # is it still connected?
             return
-        standing = self.standing[name]
+        status = self.status[name]
         if not answer.error:
             try:
-                got[k] = read(k, answer.content)
-                standing.strikes = 0
-                report.failed.pop(name, None), report.refused.pop(name, None)
-                what = "" if purpose == "train" else f" {purpose}"
-                self.say(f"round {t}: {name} has answered{what} ({len(got)} of {len(self.names)})")
-                if purpose == "train":
-                    standing.answered = t
+                exchange.answers[k] = exchange.read(k, answer.content)
+                status.strikes = 0
+                self.attendance.failed.pop(name, None), self.attendance.refused.pop(name, None)
+                what = "" if exchange.purpose == "train" else f" {exchange.purpose}"
+                self.say(f"round {t}: {name} has answered{what} ({len(exchange.answers)} of {len(self.names)})")
+                if exchange.purpose == "train":
+                    status.answered = t
                     self.on_change()
                 return
-            except Refused as error:
-                report.refused[name] = standing.problem = str(error)
+            except InvalidMessage as error:
+                self.attendance.refused[name] = status.problem = str(error)
                 self.say(f"round {t}: {name} is refused: {error}")
         else:
-            report.failed[name] = standing.problem = answer.error
+            self.attendance.failed[name] = status.problem = answer.error
             self.say(f"round {t}: {name} has failed: {answer.error}")
-        over.add(k)
-        standing.strikes += 1
-        if standing.strikes >= self.rules.strikes:
-            standing.aside = True
-            self.say(f"{name} is set aside: it has failed {standing.strikes} times in a row")
+        exchange.failures.add(k)
+        status.strikes += 1
+        if status.strikes >= self.rules.strikes:
+            status.aside = True
+            self.say(f"{name} is set aside: it has failed {status.strikes} times in a row")
         self.on_change()
 
-    def close(self, t: int, report: Report, got: Mapping[int, Any], waiting: list[int], online: set[str]) -> None:
-        report.present = [self.names[k] for k in sorted(got)]
-        asked = {sent.number for sent in self.out.values()}
-        report.slow = [self.names[k] for k in waiting if k in asked and self.names[k] in online]
-        report.absent = [self.names[k] for k in waiting if self.names[k] not in report.slow]
-        report.aside = [name for name in self.names if self.standing[name].aside]
-        self.away = {k for k in waiting if self.names[k] in report.absent}
-        for sent in self.out.values():
-            sent.overdue = sent.overdue or time.monotonic()
+    def close(self, exchange: Exchange, waiting: list[int], online: set[str]) -> None:
+        """Note who took part and who did not."""
+        attendance = self.attendance
+        attendance.present = [self.names[k] for k in sorted(exchange.answers)]
+        working = {message.client for message in self.pending.values()}
+        attendance.slow = [self.names[k] for k in waiting if k in working and self.names[k] in online]
+        attendance.absent = [self.names[k] for k in waiting if self.names[k] not in attendance.slow]
+        attendance.aside = [name for name in self.names if self.status[name].aside]
+        self.absent = {k for k in waiting if self.names[k] in attendance.absent}
+        for message in self.pending.values():
+            message.overdue_since = message.overdue_since or time.monotonic()
         for kind in ("absent", "slow"):
-            if names := getattr(report, kind):
-                self.say(f"round {t}: without {', '.join(names)} ({kind})")
+            if names := getattr(attendance, kind):
+                self.say(f"round {exchange.t}: without {', '.join(names)} ({kind})")
         self.on_change()
 
     def online(self) -> set[str]:
-        """Who is connected; asked every now and then."""
-        if time.monotonic() - self.looked >= HELD:
-            now = self.post.online()
-            for name, standing in self.standing.items():
-                if standing.online != (name in now):
-                    standing.online = name in now
-                    self.say(f"{name} is {'connected' if standing.online else 'gone'}")
+        """Who is connected; the transport is asked every few seconds."""
+        if time.monotonic() - self.last_look >= ONLINE_SECONDS:
+            now = self.transport.online()
+            for name, status in self.status.items():
+                if status.online != (name in now):
+                    status.online = name in now
+                    self.say(f"{name} is {'connected' if status.online else 'gone'}")
                     self.on_change()
-            self.looked = time.monotonic()
-        return {name for name, standing in self.standing.items() if standing.online}
+            self.last_look = time.monotonic()
+        return {name for name, status in self.status.items() if status.online}
 
     def give_up(self) -> None:
-        """Wait no longer for what is overdue by a deadline: it may have been lost where nobody noticed."""
-        for ticket, sent in list(self.out.items()):
-            if sent.overdue is not None and time.monotonic() - sent.overdue >= self.rules.deadline:
-                del self.out[ticket]
-                self.say(f"{self.names[sent.number]}: no answer to round {sent.t} for a deadline; it is asked anew")
-
-    def lacking(self, waiting: list[int], online: set[str]) -> str:
-        return ", ".join(
-            f"{self.names[k]} {'is at work' if self.names[k] in online else 'is not connected'}" for k in waiting
-        )
+        """Stop waiting for answers that are overdue by a deadline: the messages may be lost."""
+        for ticket, message in list(self.pending.items()):
+            if message.overdue_since is not None and time.monotonic() - message.overdue_since >= self.rules.deadline:
+                del self.pending[ticket]
+                self.say(f"{self.names[message.client]}: no answer to round {message.t} for a deadline; asking again")
 
 
 @dataclass(frozen=True, eq=False)

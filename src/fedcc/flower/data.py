@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from fedcc.core.samples import Samples
-from fedcc.flower.folder import Task, arrays, readable
+
+if TYPE_CHECKING:
+    from fedcc.flower.folder import Task
 
 IMAGES = (".png", ".jpg", ".jpeg", ".bmp")
 
@@ -18,15 +23,15 @@ def site_samples(path: Path, task: Task) -> Samples:
     """The samples of ``path``: ``x`` (uint8 images) and ``y`` (whole-number labels) in an NPZ file; a folder with
     ``x.npy`` and ``y.npy``; or a folder with one sub-folder of images per class, named by its number or its name."""
     if not path.exists():
-        raise ValueError(f"{path} is not there; --data names an NPZ file with x and y, or a folder")
+        raise ValueError(f"{path} does not exist; --data names an NPZ file with x and y, or a folder")
     if not path.is_dir():
-        found = arrays(path, "x", "y")
-        x, y = found["x"], found["y"]
+        arrays = read_arrays(path, "x", "y")
+        x, y = arrays["x"], arrays["y"]
     elif (path / "x.npy").exists():
-        x, y = _array(path / "x.npy"), _array(path / "y.npy")
+        x, y = _read_array(path / "x.npy"), _read_array(path / "y.npy")
     else:
-        x, y = _images(path, task)
-    checked_images(path, x, task)
+        x, y = _read_images(path, task)
+    check_images(path, x, task)
     if y.ndim != 1 or y.dtype.kind not in "iu":
         raise ValueError(f"{path}: y must be whole-number labels of shape [samples], got {y.dtype} {y.shape}")
     if len(y) != len(x):
@@ -37,41 +42,71 @@ def site_samples(path: Path, task: Task) -> Samples:
     return Samples(columns, task.view)
 
 
-def checked_images(path: Path, x: Any, task: Task) -> None:
-    """Refuse what is not uint8 images of the federation's shape."""
+def check_images(path: Path, x: Any, task: Task) -> None:
+    """Refuse anything but uint8 images of the federation's shape."""
     if x.dtype != np.uint8 or x.ndim != 1 + len(task.shape) or x.shape[1:] != task.shape:
-        want = "x".join(map(str, task.shape))
-        raise ValueError(f"{path}: x must be uint8 images of shape [samples, {want}], got {x.dtype} {list(x.shape)}")
+        shape = "x".join(map(str, task.shape))
+        raise ValueError(f"{path}: x must be uint8 images of shape [samples, {shape}], got {x.dtype} {list(x.shape)}")
     if not len(x):
         raise ValueError(f"{path} holds no samples")
 
 
-def _array(path: Path) -> Any:
-    with readable(path, "array"):
+def _read_array(path: Path) -> Any:
+    with read_errors(path, "array"):
         return np.load(path, allow_pickle=False)
 
 
-def _images(folder: Path, task: Task) -> tuple[Any, Any]:
+def _read_images(folder: Path, task: Task) -> tuple[Any, Any]:
     from PIL import Image
 
     numbers = {str(c): c for c in range(task.classes)} | {name: c for c, name in enumerate(task.names)}
-    parts = sorted(p for p in folder.iterdir() if p.is_dir())
-    if not parts:
+    class_folders = sorted(p for p in folder.iterdir() if p.is_dir())
+    if not class_folders:
         raise ValueError(f"{folder} holds neither x.npy and y.npy nor sub-folders of images named by class")
     x, y = [], []
-    for part in parts:
-        if part.name not in numbers:
+    for class_folder in class_folders:
+        if class_folder.name not in numbers:
             raise ValueError(
-                f"{part}: no class has this name; known are 0 .. {task.classes - 1}, {', '.join(task.names)}"
+                f"{class_folder}: no class has this name; known are 0 .. {task.classes - 1}, {', '.join(task.names)}"
             )
-        for path in sorted(p for p in part.iterdir() if p.suffix.lower() in IMAGES):
-            with readable(path, "image"), Image.open(path) as image:
+        for path in sorted(p for p in class_folder.iterdir() if p.suffix.lower() in IMAGES):
+            with read_errors(path, "image"), Image.open(path) as image:
                 pixels = np.asarray(image.convert("L" if task.shape[0] == 1 else "RGB"))
             pixels = pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
             if pixels.shape != task.shape:
                 raise ValueError(f"{path}: images must be {task.shape}, got {pixels.shape} (channels, height, width)")
             x.append(pixels)
-            y.append(numbers[part.name])
+            y.append(numbers[class_folder.name])
     if not x:
         raise ValueError(f"{folder} holds no images ({', '.join(IMAGES)})")
     return np.stack(x), np.asarray(y)
+
+
+def read_arrays(path: Path, *names: str) -> dict[str, Any]:
+    """The arrays of an NPZ file, with at least these names; objects are refused, since reading would unpickle them."""
+    with read_errors(path, "NPZ file"), np.load(path, allow_pickle=False) as file:
+        arrays = {name: file[name] for name in file.files}
+        if odd := [name for name, value in arrays.items() if not isinstance(value, np.ndarray)]:
+            raise ValueError(f"{odd[0]} is no array")
+    for name in names:
+        if name not in arrays:
+            raise ValueError(f"{path} must hold the arrays {', '.join(names)}, got {', '.join(arrays) or 'none'}")
+    return arrays
+
+
+def images_sha256(x: np.ndarray) -> str:
+    digest = hashlib.sha256(repr((x.shape, x.dtype.str)).encode())
+    digest.update(np.ascontiguousarray(x).data)
+    return digest.hexdigest()
+
+
+@contextmanager
+def read_errors(path: Path, kind: str) -> Iterator[None]:
+    """Errors in the block become a ValueError that names the file: readers of damaged files raise nearly anything."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise ValueError(f"{path} does not exist") from None
+    except Exception as error:
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise ValueError(f"{path} is no readable {kind} ({reason[:200]})") from None

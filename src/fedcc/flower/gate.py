@@ -1,21 +1,21 @@
-"""Who may call which of Flower's routes.
+"""The gate: who may call which of Flower's routes.
 
 Flower serves three kinds of routes on one port: those of the fleet (clients, each request signed with a registered
-key), those that control it (start a run, register a client) and those of its own processes. The last two ask for no
-credential, so whoever reaches the port can run Python at every site. Flower's SuperLink is therefore started through
-this module, which puts a gate before all of its routes and lets it listen on two addresses:
+key), those that control it (start a run, register a client) and those of its own processes. The last two need no
+credential, so whoever reaches the port could run Python at every site. Flower's SuperLink is therefore started through
+this module, which puts a gate in front of all routes and listens on two addresses:
 
-- the public one serves the fleet's routes and nothing else, so that what it does not know stays closed;
-- the private one, on loopback, serves everything, to processes of the user who started it and to nobody else: the
-  kernel says who owns the other end of a connection on the same machine.
+- the public one serves the fleet's routes and nothing else, so unknown routes stay closed;
+- the private one, on loopback, serves everything, but only to processes of the user who started it: the kernel says
+  who owns the other end of a connection on the same machine.
 
 A client's SuperNode gets the same gate on the loopback port through which it talks to its own processes.
 
-The gate also hands out the signature of the one app that sites run (:mod:`fedcc.flower.signing`), which Flower's own
-SuperLink does only for apps that come from its makers' hub.
+The gate also adds the signature of the one app that sites run (:mod:`fedcc.flower.signing`), which Flower's own
+SuperLink does only for apps from its makers' hub.
 
-This file is run by itself (:func:`superlink_command`, :func:`supernode_command`) and imports nothing of the project, so
-that Flower's processes stay without torch.
+This file runs by itself (:func:`superlink_command`, :func:`supernode_command`) and imports nothing of the project, so
+that Flower's processes do not load torch.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ FLEET = frozenset(
     for name in ("activate-node", "deactivate-node", "send-node-heartbeat", "pull-messages", "push-messages",
                  "confirm-message-received", "pull-object", "push-object", "get-run", "get-fab")
 )  # fmt: skip
-"""What a registered client calls; registering is the operator's."""
+"""What a registered client calls; only the operator registers clients."""
 
-LARGEST = (
-    32 * 2**20
-)  # bytes of a request: Flower cuts arrays into objects of 5 MiB, and reads them before it checks keys
+LARGEST = 32 * 2**20
+"""Bytes of a request. Flower splits arrays into objects of 5 MiB, and reads requests before it checks their keys."""
+
 ESTABLISHED = "01"
 TABLES = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
 
@@ -50,10 +50,10 @@ Address = tuple[str, int]
 
 
 class Gate:
-    """An ASGI application before another: passes what its rules allow and answers the rest itself."""
+    """An ASGI application in front of another: passes on what its rules allow and refuses the rest."""
 
     def __init__(self, app: App, private: int, signature: Mapping[str, str] | None = None):
-        self.app, self.private = app, private  # the port that is the owner's alone
+        self.app, self.private = app, private  # the port that only its owner may use
         self.signature = signature
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
@@ -62,7 +62,7 @@ class Gate:
         refusal = self.refusal(scope) if scope["type"] == "http" else None
         if refusal is None:
             signs = self.signature and scope.get("path") == "/v1/fleet/get-fab"
-            await self.app(scope, receive, self.signing(send) if signs else send)
+            await self.app(scope, receive, self.signer(send) if signs else send)
             return
         status, reason = refusal
         body = reason.encode()
@@ -70,36 +70,36 @@ class Gate:
         await send({"type": "http.response.start", "status": status, "headers": [*headers, (b"connection", b"close")]})
         await send({"type": "http.response.body", "body": body})
 
-    def signing(self, send: Send) -> Send:
-        """The answer with an app in it, and its signature added."""
+    def signer(self, send: Send) -> Send:
+        """A ``send`` that adds the signature to the response with the app."""
         from flwr.proto.fab_pb2 import GetFabResponse
 
-        begun: list[Message] = []
+        start: list[Message] = []
         body = bytearray()
 
-        async def changed(message: Message) -> None:
+        async def send_signed(message: Message) -> None:
             if message["type"] == "http.response.start":
-                begun.append(message)
+                start.append(message)
                 return
             body.extend(message.get("body", b""))
             if message.get("more_body"):
                 return
             content = bytes(body)
-            if begun[0]["status"] == 200:
+            if start[0]["status"] == 200:
                 answer = GetFabResponse.FromString(content)
                 answer.fab.verifications.update(self.signature)
                 content = answer.SerializeToString()
-            headers = [(n, v) for n, v in begun[0]["headers"] if n.lower() != b"content-length"]
+            headers = [(n, v) for n, v in start[0]["headers"] if n.lower() != b"content-length"]
             headers.append((b"content-length", str(len(content)).encode()))
-            await send({**begun[0], "headers": headers})
+            await send({**start[0], "headers": headers})
             await send({"type": "http.response.body", "body": content})
 
-        return changed
+        return send_signed
 
     def refusal(self, scope: Message) -> tuple[int, str] | None:
         """The status and reason of a refusal, or None."""
         if scope["server"][1] == self.private:
-            if owned(scope["client"], scope["server"], os.getuid()):
+            if is_owned_by(scope["client"], scope["server"], os.getuid()):
                 return None
             return 403, "this port is for processes of the user who runs the server"
         if scope["method"] != "POST" or scope["path"] not in FLEET:
@@ -112,11 +112,11 @@ class Gate:
         return None
 
 
-def owned(client: Address, server: Address, user: int) -> bool:
+def is_owned_by(client: Address, server: Address, user: int) -> bool:
     """Whether the client's end of a connection on this machine belongs to the user.
 
-    The kernel's tables list it with its owner as long as it is open. A closed one would be listed as root's, hence the
-    look at its state and at its inode, which is 0 where no process holds it any more.
+    The kernel's tables list it with its owner while it is open. A closed one would be listed as root's, so its state
+    is checked too, and its inode, which is 0 once no process holds it.
     """
     ends = [f"{_hex(host)}:{port:04X}" for host, port in (client[:2], server[:2])]
     mapped = [f"0000000000000000FFFF0000{end}" for end in ends]  # an IPv4 connection through an IPv6 socket
@@ -139,10 +139,10 @@ def _hex(host: str) -> str:
     return "".join(f"{int.from_bytes(word, sys.byteorder):08X}" for word in words)
 
 
-def address(text: str) -> Address:
+def parse_address(text: str) -> Address:
     """HOST:PORT.
 
-    >>> address("[::]:9092")
+    >>> parse_address("[::]:9092")
     ('::', 9092)
     """
     host, _, port = text.rpartition(":")
@@ -151,25 +151,25 @@ def address(text: str) -> Address:
     return host.strip("[]"), int(port)
 
 
-def listening(place: Address) -> socket.socket:
-    family = socket.AF_INET6 if ":" in place[0] else socket.AF_INET
-    return socket.create_server(place, family=family, backlog=2048)
+def listen(address: Address) -> socket.socket:
+    family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+    return socket.create_server(address, family=family, backlog=2048)
 
 
 def superlink_command(public: str, *arguments: str, signature: Path | None = None) -> list[str]:
-    """What starts a SuperLink: the fleet's routes at ``public``, HOST:PORT, all at its own loopback ``--host``."""
-    address(public)
-    signed = ["--signature", str(signature)] if signature else []
-    return [sys.executable, "-P", __file__, "superlink", "--public", public, *signed, *arguments]
+    """The command of a SuperLink: the fleet's routes at ``public``, HOST:PORT, all routes at a loopback ``--host``."""
+    parse_address(public)
+    options = ["--signature", str(signature)] if signature else []
+    return [sys.executable, "-P", __file__, "superlink", "--public", public, *options, *arguments]
 
 
 def supernode_command(*arguments: str) -> list[str]:
-    """What starts a SuperNode; its ``--host`` is a loopback address."""
+    """The command of a SuperNode; its ``--host`` is a loopback address."""
     return [sys.executable, "-P", __file__, "supernode", *arguments]
 
 
 def superlink(public: Address, arguments: list[str], signature: Mapping[str, str] | None = None) -> None:
-    """Run Flower's SuperLink with these arguments, its ``--host`` a loopback address, behind the gate."""
+    """Run Flower's SuperLink with these arguments behind the gate; its ``--host`` is a loopback address."""
     import uvicorn
     from flwr.superlink.cli.flower_superlink import flower_superlink
 
@@ -180,20 +180,20 @@ def superlink(public: Address, arguments: list[str], signature: Mapping[str, str
             raise ValueError(f"the SuperLink's --host must be a loopback address, got {host}")
         if port == public[1]:
             raise ValueError(f"the private and the public port must differ, both are {port}")
-        # no proxy headers: they would let a caller say who it is
+        # no proxy headers: with them a caller could claim any address
         server = uvicorn.Server(uvicorn.Config(Gate(app, port, signature), proxy_headers=False, **options))
-        server.run([listening((host, port)), listening(public)])
+        server.run([listen((host, port)), listen(public)])
         if not server.started:
             sys.exit("the SuperLink did not start")
 
-    # Flower makes the application and hands it to this function; nothing else of it is touched
+    # Flower builds the application and passes it to this function; nothing else of Flower is changed
     uvicorn.run = run  # type: ignore[assignment]
     sys.argv = ["flower-superlink", *arguments]
     flower_superlink()
 
 
 def supernode(arguments: list[str]) -> None:
-    """Run Flower's SuperNode with these arguments, the port for its own processes behind the gate."""
+    """Run Flower's SuperNode with these arguments; the port for its own processes is behind the gate."""
     import uvicorn
     from flwr.supernode.cli.flower_supernode import flower_supernode
 
@@ -212,15 +212,15 @@ def supernode(arguments: list[str]) -> None:
 
 def check_linux() -> None:
     if not TABLES[0].exists():
-        raise SystemExit(f"the gate asks the kernel who calls, in {TABLES[0]}: it needs Linux")
+        raise SystemExit(f"the gate reads who calls from {TABLES[0]}: it needs Linux")
 
 
 def main(arguments: list[str]) -> None:
     match arguments:
-        case ["superlink", "--public", place, "--signature", file, *rest]:
-            superlink(address(place), rest, json.loads(Path(file).read_text()))
-        case ["superlink", "--public", place, *rest]:
-            superlink(address(place), rest)
+        case ["superlink", "--public", address, "--signature", file, *rest]:
+            superlink(parse_address(address), rest, json.loads(Path(file).read_text()))
+        case ["superlink", "--public", address, *rest]:
+            superlink(parse_address(address), rest)
         case ["supernode", *rest]:
             supernode(rest)
         case _:

@@ -1,4 +1,4 @@
-"""The server's side of a federation: the rounds of ``federate`` with the clients at their sites, into a run folder."""
+"""The server of a federation: the rounds of ``federate`` with the clients at their sites, into a run folder."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedcc.core.files import written_whole
+from fedcc.core.files import write_whole, written_whole
 from fedcc.core.messages import Predictions
 from fedcc.core.method import Trained
 from fedcc.core.model import Model
@@ -28,40 +28,39 @@ from fedcc.evaluate.predictions import RemotePredictions
 from fedcc.experiments.checkpoint import Checkpoint, Checkpoints
 from fedcc.experiments.record import Record
 from fedcc.experiments.result import Result
-from fedcc.experiments.rounds import FinishedRound, Observer, follow, run_rounds
+from fedcc.experiments.rounds import FinishedRound, Observer, Observers, follow, run_rounds
 from fedcc.experiments.run import FolderWriter
 from fedcc.federate import Round, Snapshot, build_server
 from fedcc.federation import Federation
-from fedcc.flower.cohort import Across, Post
-from fedcc.flower.data import checked_images
-from fedcc.flower.folder import FederationFolder, arrays
-from fedcc.flower.rehearsal import Rehearsal
+from fedcc.flower.cohort import FlowerCohort, Transport
+from fedcc.flower.data import check_images, read_arrays
+from fedcc.flower.dry_run import DryRun
+from fedcc.flower.folder import FederationFolder
 
 
-class Journal:
-    """What the operator can look at while the server is at work: lines of a log, and where it stands."""
+class RunLog:
+    """What the operator can follow while the server works: the lines of ``run.log``, and ``status.json``."""
 
     def __init__(self, folder: Path, run: str):
-        self.log, self.status = folder / "run.log", folder / "status.json"
-        self.about: dict[str, Any] = {"run": run, "state": "running", "round": 0, "problem": "", "clients": {}}
+        self.path, self.status_path = folder / "run.log", folder / "status.json"
+        self.status: dict[str, Any] = {"run": run, "state": "running", "round": 0, "problem": "", "clients": {}}
 
     def say(self, text: str) -> None:
-        with self.log.open("a") as file:
+        with self.path.open("a") as file:
             file.write(f"{datetime.now():%H:%M:%S} {text}\n")
 
     def update(self, **changes: Any) -> None:
-        self.about |= changes
-        with written_whole(self.status) as file:
-            file.write(json.dumps(self.about, indent=1).encode())
+        self.status |= changes
+        write_whole(self.status_path, json.dumps(self.status, indent=1))
 
 
-class Server(Observer):
-    """A federation's server: it trains, or answers a query, with the clients that ``post`` reaches."""
+class FlowerServer(Observer):
+    """A federation's server: it trains, or answers a query, with the clients at their sites."""
 
-    cohort: Across
+    cohort: FlowerCohort
 
-    def __init__(self, folder: FederationFolder, run: str, post: Post, journal: Journal):
-        self.folder, self.run, self.post, self.journal = folder, run, post, journal
+    def __init__(self, folder: FederationFolder, run: str, transport: Transport, log: RunLog):
+        self.folder, self.run, self.transport, self.log = folder, run, transport, log
         e = self.experiment = folder.experiment
         self.method, device = e.build_method(), choose_device(e.machine.device)
         self.engine = self.executor = engine(e.machine.engine, device, e.machine.precision)
@@ -77,7 +76,7 @@ class Server(Observer):
         )
 
     def train(self) -> None:
-        """All rounds that are not done yet, and the summary."""
+        """Run the rounds that are missing, and write the summary."""
         with fixed_threads(self.experiment.machine.threads):
             start, number, measurement = self.start(), self.experiment.training.rounds, self.experiment.measurement
             self.cohort = self.connect(start)
@@ -85,7 +84,7 @@ class Server(Observer):
             rounds = run_rounds(
                 self, number, evaluate_every=measurement.evaluate_every, start=start.snapshot if start else None
             )
-            records, _ = follow(rounds, [self.writer, self.checkpoints, self], start.records if start else ())
+            records, _ = follow(rounds, Observers(self.writer, self.checkpoints, self), start.records if start else ())
             if self.trained is None:  # interrupted after the last round
                 self.trained, _ = self.ensemble(self.cohort, self.method.rounds(number), None)
             self.finish(records, self.trained)
@@ -93,11 +92,11 @@ class Server(Observer):
     # -- what its rounds are made of
 
     def details(self, messages: Round) -> dict[str, Any]:
-        self.journal.update(round=messages.t)
-        return {"federation": asdict(self.cohort.report), "seconds": {"clients": self.cohort.waited}}
+        self.log.update(round=messages.t)
+        return {"federation": asdict(self.cohort.attendance), "seconds": {"clients": self.cohort.seconds}}
 
     def snapshot(self, messages: Round) -> Snapshot:
-        clients = self.cohort.rehearsal.clients
+        clients = self.cohort.dry_run.clients
         return Snapshot(messages.t, messages.downs, self.server.models, self.server.memory, clients)
 
     def evaluate(self, messages: Round, last: bool) -> Evaluation:
@@ -109,82 +108,78 @@ class Server(Observer):
             return Evaluation()
         samples = Samples({"x": self.test["x"], "y": self.test["y"]}, self.folder.task.view).to(self.engine.device)
         self.trained, executor = self.ensemble(self.cohort, messages.t, samples)
-        asked = executor is not self.engine  # sites are not asked again for the sake of other readings
-        readings = (
-            {} if asked or not self.experiment.measurement.readings else readings_of(self.method, self.public, last)
-        )
+        asked = executor is not self.engine  # other readings are not worth asking the sites again
+        readings = {} if asked else readings_of(self.method, self.public, last)
         return evaluate(
-            self.method, self.trained, samples, executor, downs=messages.downs, hidden=hidden, readings=readings,
-            detailed=last,
+            self.method, self.trained, samples, executor, downs=messages.downs, hidden=hidden, detailed=last,
+            readings=readings if self.experiment.measurement.readings else None,
         )  # fmt: skip
 
     def round(self, done: FinishedRound) -> None:
-        """Write a line of the journal."""
+        """Write a line of the log."""
         accuracy = done.record["accuracy"]
         reached = "" if accuracy is None else f", accuracy {accuracy:.2f} %"
         present = ", ".join(done.record["federation"]["present"])
-        self.journal.say(f"round {done.t} of {done.total} is done with {present}{reached}")
+        self.log.say(f"round {done.t} of {done.total} is done with {present}{reached}")
 
     def start(self) -> Checkpoint | None:
-        """Where the run of the folder resumes; None if it begins."""
+        """The checkpoint that the folder's run resumes from; None if it starts."""
         start = None
         if (self.folder.run / "experiment.toml").is_file():
-            notes = self.writer.folder.check_start()
+            notes = self.writer.folder.check_description()
             start, problems = self.checkpoints.latest()
             for problem in notes + problems:
-                self.journal.say(f"warning: {problem}")
+                self.log.say(f"warning: {problem}")
         self.writer.begin(start)
         if start is None:
             clients, rounds = len(self.folder.clients), self.experiment.training.rounds
-            self.journal.say(f"{self.method.label}: {clients} clients, {rounds} rounds")
+            self.log.say(f"{self.method.label}: {clients} clients, {rounds} rounds")
         else:
-            self.journal.say(f"going on after round {start.snapshot.t}")
-            self.journal.update(round=start.snapshot.t)
+            self.log.say(f"resuming after round {start.snapshot.t}")
+            self.log.update(round=start.snapshot.t)
         return start
 
-    def connect(self, start: Checkpoint | None) -> Across:
+    def connect(self, start: Checkpoint | None) -> FlowerCohort:
         clients = start.snapshot.clients if start else None
-        rehearsal = Rehearsal(self.method, self.server, self.experiment.training.wire, self.run, clients)
+        dry_run = DryRun(self.method, self.server, self.experiment.training.wire, self.run, clients)
 
         def changed() -> None:
-            self.journal.update(clients={n: asdict(s) for n, s in cohort.standing.items()})
+            self.log.update(clients={n: asdict(s) for n, s in cohort.status.items()})
 
-        cohort = Across(self.folder, self.run, self.post, rehearsal, device=str(self.engine.device),
-                        say=self.journal.say, on_change=changed)  # fmt: skip
+        cohort = FlowerCohort(self.folder, self.run, self.transport, dry_run, device=str(self.engine.device),
+                              say=self.log.say, on_change=changed)  # fmt: skip
         for record in start.records if start else ():
             for name in record["federation"]["present"]:
-                cohort.standing[name].answered = record["round"]
+                cohort.status[name].answered = record["round"]
         changed()
         return cohort
 
     # -- predicting
 
-    def ensemble(self, cohort: Across, t: int, samples: Samples | None) -> tuple[Trained, Executor]:
-        """What there is to predict with after round t, and the engine to do it for these samples, if there are any.
+    def ensemble(self, cohort: FlowerCohort, t: int, samples: Samples | None) -> tuple[Trained, Executor]:
+        """The models to predict with after round t, and an engine that serves them for these samples, if given.
 
-        Where the method predicts with the clients' models, they are asked for these; those that keep theirs are asked
-        to predict. Whoever does not answer is left out.
+        If the method predicts with the clients' models, the clients are asked for them; those that keep theirs are
+        asked to predict. Clients that do not answer are left out.
         """
         clients: dict[int, Model] = {}
         if self.method.uploads_models:
-            self.journal.say("asking the clients for their models")
+            self.log.say("asking the clients for their models")
             for k, weights in cohort.models(t).items():
                 arch = self.server.archs[k]
                 own = {} if weights is None else self.engine.serve([Init(arch, Key(0))])[0].with_(weights.state).state
                 clients[k] = Model(arch, own)
         executor: Executor = self.engine
         if (keeping := [k for k, model in clients.items() if not model.state]) and samples is not None:
-            self.journal.say(
-                f"{', '.join(cohort.names[k] for k in keeping)} keep their models and are asked to predict"
-            )
+            self.log.say(f"{', '.join(cohort.names[k] for k in keeping)} keep their models and are asked to predict")
             answers = cohort.predictions(t, samples.x, keeping)
             clients = {k: model for k, model in clients.items() if model.state or k in answers}
 
             def ask(other: Tensor) -> Mapping[int, Predictions]:
-                found = cohort.predictions(t, other, list(answers))
-                if silent := [cohort.names[k] for k in answers if k not in found]:
+                more = cohort.predictions(t, other, list(answers))
+                if silent := [cohort.names[k] for k in answers if k not in more]:
                     raise ValueError(f"{', '.join(silent)} predicted once, but not what {self.method.name} asked next")
-                return found
+                return more
 
             executor = remote = RemotePredictions(self.engine, {k: clients[k] for k in answers}, ask)
             remote.learn(samples, answers)
@@ -192,8 +187,8 @@ class Server(Observer):
 
     def query(self, source: Path, target: Path) -> None:
         """The method's scores for the images of a file."""
-        x = arrays(source, "x")["x"]
-        checked_images(source, x, self.folder.task)
+        x = read_arrays(source, "x")["x"]
+        check_images(source, x, self.folder.task)
         start, _ = self.checkpoints.latest()
         if start is None:
             raise ValueError(f"{self.folder.run} holds no trained federation yet; `fedcc federation run` trains one")
@@ -204,7 +199,7 @@ class Server(Observer):
             scores = drive([self.method.predict(trained, samples)], executor)[0].cpu().numpy()
         with written_whole(target) as file:
             np.savez(file, scores=scores, labels=scores.argmax(-1))
-        self.journal.update(state="finished")
+        self.log.update(state="finished")
 
     # -- the end
 
@@ -220,6 +215,6 @@ class Server(Observer):
             "command": f"fedcc federation run {self.folder.path}",
             "federation": {"clients": list(self.folder.clients), "kept_models": keeping},
         })  # fmt: skip
-        self.journal.update(state="finished")
+        self.log.update(state="finished")
         final = result.curve[-1][1] if result.curve else None
-        self.journal.say("finished" if final is None else f"finished: accuracy {final:.2f} %")
+        self.log.say("finished" if final is None else f"finished: accuracy {final:.2f} %")

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import threading
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -15,7 +13,8 @@ from flwr.serverapp import Grid, ServerApp
 from fedcc.flower.cohort import Answer
 from fedcc.flower.folder import ENVIRONMENT, FederationFolder
 from fedcc.flower.keys import public_bytes
-from fedcc.flower.server import Journal, Server
+from fedcc.flower.server import FlowerServer, RunLog
+from fedcc.processes import end_with_parent
 
 DAY = 86_400.0
 LOST = (3, 4, 5)  # Flower's codes: message or reply unavailable, node unavailable
@@ -23,8 +22,8 @@ LOST = (3, 4, 5)  # Flower's codes: message or reply unavailable, node unavailab
 app = ServerApp()
 
 
-class GridPost:
-    """Flower's grid, with sites by their names. A site is who has its key, whatever node number it goes by."""
+class GridTransport:
+    """Flower's grid with sites by their names. A site is known by its key, whatever its node number is."""
 
     def __init__(self, grid: Grid, folder: FederationFolder):
         self.grid, self.ttl = grid, max(DAY, 2 * folder.rules.deadline)
@@ -57,35 +56,23 @@ class GridPost:
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Train, or answer the query that lies in the folder."""
+    """Train, or answer the query in the folder."""
     from filelock import FileLock
 
-    end_with_parent()
+    end_with_parent()  # without its SuperLink it would try for ever to reach it
     folder = FederationFolder.read(Path(os.environ[ENVIRONMENT]))
     run, task = str(context.run_config["run"]), str(context.run_config["task"])
-    place = folder.operator / "query" if task == "predict" else folder.operator
-    journal = Journal(place, run)
-    journal.update(pid=os.getpid())
+    directory = folder.query if task == "predict" else folder.operator
+    log = RunLog(directory, run)
+    log.update(pid=os.getpid())
     try:
-        with FileLock(folder.operator / "run.lock"):  # one that lost its SuperLink may still be ending
-            server = Server(folder, run, GridPost(grid, folder), journal)
+        with FileLock(folder.operator / "run.lock"):  # an earlier one may still be ending
+            server = FlowerServer(folder, run, GridTransport(grid, folder), log)
             if task == "predict":
-                server.query(place / "input.npz", place / "output.npz")
+                server.query(directory / "input.npz", directory / "output.npz")
             else:
                 server.train()
     except BaseException as error:
-        journal.update(state="stopped", problem=f"{type(error).__name__}: {error}")
-        journal.say(f"stopped: {error}")
+        log.update(state="stopped", problem=f"{type(error).__name__}: {error}")
+        log.say(f"stopped: {error}")
         raise
-
-
-def end_with_parent() -> None:
-    """Without its SuperLink this process could only try for ever to reach it."""
-    parent = os.getppid()
-
-    def watch() -> None:
-        while os.getppid() == parent:
-            time.sleep(1)
-        os._exit(1)
-
-    threading.Thread(target=watch, daemon=True).start()

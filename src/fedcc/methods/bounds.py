@@ -47,6 +47,10 @@ class Centralized(Method[Data | None, None]):
     source: ClassVar[str] = "upper bound"
     trains_clients: ClassVar[bool] = False
 
+    @property
+    def one_network(self) -> bool:
+        return True
+
     async def start(self, s: Server) -> Mapping[int, None]:
         s.models["global"] = await s.init(s.archs[min(s.archs)])
         return s.to_all(None)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from fedcc.core.model import Factory
 from fedcc.core.naming import unknown
 
-NETWORKS = {f"resnet{depth}": depth for depth in (8, 14, 20, 32, 56)}
+NETWORKS = tuple(f"resnet{depth}" for depth in (8, 14, 20, 32, 56))  # the usual depths; others work too
 
 
 class Shortcut(nn.Module):
@@ -103,14 +103,10 @@ def network(name: str, shape: tuple[int, ...]) -> Factory:
     >>> str(network("resnet14", (1, 8, 8)))
     'resnet14'
     """
-    if name.lower() not in NETWORKS:
-        if match := re.fullmatch(r"resnet(\d+)", name.lower()):
-            return network_of_depth(int(match[1]), shape)
+    match = re.fullmatch(r"resnet(\d+)", name.lower())
+    if not match:
         raise unknown("network", name, NETWORKS)
-    return network_of_depth(NETWORKS[name.lower()], shape)
-
-
-def network_of_depth(depth: int, shape: tuple[int, ...]) -> ResNet:
+    depth = int(match[1])
     if len(shape) != 3 or shape[0] not in (1, 3) or shape[1] != shape[2] or shape[1] < 8:
         raise ValueError(
             f"resnet{depth} takes square images from 8x8 up with 1 or 3 channels, got inputs of shape {shape}; "

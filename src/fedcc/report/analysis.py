@@ -6,103 +6,92 @@ import base64
 import io
 import re
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
-from fedcc.report.values import Odd, items, mapping, number, short, text, whole
+from fedcc.report.values import InvalidRecord, Schema, check, mapping, number, optional, short, text, whole
 
-CLASSES = 65_536  # more no data set may have
+CLASSES = 65_536  # the most that a data set may have
 PANELS = 26  # pictures in one figure
-WHOSE = ("method", "data", "skew", "seed", "data_sha256", "partition_sha256")
+ORIGIN = ("method", "data", "skew", "seed", "data_sha256", "partition_sha256")
+
+MARGIN = partial(number, low=-1, high=1)
+SHARE = partial(number, low=0, high=1.001)  # a probability, rounded
+PURITY = partial(number, low=0, high=1)
+PERCENT = partial(number, low=0, high=100)
+COORDINATE = partial(number, low=-1e9, high=1e9)
+ANSWER = {"unknown": [SHARE], "plain": [SHARE]}
+SCHEMA: dict[str, Schema] = {
+    "margins": {"edges": [MARGIN], "models": [{"name": text, "mean": MARGIN, "counts": [whole]}]},
+    "embeddings": {
+        "labels": [partial(whole, high=CLASSES - 1)],
+        "panels": [{"name": text, "client": optional(whole), "points": [[COORDINATE]], "purity": PURITY}],
+    },
+    "example": {
+        "public": whole,
+        "image": partial(text, longest=2_000_000),
+        "label": optional(whole),
+        "classes": [lambda value, what: text(str(value), what)],
+        "clients": [{"client": whole, **ANSWER, "weight": partial(number, low=0)}],
+        "aggregates": ANSWER,
+        "accuracy": optional({"unknown": PERCENT, "plain": PERCENT}),
+    },
+}
 
 
 def read_analysis(value: Any, record: Mapping[str, Any]) -> dict[str, Any]:
-    """What was looked at in the trained models of the run with this record; each of the three parts may be missing."""
+    """What was found in the trained models of the run with this record; each of the three parts may be missing."""
     stored = mapping(value, "analysis")
-    for name in WHOSE:
+    for name in ORIGIN:
         if name in stored and name in record and stored[name] != record[name]:
-            raise Odd(f"is of another run: {name} is {short(stored[name])}, but the run's is {short(record[name])}")
-    read = {"margins": _margins, "embeddings": _embeddings, "example": _example}
-    return {name: check(mapping(stored[name], name)) for name, check in read.items() if stored.get(name) is not None}
+            found, own = short(stored[name]), short(record[name])
+            raise InvalidRecord(f"is of another run: {name} is {found}, but the run's is {own}")
+    parts = {name: check(stored[name], part, name) for name, part in SCHEMA.items() if stored.get(name) is not None}
+    if "margins" in parts:
+        _check_margins(parts["margins"])
+    if "embeddings" in parts:
+        _check_embeddings(parts["embeddings"])
+    if "example" in parts:
+        _check_example(parts["example"])
+    return parts
 
 
-def _margins(value: Mapping[str, Any]) -> dict[str, Any]:
-    edges = [number(e, "an edge", -1, 1) for e in items(value.get("edges"), "edges")]
-    models = []
-    for m in items(value.get("models"), "models"):
-        counts = [whole(n, "a count") for n in items(mapping(m, "a model").get("counts"), "counts")]
-        if len(counts) != len(edges) - 1:
-            raise Odd(f"margins need a count between two edges, got {len(counts)} for {len(edges)} edges")
-        mean = number(m.get("mean"), "mean", -1, 1)
-        models.append({"name": text(m.get("name"), "name"), "mean": mean, "counts": counts})
-    return {"edges": edges, "models": models}
+def _check_margins(margins: Mapping[str, Any]) -> None:
+    edges = len(margins["edges"])
+    for counts in (len(model["counts"]) for model in margins["models"]):
+        if counts != edges - 1:
+            raise InvalidRecord(f"margins need a count between two edges, got {counts} for {edges} edges")
 
 
-def _embeddings(value: Mapping[str, Any]) -> dict[str, Any]:
-    labels = [whole(n, "a label", 0, CLASSES - 1) for n in items(value.get("labels"), "labels")]
-    panels: list[dict[str, Any]] = []
-    for p in items(value.get("panels"), "panels"):
-        points = [
-            [number(c, "a coordinate", -1e9, 1e9) for c in items(xy, "a point")[:2]]
-            for xy in items(mapping(p, "a panel").get("points"), "points")
-        ]
-        if len(points) != len(labels) or any(len(xy) != 2 for xy in points):
-            raise Odd(f"a panel needs {len(labels)} points of two coordinates")
-        client = p.get("client")
-        panels.append(
-            {
-                "name": text(p.get("name"), "name"),
-                "client": None if client is None else whole(client, "client"),
-                "points": points,
-                "purity": number(p.get("purity"), "purity", 0, 1),
-            }
-        )
+def _check_embeddings(embeddings: Mapping[str, Any]) -> None:
+    labels, panels = embeddings["labels"], embeddings["panels"]
     if not labels or not 1 <= len(panels) <= PANELS:
-        raise Odd(f"embeddings need a label and 1 to {PANELS} panels, got {len(labels)} and {len(panels)}")
-    return {"samples": len(labels), "labels": labels, "panels": panels}
+        raise InvalidRecord(f"embeddings need a label and 1 to {PANELS} panels, got {len(labels)} and {len(panels)}")
+    for panel in panels:
+        if len(panel["points"]) != len(labels) or any(len(point) != 2 for point in panel["points"]):
+            raise InvalidRecord(f"a panel needs {len(labels)} points of two coordinates")
 
 
-def _example(value: Mapping[str, Any]) -> dict[str, Any]:
-    image = text(value.get("image"), "image", 2_000_000)
-    if not re.fullmatch(r"data:image/png;base64,[A-Za-z0-9+/]+=*", image) or not _drawable(image):
-        raise Odd("the example's image must be a small PNG as a data URL")
-    classes = [text(str(c), "a class") for c in items(value.get("classes"), "classes")]
-
-    def shares(stored: Any, length: int) -> list[float]:
-        found = [number(p, "a probability", 0, 1.001) for p in items(stored, "probabilities")]
-        if len(found) != length:
-            raise Odd(f"the example needs {length} probabilities, got {len(found)}")
-        return found
-
-    clients = [
-        {
-            "client": whole(mapping(c, "a client").get("client"), "client"),
-            "unknown": shares(c.get("unknown"), len(classes) + 1),
-            "plain": shares(c.get("plain"), len(classes)),
-            "weight": number(c.get("weight"), "weight", 0),
-        }
-        for c in items(value.get("clients"), "clients")
-    ]
+def _check_example(example: Mapping[str, Any]) -> None:
+    classes, clients, label = len(example["classes"]), example["clients"], example["label"]
     if not classes or not clients:
-        raise Odd(f"the example needs a class and a client, got {len(classes)} and {len(clients)}")
-    both = mapping(value.get("aggregates"), "aggregates")
-    label, right = value.get("label"), value.get("accuracy")
-    return {
-        "public": whole(value.get("public"), "public"),
-        "image": image,
-        "label": None if label is None else whole(label, "label", 0, len(classes) - 1),
-        "classes": classes,
-        "clients": clients,
-        "aggregates": {name: shares(both.get(name), len(classes)) for name in ("unknown", "plain")},
-        "accuracy": {n: number(mapping(right, "accuracy").get(n), "accuracy", 0, 100) for n in ("unknown", "plain")}
-        if right is not None
-        else None,
-    }
+        raise InvalidRecord(f"the example needs a class and a client, got {classes} and {len(clients)}")
+    for shares, outputs in [(example["aggregates"], classes), *((client, classes + 1) for client in clients)]:
+        for name, size in (("unknown", outputs), ("plain", classes)):
+            if len(shares[name]) != size:
+                raise InvalidRecord(f"the example needs {size} probabilities, got {len(shares[name])}")
+    if label is not None:
+        whole(label, "example.label", 0, classes - 1)
+    if not _is_small_png(example["image"]):
+        raise InvalidRecord("the example's image must be a small PNG as a data URL")
 
 
-def _drawable(address: str) -> bool:
-    """Whether it is a picture of a size that a data set may have."""
+def _is_small_png(address: str) -> bool:
+    """Whether an address holds a picture of a size that a data set may have."""
     from PIL import Image
 
+    if not re.fullmatch(r"data:image/png;base64,[A-Za-z0-9+/]+=*", address):
+        return False
     try:
         with Image.open(io.BytesIO(base64.b64decode(address.partition(",")[2])), formats=["PNG"]) as image:
             image.load()

@@ -5,11 +5,12 @@ from __future__ import annotations
 import base64
 import io
 from collections.abc import Mapping, Sequence
+from string import ascii_lowercase
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedcc.report.figures import colours, literal, new_figure
+from fedcc.report.figures import Styles, literal, new_figure, styled
 from fedcc.report.style import BLUE, GREEN, OURS, distinct_colours
 
 if TYPE_CHECKING:
@@ -18,73 +19,64 @@ if TYPE_CHECKING:
 
 
 def margins_figure(
-    panels: Mapping[str, Mapping[str, Mapping[str, Any]]],
-    model: str = "clients",
-    styles: Mapping[str, Mapping[str, Any]] | None = None,
+    panels: Mapping[str, Mapping[str, Mapping[str, Any]]], model: str = "clients", styles: Styles | None = None
 ) -> Figure:
     """Histograms of decision margins with log counts and their means (Fig. 2), a panel per scenario.
 
-    A panel holds the ``margins`` of an analysis by method; ``model`` says whose: ``clients``, ``global``, ``client 0``.
+    A panel holds the ``margins`` of an analysis by method; ``model`` is ``clients``, ``global``, ``client 0``, ...
     """
     lines = max((len(methods) for methods in panels.values()), default=0)
     figure = new_figure(3.5 * max(1, len(panels)) + 0.2, 2.9 + 0.15 * lines)
-    drawn = figure.subplots(1, max(1, len(panels)), sharey=True, squeeze=False)[0]
-    for axes, (title, methods) in zip(drawn, panels.items(), strict=False):
-        for (name, found), colour in zip(methods.items(), colours(len(methods)), strict=True):
-            one = next((m for m in found["models"] if m["name"] == model), None)
-            if one is None:
-                continue
-            colour = (styles or {}).get(name, {}).get("color", colour)
-            label = f"{name}, mean {one['mean']:+.2f}".replace("-", "\N{MINUS SIGN}")
-            axes.stairs(one["counts"], found["edges"], color=colour, fill=True, alpha=0.15)
-            axes.stairs(one["counts"], found["edges"], color=colour, linewidth=1.2, label=label)
-            axes.axvline(one["mean"], color=colour, linestyle="--", linewidth=1.2)
+    subplots = figure.subplots(1, max(1, len(panels)), sharey=True, squeeze=False)[0]
+    for axes, (title, methods) in zip(subplots, panels.items(), strict=False):
+        for name, margins, style in styled(methods, styles):
+            for one in [m for m in margins["models"] if m["name"] == model][:1]:
+                colour, edges = style["color"], margins["edges"]
+                label = f"{name}, mean {one['mean']:+.2f}".replace("-", "\N{MINUS SIGN}")
+                axes.stairs(one["counts"], edges, color=colour, fill=True, alpha=0.15)
+                axes.stairs(one["counts"], edges, color=colour, linewidth=1.2, label=label)
+                axes.axvline(one["mean"], color=colour, linestyle="--", linewidth=1.2)
         axes.axvline(0, color="grey", linewidth=0.8)
         axes.set_yscale("log")
-        axes.set_xlim(-1, 1)
         axes.set_xticks([-1, -0.5, 0, 0.5, 1], ["−1", "−0.5", "0", "0.5", "1"])
-        axes.set_xlabel("decision margin")
+        axes.set(xlim=(-1, 1), xlabel="decision margin")
         axes.set_title(title, fontsize=9)
         if axes.get_legend_handles_labels()[0]:  # below the axes, where it hides no line
             axes.legend(fontsize=7, loc="upper center", bbox_to_anchor=(0.5, -0.2), frameon=False)
-    drawn[0].set_ylim(bottom=0.7)
-    drawn[0].set_ylabel("test samples, all clients" if model == "clients" else "test samples")
+    subplots[0].set_ylim(bottom=0.7)
+    subplots[0].set_ylabel("test samples, all clients" if model == "clients" else "test samples")
     return figure
 
 
 def embeddings_figure(panels: Mapping[str, Mapping[str, Any]], classes: Sequence[str] = ()) -> Figure:
     """Embedded features coloured by class (Fig. 3): every panel of each method's ``embeddings`` of an analysis."""
-    shown = [(name, found["labels"], panel) for name, found in panels.items() for panel in found["panels"]]
+    from matplotlib.lines import Line2D
+
+    shown = [(name, method["labels"], panel) for name, method in panels.items() for panel in method["panels"]]
     number = 1 + max((max(labels) for _, labels, _ in shown), default=0)
     figure = new_figure(2.3 * max(1, len(shown)), 2.9)
-    drawn = figure.subplots(1, max(1, len(shown)), squeeze=False)[0]
     colours = distinct_colours(number)
-    for axes, letter, (name, labels, panel) in zip(drawn, "abcdefghijklmnopqrstuvwxyz", shown, strict=False):
+    subplots = figure.subplots(1, max(1, len(shown)), squeeze=False)[0]
+    for axes, letter, (name, labels, panel) in zip(subplots, ascii_lowercase, shown, strict=False):
         x, y = np.asarray(panel["points"]).T
         size = float(np.clip(3000 / len(x), 2, 12))
         axes.scatter(x, y, s=size, c=[colours[c] for c in labels], linewidths=0)
-        axes.set_xticks([])
-        axes.set_yticks([])
-        axes.set_box_aspect(1)
+        axes.set(xticks=[], yticks=[], box_aspect=1)
         axes.set_title(f"({letter}) {name} {panel['name']}", fontsize=9)
         axes.set_xlabel(f"purity {panel['purity']:.2f}", fontsize=8)
     if number <= 20:
-        from matplotlib.lines import Line2D
-
-        names = classes or [str(c) for c in range(number)]
+        names = (classes or [str(c) for c in range(number)])[:number]
         dots = [Line2D([], [], linestyle="", marker="o", markersize=4, color=colours[c]) for c in range(number)]
-        figure.legend(
-            dots, names[:number], loc="outside lower center", ncols=10, fontsize=7, frameon=False, handletextpad=0.1
-        )
+        figure.legend(dots, names, loc="outside lower center", ncols=10, fontsize=7, frameon=False, handletextpad=0.1)
     return figure
 
 
 def example_figure(example: Mapping[str, Any]) -> Figure:
-    """One public image, what each client says of it with and without "unknown", and what comes of it (Fig. 1).
+    """One public image, what each client answers with and without "unknown", and the aggregates (Fig. 1).
 
-    Of many classes the foremost 20 are shown.
+    Of many classes the 20 most probable are shown.
     """
-    total, example = len(example["classes"]), _foremost(example, 20)
+    total, example = len(example["classes"]), _most_probable(example, 20)
     names, clients, label = [*map(literal, example["classes"])], example["clients"], example["label"]
     figure = new_figure(5.2 + 0.3 * len(names), 2.6 + 0.2 * min(len(clients), 40))
     widths = [1.6, 3, 3 * (len(names) + 1) / len(names), 0.9]
@@ -92,14 +84,12 @@ def example_figure(example: Mapping[str, Any]) -> Figure:
     picture = figure.add_subplot(grid[0, 0])
     pixels = decoded(example["image"])
     picture.imshow(pixels, cmap="gray" if pixels.ndim == 2 else None, vmin=0, vmax=255, interpolation="nearest")
-    picture.set_xticks([])
-    picture.set_yticks([])
+    picture.set(xticks=[], yticks=[])
     picture.set_title(f"public image {example['public']}", fontsize=9)
     picture.set_xlabel("label not known" if label is None else f"hidden label: {names[label]}", fontsize=8)
     if right := example.get("accuracy"):
-        lines = (
-            f"over all public images\nthe mean is right in {right['plain']:.1f} %,\nFedCC's in {right['unknown']:.1f} %"
-        )
+        lines = f"over all public images\nthe mean is right in {right['plain']:.1f} %,"
+        lines += f"\nFedCC's in {right['unknown']:.1f} %"
         below = figure.add_subplot(grid[1, 0])
         below.set_axis_off()
         below.text(0.5, 0.5, lines, ha="center", va="center", fontsize=7)
@@ -125,39 +115,38 @@ def example_figure(example: Mapping[str, Any]) -> Figure:
             bars.set_ylabel("probability", fontsize=8)
     trust = figure.add_subplot(grid[0, 3])
     trust.barh(range(len(clients)), [c["weight"] for c in clients], color="#777777", height=0.8)
-    trust.set_ylim(len(clients) - 0.5, -0.5)
-    trust.set_yticks([])
+    trust.set(ylim=(len(clients) - 0.5, -0.5), yticks=[])
     trust.set_title("trust μ", fontsize=9)
     trust.tick_params(labelsize=7)
     trust.spines[["top", "right"]].set_visible(False)
     return figure
 
 
-def _foremost(example: Mapping[str, Any], most: int) -> Mapping[str, Any]:
-    """An example with at most so many classes: its own, and those that get the most from clients and aggregates."""
+def _most_probable(example: Mapping[str, Any], number: int) -> Mapping[str, Any]:
+    """An example with at most so many classes: its own, and those with the most probability."""
     names, label = example["classes"], example["label"]
-    if len(names) <= most:
+    if len(names) <= number:
         return example
     mass = np.add(*(np.array(example["aggregates"][side]) for side in ("plain", "unknown")))
     mass += np.mean([c["unknown"][:-1] for c in example["clients"]], 0)
     if label is not None:
         mass[label] = np.inf
-    kept = sorted(np.argsort(-mass, kind="stable")[:most].tolist())
+    classes = sorted(np.argsort(-mass, kind="stable")[:number].tolist())
 
     def part(values: Sequence[Any]) -> list[Any]:
-        return [values[c] for c in kept] + list(values[len(names) :])  # "unknown" comes behind them
+        return [values[c] for c in classes] + list(values[len(names) :])  # "unknown" comes last
 
     return {
         **example,
         "classes": part(names),
-        "label": None if label is None else kept.index(label),
+        "label": None if label is None else classes.index(label),
         "clients": [{**c, "plain": part(c["plain"]), "unknown": part(c["unknown"])} for c in example["clients"]],
         "aggregates": {side: part(values) for side, values in example["aggregates"].items()},
     }
 
 
 def _answers(axes: Axes, table: np.ndarray, classes: int) -> None:
-    """Probabilities [clients, classes] as shades, "unknown" behind them in blue."""
+    """Probabilities [clients, classes] as shades, then "unknown" in blue."""
     from matplotlib.colors import to_rgb
 
     full = np.array([to_rgb("black")] * classes + [to_rgb(BLUE.light)])[: table.shape[1]]
@@ -173,8 +162,7 @@ def _aggregate(axes: Axes, values: Sequence[float], names: Sequence[str], label:
     colours = ["#BBBBBB"] * len(names)
     colours[named] = "#555555" if label is None else GREEN.light if named == label else OURS.light
     axes.bar(range(len(names)), values, color=colours, width=0.8)
-    axes.set_ylim(0, 1.05)
-    axes.set_yticks([0, 0.5, 1])
+    axes.set(ylim=(0, 1.05), yticks=[0, 0.5, 1])
     axes.set_title(f"{title}: {names[named]} ({values[named]:.2f})", fontsize=8)
     axes.set_xticks(range(len(names)), names, rotation=90 if max(map(len, names)) > 2 else 0)
     axes.tick_params(labelsize=7)

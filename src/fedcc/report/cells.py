@@ -5,7 +5,6 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Literal
 
 from fedcc.methods import METHODS
@@ -26,10 +25,9 @@ class Value:
 
     @staticmethod
     def of(numbers: Iterable[float]) -> Value | None:
-        found = list(numbers)
-        if not found:
+        if not (values := list(numbers)):
             return None
-        return Value(statistics.fmean(found), statistics.stdev(found) if len(found) > 1 else None, len(found))
+        return Value(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None, len(values))
 
     def __str__(self) -> str:
         return f"{self.mean:.1f}" + (f" ±{self.spread:.1f}" if self.spread is not None else "")
@@ -37,32 +35,24 @@ class Value:
 
 @dataclass(frozen=True)
 class Cell:
-    """One method in one scenario: the runs, one a seed, and the paper's number. Without runs it is missing."""
+    """One method in one scenario: a run per seed, and the paper's number."""
 
     runs: tuple[RunRecord, ...] = ()
     printed: Printed | None = None
     marks: Mapping[Accuracy, int] = field(default_factory=dict)  # 1 the best of its column, 2 the second best
 
-    @cached_property
+    @property
     def final(self) -> Value | None:
-        return Value.of(r.final for r in self.runs)
-
-    @cached_property
-    def best(self) -> Value | None:
-        return Value.of(r.best for r in self.runs)
+        return self.value("final")
 
     def value(self, accuracy: Accuracy) -> Value | None:
-        return self.final if accuracy == "final" else self.best
-
-    @property
-    def best_rounds(self) -> str:
-        return ", ".join(str(r.best_round) for r in self.runs)
+        return Value.of(self.by_seed(accuracy).values())
 
     def by_seed(self, accuracy: Accuracy) -> dict[int, float]:
-        return {r.seed: r.final if accuracy == "final" else r.best for r in self.runs}
+        return {r.seed: getattr(r, accuracy) for r in self.runs}
 
     def reread(self, name: str) -> dict[int, float]:
-        """By seed, the final accuracy by another reading of the same models, of the runs that recorded it."""
+        """By seed, the final accuracy of another reading of the same models, if the run recorded it."""
         return {r.seed: r.readings[name].final for r in self.runs if name in r.readings}
 
 
@@ -72,7 +62,7 @@ class MethodRow:
 
     method: str
     label: str
-    extra: str  # what sets it apart from the method as it comes
+    extra: str  # how it differs from the method with its defaults
     cells: Mapping[Scenario, Cell]
 
     @property
@@ -81,13 +71,13 @@ class MethodRow:
 
     @property
     def name(self) -> tuple[str, str]:
-        """The label in two: the method, and what must stand beside it in smaller type."""
+        """The label in two: the method, and the rest in smaller type."""
         name, _, note = self.label.partition(" (")
         return name, ", ".join(filter(None, (note.rstrip(")"), self.extra)))
 
     @property
     def bound(self) -> bool:
-        """Shares nothing or everything: no competitor, so it gets no mark."""
+        """Shares nothing or everything, so it does not compete."""
         kind = METHODS.get(self.method)
         return kind is not None and kind.family == "bound"
 
@@ -102,7 +92,7 @@ class Table:
     scenarios: tuple[Scenario, ...]
     rows: tuple[MethodRow, ...]
     of_paper: bool  # the paper's protocol on the paper's data sets: Table I
-    with_paper: bool  # the paper's numbers may stand beside these
+    with_paper: bool  # the paper's numbers can be compared with these
     variants: bool = False
 
     @property
@@ -113,11 +103,11 @@ class Table:
     def data(self) -> list[str]:
         return list(dict.fromkeys(d for d, _ in self.scenarios))
 
-    def of(self, data: str) -> tuple[Scenario, ...]:
+    def scenarios_of(self, data: str) -> tuple[Scenario, ...]:
         return tuple(s for s in self.scenarios if s[0] == data)
 
-    def ran(self, data: str) -> bool:
-        return any(row.cells[s].runs for row in self.rows for s in self.of(data))
+    def has_runs(self, data: str) -> bool:
+        return any(row.cells[s].runs for row in self.rows for s in self.scenarios_of(data))
 
     @property
     def seeds(self) -> str:

@@ -24,20 +24,17 @@ classes outside the client's majority set, or outside the classes that it holds.
 
 @dataclass(frozen=True)
 class ClientValue:
-    """Clients' own models: the mean over clients and seeds, with the two spreads apart."""
+    """The mean over clients and seeds, with a spread over each."""
 
     mean: float
     over_clients: float | None  # standard deviation over the clients of a run, averaged over seeds
-    over_seeds: float | None  # of the runs' means
+    over_seeds: float | None  # standard deviation of the runs' means
     n: int
-
-    def __str__(self) -> str:
-        return f"{self.mean:.1f}"
 
 
 @dataclass(frozen=True)
 class ClientCell:
-    """One method in one scenario and one test; ``plain`` beside ``valid`` tells what the rule adds."""
+    """One method in one scenario and one test."""
 
     value: ClientValue | None
     runs: tuple[RunRecord, ...] = ()
@@ -54,17 +51,14 @@ class ClientTable:
 
     @property
     def slug(self) -> str:
-        return (
-            self.of.slug.replace("table1", "table2") if self.of.slug.startswith("table1") else f"{self.of.slug}-clients"
-        )
+        slug = self.of.slug
+        return slug.replace("table1", "table2") if slug.startswith("table1") else f"{slug}-clients"
 
     @property
     def title(self) -> str:
-        return (
-            self.of.title.replace("Table I", "Table II", 1)
-            if self.of.title.startswith("Table I")
-            else f"{self.of.title}: clients' own models"
-        )
+        title = self.of.title
+        own = f"{title}: clients' own models"
+        return title.replace("Table I", "Table II", 1) if title.startswith("Table I") else own
 
     @property
     def data(self) -> list[str]:
@@ -72,7 +66,7 @@ class ClientTable:
 
 
 def client_table(table: Table) -> ClientTable | None:
-    """The clients' own models after their last local training; None where no run says."""
+    """The clients' own models after their last local training; None if no run has them."""
     rows = []
     for row in table.rows:
         kind = METHODS.get(row.method)
@@ -87,24 +81,19 @@ def client_table(table: Table) -> ClientTable | None:
 
 def _client_cell(row: MethodRow, scenario: Scenario, test: str, with_paper: bool) -> ClientCell:
     runs = tuple(r for r in row.cells[scenario].runs if _accuracies(r, test))
-    each = [_accuracies(r, test) for r in runs]
+    by_run = [_accuracies(r, test) for r in runs]
     value = None
-    if each:
-        over = [statistics.stdev(v) for v in each if len(v) > 1]
-        means = Value.of(statistics.fmean(v) for v in each)
-        assert means is not None
-        value = ClientValue(means.mean, statistics.fmean(over) if over else None, means.spread, len(each))
+    if means := Value.of(map(statistics.fmean, by_run)):
+        spread = Value.of(statistics.stdev(v) for v in by_run if len(v) > 1)
+        value = ClientValue(means.mean, spread.mean if spread else None, means.spread, means.n)
     printed = None
-    if (
-        with_paper and not row.extra and test in ("local", "valid")
-    ):  # the paper's global column is the one with the rule
+    if with_paper and not row.extra and test in ("local", "valid"):  # the paper's global column has the rule
         printed = paper.TABLE2.get(("local" if test == "local" else "global", row.method, scenario))
     return ClientCell(value, runs, printed)
 
 
 def _accuracies(run: RunRecord, test: str) -> list[float]:
-    """The clients' accuracies; a method without "unknown" has the same with the rule and without."""
-    found = run.tests.get(test)
-    if found is None and test in ("valid", "valid_labels") and run.method != "fedcc":
-        found = run.tests.get("global")
-    return list(found.values()) if found else []
+    """The clients' accuracies; without "unknown", ``valid`` and ``valid_labels`` are the same as ``global``."""
+    if test in ("valid", "valid_labels") and test not in run.tests and run.method != "fedcc":
+        test = "global"
+    return list(run.tests.get(test, {}).values())

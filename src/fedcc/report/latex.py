@@ -1,11 +1,13 @@
-r"""Tables for a paper: booktabs, to be read with ``\input``; ``report.tex`` shows them all and compiles by itself."""
+r"""Tables for a paper with booktabs, for ``\input``; ``report.tex`` compiles by itself and shows them all."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import product
 
-from fedcc.report.cells import Accuracy, Table
-from fedcc.report.client_tables import TESTS, ClientTable
+from fedcc.report.cells import Accuracy, Table, Value
+from fedcc.report.client_tables import TESTS, ClientTable, ClientValue
+from fedcc.report.paper import Printed
 from fedcc.report.titles import skew_title, title_of
 
 SPECIAL = {
@@ -33,7 +35,7 @@ DOCUMENT = r"""\documentclass{article}
 
 
 def text(value: str) -> str:
-    """Any text, so that it stands for itself; what the usual fonts lack becomes a question mark."""
+    """Text without LaTeX's special meanings; characters that the usual fonts lack become question marks."""
     plain = "".join(SPECIAL.get(c, c) for c in " ".join(value.split()))
     return "".join(c if 32 <= ord(c) < 0x180 else "?" for c in plain)
 
@@ -43,84 +45,80 @@ def document(names: Sequence[str]) -> str:
 
 
 def comparison(table: Table, accuracy: Accuracy = "final", with_paper: bool = False) -> str:
-    """Methods by scenarios; bold the best, underlined the second best; the paper's numbers below ours if asked for."""
+    """Methods by scenarios; bold the best, underlined the second best; on request the paper's numbers below ours."""
     lines = []
     for row in table.rows:
-        cells = []
-        for s in table.scenarios:
-            cell = row.cells[s]
-            value = cell.value(accuracy)
-            shown = "--"
-            if value is not None:
-                spread = f"_{{\\pm{value.spread:.1f}}}" if value.spread is not None else ""
-                mark = {1: r"\mathbf", 2: r"\underline"}.get(cell.marks.get(accuracy, 0))
-                shown = f"${mark}{{{value.mean:.1f}}}{spread}$" if mark else f"${value.mean:.1f}{spread}$"
-            cells.append(shown)
-        lines.append(" & ".join([text(row.title), *cells]) + r" \\")
-        if with_paper and any(row.cells[s].printed for s in table.scenarios):
-            theirs = [
-                f"${p.mean:.1f}_{{\\pm{p.spread:.1f}}}$" if (p := row.cells[s].printed) else "--"
-                for s in table.scenarios
-            ]
-            lines.append(" & ".join([r"\quad\emph{paper}", *theirs]) + r" \\")
+        cells = [row.cells[s] for s in table.scenarios]
+        lines.append([text(row.title), *(_number(c.value(accuracy), c.marks.get(accuracy, 0)) for c in cells)])
+        if with_paper and any(c.printed for c in cells):
+            lines.append([r"\quad\emph{paper}", *(_number(c.printed) for c in cells)])
     caption = f"{table.title}. Accuracy (\\%) in the {accuracy} round; {text(table.protocol)}; seeds: {table.seeds}."
-    return _table(table, [1] * len(table.scenarios), lines, caption, table.slug)
+    return _table(table, 1, lines, caption)
+
+
+def _number(value: Value | Printed | None, mark: int = 0) -> str:
+    if value is None:
+        return "--"
+    spread = f"_{{\\pm{value.spread:.1f}}}" if value.spread is not None else ""
+    command = {1: r"\mathbf", 2: r"\underline"}.get(mark)
+    return f"${command}{{{value.mean:.1f}}}{spread}$" if command else f"${value.mean:.1f}{spread}$"
 
 
 def clients(table: ClientTable) -> str:
     """Table II: spread over clients as an index, over seeds in brackets."""
-    lines = []
-    for row, cells in table.rows:
-        shown = []
-        for s in table.scenarios:
-            for test in TESTS:
-                v = cells[s, test].value
-                if v is None:
-                    shown.append("--")
-                    continue
-                index = f"_{{\\pm{v.over_clients:.1f}}}" if v.over_clients is not None else ""
-                seeds = f"\\;(\\pm{v.over_seeds:.1f})" if v.over_seeds is not None else ""
-                shown.append(f"${v.mean:.1f}{index}{seeds}$")
-        lines.append(" & ".join([text(row.title), *shown]) + r" \\")
+    lines = [
+        [text(row.title), *(_client_number(cells[key].value) for key in product(table.scenarios, TESTS))]
+        for row, cells in table.rows
+    ]
     caption = (
         f"{table.title}. Clients' own models (\\%); index: spread over clients, in brackets: over seeds; "
         "unknown valid: an answer ``unknown'' counts as right outside the client's majority classes; "
         "(labels): outside the classes that it holds."
     )
-    under = " & ".join(["", *(t for _ in table.scenarios for t in TESTS.values())]) + r" \\"
-    return _table(table, [len(TESTS)] * len(table.scenarios), lines, caption, table.slug, under)
+    return _table(table, len(TESTS), lines, caption, under=["", *[*TESTS.values()] * len(table.scenarios)])
+
+
+def _client_number(value: ClientValue | None) -> str:
+    if value is None:
+        return "--"
+    index = f"_{{\\pm{value.over_clients:.1f}}}" if value.over_clients is not None else ""
+    seeds = f"\\;(\\pm{value.over_seeds:.1f})" if value.over_seeds is not None else ""
+    return f"${value.mean:.1f}{index}{seeds}$"
 
 
 def _table(
-    table: Table | ClientTable, widths: Sequence[int], lines: Sequence[str], caption: str, label: str, under: str = ""
+    table: Table | ClientTable, width: int, lines: Sequence[Sequence[str]], caption: str, under: Sequence[str] = ()
 ) -> str:
+    """A table whose scenarios have ``width`` columns each."""
     head, rules, column = [""], [], 2
     for data in table.data:
-        width = sum(w for s, w in zip(table.scenarios, widths, strict=True) if s[0] == data)
-        head.append(rf"\multicolumn{{{width}}}{{c}}{{{text(title_of(data))}}}")
-        rules.append(rf"\cmidrule(lr){{{column}-{column + width - 1}}}")
-        column += width
-    skews = [
-        rf"\multicolumn{{{w}}}{{c}}{{{text(skew_title(s))}}}" for (_, s), w in zip(table.scenarios, widths, strict=True)
-    ]
+        span = width * sum(d == data for d, _ in table.scenarios)
+        head.append(rf"\multicolumn{{{span}}}{{c}}{{{text(title_of(data))}}}")
+        rules.append(rf"\cmidrule(lr){{{column}-{column + span - 1}}}")
+        column += span
+    skews = [rf"\multicolumn{{{width}}}{{c}}{{{text(skew_title(skew))}}}" for _, skew in table.scenarios]
     return "\n".join(
         [
             r"\begin{table*}",
             r"\centering\small",
             rf"\caption{{{caption}}}",
-            rf"\label{{tab:{label}}}",
+            rf"\label{{tab:{table.slug}}}",
             r"\resizebox{\ifdim\width>\textwidth\textwidth\else\width\fi}{!}{%",
-            rf"\begin{{tabular}}{{l{'c' * sum(widths)}}}",
+            rf"\begin{{tabular}}{{l{'c' * width * len(table.scenarios)}}}",
             r"\toprule",
-            " & ".join(head) + r" \\",
+            _line(head),
             " ".join(rules),
-            " & ".join(["Method", *skews]) + r" \\",
-            *([under] if under else []),
+            _line(["Method", *skews]),
+            *([_line(under)] if under else []),
             r"\midrule",
-            *lines,
+            *map(_line, lines),
             r"\bottomrule",
             r"\end{tabular}}",
             r"\end{table*}",
             "",
         ]
     )
+
+
+def _line(cells: Sequence[str]) -> str:
+    return " & ".join(cells) + r" \\"

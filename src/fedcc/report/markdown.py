@@ -1,4 +1,4 @@
-"""Tables as Markdown: one table, a page of all, the block of a README. The same records give the same bytes."""
+"""Tables as Markdown: one table, a page of all, the block of a README."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from pathlib import Path
 from fedcc.report import paper
 from fedcc.report.cells import ACCURACIES, Accuracy, Cell, MethodRow, Table
 from fedcc.report.client_tables import TESTS, ClientCell, ClientTable, client_table
-from fedcc.report.readings import readings
-from fedcc.report.records import Found, RunRecord
-from fedcc.report.standings import filled, leads, standing
+from fedcc.report.readings import reading_tables
+from fedcc.report.records import Records, RunRecord
+from fedcc.report.standings import filled, leads, standings
 from fedcc.report.titles import scenario_title, title_of
 from fedcc.report.values import relative_link
 
@@ -21,18 +21,18 @@ MISSING = "–"
 
 
 def plain(text: str) -> str:
-    """Text as it is, whatever it holds."""
+    """Text without Markdown's special meanings."""
     return re.sub(r"([\\`*_\[\]<>|#~&])", r"\\\1", " ".join(text.split()))
 
 
 def code(text: str) -> str:
-    """Text as code, fit for a cell."""
+    """Text as code in a cell."""
     text = " ".join(text.split()).replace("|", "\\|")
     return f"`{text}`" if "`" not in text else f"`` {text.replace('``', '` `')} ``"
 
 
 def link(text: str, run: RunRecord, beside: Path) -> str:
-    """A link to a run's record from a page that lies in the folder ``beside``."""
+    """A link to a run's record from a page in the folder ``beside``."""
     return f"[{text}]({relative_link(run.file, beside)})"
 
 
@@ -47,14 +47,14 @@ def marked(text: str, mark: int) -> str:
 
 
 def number(cell: Cell, accuracy: Accuracy, beside: Path) -> str:
-    """A cell's number with links to the records behind it, by seed where there are several."""
+    """A cell's number with links to its records, by seed if there are several."""
     value = cell.value(accuracy)
     if value is None:
         return MISSING
     if len(cell.runs) == 1:
-        run = cell.runs[0]
-        behind = f" ({run.best_round})" if accuracy == "best" else ""
-        return marked(link(f"{value}", run, beside), cell.marks.get(accuracy, 0)) + behind
+        (run,) = cell.runs
+        best_round = f" ({run.best_round})" if accuracy == "best" else ""
+        return marked(link(f"{value}", run, beside), cell.marks.get(accuracy, 0)) + best_round
     seeds = " ".join(link(str(r.seed), r, beside) for r in cell.runs)
     return marked(f"{value}", cell.marks.get(accuracy, 0)) + (f" <sup>{seeds}</sup>" if accuracy == "final" else "")
 
@@ -64,8 +64,8 @@ def printed(number: paper.Printed | None) -> str:
 
 
 def comparison(table: Table, data: str, beside: Path) -> str:
-    """One data set of a table: final and best round, and the paper's number where it may stand beside ours."""
-    scenarios = table.of(data)
+    """One data set of a table: final and best round, and the paper's number if it can be compared."""
+    scenarios = table.scenarios_of(data)
     head = ["method"]
     for _, skew in scenarios:
         head += [f"{code(skew)} final", "best (round)", *(["paper"] if table.with_paper else [])]
@@ -93,30 +93,27 @@ def clients(table: ClientTable, data: str) -> str:
 
 
 def client_number(cell: ClientCell) -> str:
-    if cell.value is None:
-        text = MISSING
-    else:
-        v = cell.value
-        spreads = ([f"±{v.over_clients:.1f} clients"] if v.over_clients is not None else []) + (
-            [f"±{v.over_seeds:.1f} seeds"] if v.over_seeds is not None else []
-        )
-        text = f"{v.mean:.1f}" + (f" <sub>{', '.join(spreads)}</sub>" if spreads else "")
+    text = MISSING
+    if value := cell.value:
+        spreads = {"clients": value.over_clients, "seeds": value.over_seeds}
+        over = ", ".join(f"±{spread:.1f} {what}" for what, spread in spreads.items() if spread is not None)
+        text = f"{value.mean:.1f}" + (f" <sub>{over}</sub>" if over else "")
     return text + (f"; paper {printed(cell.printed)}" if cell.printed else "")
 
 
-def whole(table: Table, beside: Path) -> str:
-    """A table with its title, a part for each data set that has runs."""
-    parts = [f"## {plain(table.title)}\n", f"{sentence(table)}\n"]
+def section(table: Table, beside: Path) -> str:
+    """A table with its title, in one part per data set."""
+    parts = [f"## {plain(table.title)}\n", f"{protocol(table)}\n"]
     for data in table.data:
         if len(table.data) > 1:
             parts.append(f"### {plain(title_of(data))}\n")
-        parts.append(comparison(table, data, beside) if table.ran(data) else "No runs yet.\n")
+        parts.append(comparison(table, data, beside) if table.has_runs(data) else "No runs yet.\n")
     return "\n".join(parts)
 
 
-def sentence(table: Table) -> str:
-    made = sorted({f"{r.precision} on {r.device}" for r in table.runs if r.device})
-    where = f" Made in {plain(', '.join(made))}." if made else ""
+def protocol(table: Table) -> str:
+    machines = sorted({f"{r.precision} on {r.device}" for r in table.runs if r.device})
+    where = f" Made in {plain(', '.join(machines))}." if machines else ""
     return f"{plain(table.protocol)}; seeds per cell: {table.seeds}.{where}"
 
 
@@ -137,35 +134,35 @@ things. The paper does not say which of the two sets it takes; its number stands
 """
 
 
-def page(found: Found, made: Sequence[Table], beside: Path) -> str:
+def page(records: Records, tables: Sequence[Table], beside: Path) -> str:
     """Everything on one page: tables, what is open, and each run with its record and its command."""
     parts = [
         "# Results\n",
         "Written by `fedcc report` from the records of finished runs; edits made here are lost.\n",
         HOW,
     ]
-    for table in made:
-        parts.append(whole(table, beside))
-        for again in readings(table):
-            parts += [f"### {again.title}\n", again.about]
-            parts += [f"{plain(title_of(d))}:\n\n{comparison(again.table, d, beside)}" for d in again.table.data]
+    for table in tables:
+        parts.append(section(table, beside))
+        for readings in reading_tables(table):
+            parts += [f"### {readings.title}\n", readings.about]
+            parts += [f"{plain(title_of(d))}:\n\n{comparison(readings.table, d, beside)}" for d in readings.table.data]
         if table.of_paper:
-            if leading := ahead(table):
-                parts += ["### Is FedCC ahead?\n", leading]
-            parts.append(open_ends(table))
-    shown = [c for t in made if not t.variants and (c := client_table(t))]
-    if shown:
+            if comparisons := lead_section(table):
+                parts += ["### Is FedCC ahead?\n", comparisons]
+            parts.append(open_section(table))
+    own = [c for t in tables if not t.variants and (c := client_table(t))]
+    if own:
         parts += ["## Clients' own models (the paper's Table II)\n", HOW_CLIENTS]
-    for table2 in shown:
+    for table2 in own:
         for data in table2.data:
             parts += [f"### {plain(table2.of.title)}: {plain(title_of(data))}\n", clients(table2, data)]
     parts.append("## Records\n")
-    for table in made:
-        own = [row for row in table.rows if not table.variants or row.extra]
-        parts += [f"### {plain(table.title)}\n", records(own, beside)]
-    if found.problems:
+    for table in tables:
+        rows = [row for row in table.rows if not table.variants or row.extra]
+        parts += [f"### {plain(table.title)}\n", record_list(rows, beside)]
+    if records.problems:
         parts.append("## Left out\n")
-        parts.append("\n".join(f"- {code(name)}: {plain(reason)}" for name, reason in found.problems) + "\n")
+        parts.append("\n".join(f"- {code(name)}: {plain(reason)}" for name, reason in records.problems) + "\n")
     return "\n".join(parts)
 
 
@@ -177,43 +174,43 @@ baselines alone, their final models with BatchNorm's statistics from the public 
 """
 
 
-def ahead(table: Table) -> str:
-    """Whether FedCC leads, scenario by scenario, and whether it does so in the paper."""
+def lead_section(table: Table) -> str:
+    """Whether FedCC leads, by scenario, and whether it does so in the paper."""
     against = ["nearest baseline", "margin"]
     head = ["scenario", "baselines run", "final", *against, "best rounds", *against]
+    head += ["re-estimated: margin", "paper: margin"]
     rows = []
     for lead in leads(table):
         row = [plain(scenario_title(lead.scenario)), f"{lead.rivals} of {len(paper.METHODS) - 1}"]
-        for accuracy in ACCURACIES:
-            mine, margin = lead.margins[accuracy]
+        for value, margin in (lead.margins[accuracy] for accuracy in ACCURACIES):
             points = marked(f"{margin.points:+.1f}", int(margin.points >= 0))
-            row += [f"{mine}", plain(margin.rival), f"{points} ({margin.note})" if margin.note else points]
-        again = lead.reread and (", ".join(filter(None, (lead.reread.rival, lead.reread.note))), lead.reread.points)
-        rows.append(row + [f"{m[1]:+.1f} ({plain(m[0])})" if m else MISSING for m in (again, lead.printed)])
-    if not rows:
-        return ""
-    return f"{HOW_AHEAD}\n{grid([*head, 're-estimated: margin', 'paper: margin'], rows)}"
+            row += [f"{value}", plain(margin.rival), f"{points} ({margin.note})" if margin.note else points]
+        for other in (lead.reread, lead.printed):
+            names = other and ", ".join(filter(None, (other.rival, other.note)))
+            row.append(f"{other.points:+.1f} ({plain(names)})" if other and names else MISSING)
+        rows.append(row)
+    return f"{HOW_AHEAD}\n{grid(head, rows)}" if rows else ""
 
 
-def open_ends(table: Table) -> str:
+def open_section(table: Table) -> str:
     """What the paper's table lacks, by scenario."""
     lines = ["### What is open\n"]
-    for s in standing(table):
-        title, everything = plain(scenario_title(s.scenario)), len(s.missing) == len(paper.METHODS)
-        said = []
+    for s in standings(table):
+        notes = []
         if s.missing:
-            said.append("no run yet" if everything else f"missing: {plain(', '.join(s.missing))}")
+            everything = len(s.missing) == len(paper.METHODS)
+            notes.append("no run yet" if everything else f"missing: {plain(', '.join(s.missing))}")
         if s.fewer:
             few = ", ".join(f"{label} ({n})" for label, n in s.fewer)
-            said.append(f"fewer than {paper.SEEDS} seeds: {plain(few)}")
+            notes.append(f"fewer than {paper.SEEDS} seeds: {plain(few)}")
         if s.below:
             less = ", ".join(f"{label} ({by:.1f})" for label, by in s.below)
-            said.append(f"below the paper: {plain(less)}")
-        lines.append(f"- {title}: {'; '.join(said) if said else 'complete'}")
+            notes.append(f"below the paper: {plain(less)}")
+        lines.append(f"- {plain(scenario_title(s.scenario))}: {'; '.join(notes) or 'complete'}")
     return "\n".join(lines) + "\n"
 
 
-def records(rows: Sequence[MethodRow], beside: Path) -> str:
+def record_list(rows: Sequence[MethodRow], beside: Path) -> str:
     head = ["method", "data", "skew", "seed", "final", "best (round)", "seconds", "record", "command"]
     lines = [
         [
@@ -237,28 +234,24 @@ def records(rows: Sequence[MethodRow], beside: Path) -> str:
 # ------------------------------------------------------------------------------------------------------------- README
 
 
-def block(made: Sequence[Table], beside: Path) -> str:
+def readme_block(tables: Sequence[Table], beside: Path) -> str:
     """The paper's table as far as it was run: our final accuracy, the paper's in brackets."""
-    table = next((t for t in made if t.of_paper), None)
+    table = next((t for t in tables if t.of_paper), None)
     if table is None:
         return "Nothing was run by the paper's protocol yet.\n"
     text = (
         "Accuracy on the global test set after the last round, in percent; in brackets the paper's number. "
-        f"{sentence(table)} {filled(table)} of the {len(paper.TABLE1)} cells of the paper's Table I have been run."
+        f"{protocol(table)} {filled(table)} of the {len(paper.TABLE1)} cells of the paper's Table I have been run."
     )
-    return "\n".join(filter(None, [wrapped(text), _briefly(table, beside), ahead(table)]))
-
-
-def _briefly(table: Table, beside: Path) -> str:
-    """What was run of a table, final round alone."""
-    columns = [s for s in table.scenarios if any(r.cells[s].runs for r in table.rows)]
-    head = ["method", *(f"{plain(title_of(d))} {code(s)}" for d, s in columns)]
+    columns = [s for s in table.scenarios if any(row.cells[s].runs for row in table.rows)]
+    head = ["method", *(f"{plain(title_of(data))} {code(skew)}" for data, skew in columns)]
     rows = [
         [plain(row.title), *(_brief(row.cells[s], beside) for s in columns)]
         for row in table.rows
         if any(row.cells[s].runs for s in columns)
     ]
-    return grid(head, rows)
+    lines = textwrap.wrap(text, 119, break_long_words=False, break_on_hyphens=False)
+    return "\n".join(filter(None, ["\n".join(lines) + "\n", grid(head, rows), lead_section(table)]))
 
 
 def _brief(cell: Cell, beside: Path) -> str:
@@ -268,11 +261,7 @@ def _brief(cell: Cell, beside: Path) -> str:
     return marked(text, cell.marks.get("final", 0)) + (f" ({cell.printed.mean:.1f})" if cell.printed else "")
 
 
-def wrapped(text: str) -> str:
-    return "\n".join(textwrap.wrap(text, 119, break_long_words=False, break_on_hyphens=False)) + "\n"
-
-
-def replaced(text: str, block: str, name: str) -> str:
+def replace_block(text: str, block: str, name: str) -> str:
     """A page with the block between its two markers replaced."""
     if text.count(BEGIN) != 1 or text.count(END) != 1 or text.index(BEGIN) > text.index(END):
         raise ValueError(

@@ -1,4 +1,4 @@
-"""One HTML page that needs nothing else: tables in the page itself, figures drawn by plotly, which comes with it."""
+"""The report as one HTML page, complete in itself: figures are drawn by plotly, which is part of the page."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from fedcc.report import paper
 from fedcc.report.cells import ACCURACIES, MethodRow, Table
 from fedcc.report.client_tables import TESTS, client_table
 from fedcc.report.paper import Scenario
-from fedcc.report.readings import readings
-from fedcc.report.records import Found, RunRecord
-from fedcc.report.standings import filled, leads, standing
+from fedcc.report.readings import reading_tables
+from fedcc.report.records import Records, RunRecord
+from fedcc.report.standings import filled, leads, standings
 from fedcc.report.style import PALETTE, look
 from fedcc.report.titles import scenario_title, skew_title, title_of
 from fedcc.report.values import natural, printable, relative_link
@@ -27,8 +27,8 @@ MOST_CLIENTS = 100  # lines in one picture
 TEMPLATE = Path(__file__).parent / "template"
 
 
-def page(found: Found, tables: Sequence[Table], out: Path, title: str, downloads: Sequence[str] = ()) -> str:
-    """The whole page, to be written into the folder ``out``; ``downloads`` are files there that it links to."""
+def page(records: Records, tables: Sequence[Table], out: Path, title: str, downloads: Sequence[str] = ()) -> str:
+    """The whole page, for the folder ``out``; ``downloads`` are files there that it links to."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
     from markupsafe import Markup
     from plotly.offline import get_plotlyjs
@@ -40,11 +40,10 @@ def page(found: Found, tables: Sequence[Table], out: Path, title: str, downloads
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    cells = Cells(tables)
+    groups = RunGroups(tables)
     methods = {row.method: row.label for t in tables for row in t.rows}
-    known = list(METHODS)
-    order = sorted(methods, key=lambda m: known.index(m) if m in known else len(known))
-    scenes = [s for t in tables for s in _scenes(t, cells)]
+    order = [m for m in METHODS if m in methods] + [m for m in methods if m not in METHODS]
+    scenes = [s for t in tables for s in _scenes(t, groups)]
     first = max(reversed(scenes), key=lambda s: s["weight"], default=None)  # of equals the paper's hardest
     data = {
         "looks": {m: look(m)._asdict() for m in methods},
@@ -55,17 +54,16 @@ def page(found: Found, tables: Sequence[Table], out: Path, title: str, downloads
     }
     return environment.get_template("page.html").render(
         title=title,
-        found=found,
+        records=records,
         tables=tables,
         client_tables=[c for t in tables if not t.variants and (c := client_table(t))],
-        readings=readings,
-        cells=cells,
-        groups=cells.groups,
+        reading_tables=reading_tables,
+        groups=groups,
         methods=[(m, methods[m], METHODS[m].family if m in METHODS else "other", look(m)) for m in order],
-        data_sets=list(dict.fromkeys(d for t in tables for d in t.data if t.ran(d))),
+        data_sets=list(dict.fromkeys(d for t in tables for d in t.data if t.has_runs(d))),
         scenes=scenes,
         headline=headline(tables),
-        standings={t.slug: standing(t) for t in tables if t.of_paper},
+        standings={t.slug: standings(t) for t in tables if t.of_paper},
         files=lambda run: _files(run, out),
         title_of=title_of,
         skew_title=skew_title,
@@ -82,7 +80,7 @@ def page(found: Found, tables: Sequence[Table], out: Path, title: str, downloads
 
 
 def embedded(data: Any) -> str:
-    """JSON that may stand inside a script element, whatever texts it holds."""
+    """JSON for a script element, whatever texts it holds."""
     text = json.dumps(data, allow_nan=False, separators=(",", ":"))
     for sign in "<>&":
         text = text.replace(sign, f"\\u{ord(sign):04x}")
@@ -90,26 +88,21 @@ def embedded(data: Any) -> str:
 
 
 def headline(tables: Sequence[Table]) -> list[str]:
-    """The first things to know, from what is there."""
+    """The main results."""
     lines = []
     for table in tables:
-        if table.variants:
-            continue
-        if asked := leads(table):
-            won = sum(lead.margins["final"][1].points >= 0 for lead in asked)
-            said = "is ahead of the others" if won else "is not ahead of the others"
-            where = f" in {won} of {len(asked)} scenarios" if len(asked) > 1 else ""
-            lines.append(f"{table.title}: after the final round FedCC {said}{where}.")
+        if not table.variants and (scenarios := leads(table)):
+            won = sum(lead.margins["final"][1].points >= 0 for lead in scenarios)
+            where = f" in {won} of {len(scenarios)} scenarios" if len(scenarios) > 1 else ""
+            is_ahead = "is ahead" if won else "is not ahead"
+            lines.append(f"{table.title}: after the final round FedCC {is_ahead} of the others{where}.")
     if done := sum(filled(t) for t in tables if t.of_paper):
         lines.append(f"{done} of the {len(paper.TABLE1)} cells of the paper's Table I have a run.")
     return lines
 
 
-# ------------------------------------------------------------------------------------------------ cells and their runs
-
-
 @dataclass(frozen=True)
-class Group:
+class RunGroup:
     """The runs of one cell, in the list that numbers link to."""
 
     id: str
@@ -119,19 +112,17 @@ class Group:
     runs: tuple[RunRecord, ...]
 
 
-class Cells:
-    """Every cell that has runs, and the place in the list of runs that its number links to."""
+class RunGroups(list[RunGroup]):
+    """The runs of every cell."""
 
     def __init__(self, tables: Sequence[Table]):
-        self.groups: list[Group] = []
         self._ids: dict[str, str] = {}  # by a run's name: other tables repeat cells, or some of their runs
         for table in tables:
             for row in table.rows:
                 for scenario, cell in row.cells.items():
                     if cell.runs and cell.runs[0].name not in self._ids:
-                        place = f"runs-{len(self.groups) + 1}"
-                        self._ids |= {r.name: place for r in cell.runs}
-                        self.groups.append(Group(place, table, row, scenario, cell.runs))
+                        self.append(RunGroup(f"runs-{len(self) + 1}", table, row, scenario, cell.runs))
+                        self._ids |= {r.name: self[-1].id for r in cell.runs}
 
     def id(self, runs: Sequence[RunRecord]) -> str:
         return self._ids[runs[0].name]
@@ -139,50 +130,50 @@ class Cells:
 
 def _files(run: RunRecord, out: Path) -> list[tuple[str, str]]:
     """A run's files as names and links relative to the page."""
-    there = [run.file.with_name(n) for n in FILES] if run.in_folder else [run.file]
-    if run.analysis_file is not None and run.analysis_file not in there:
-        there.insert(1, run.analysis_file)
-    return [(printable(f.name), relative_link(f, out)) for f in there if f.is_file()]
+    files = [run.file.with_name(name) for name in FILES] if run.in_folder else [run.file]
+    if run.analysis_file is not None and run.analysis_file not in files:
+        files.insert(1, run.analysis_file)
+    return [(printable(f.name), relative_link(f, out)) for f in files if f.is_file()]
 
 
-# --------------------------------------------------------------------------------------------- what figures are made of
+# ------------------------------------------------------------------------------------------------ data of the figures
 
 
-def _scenes(table: Table, cells: Cells) -> list[dict[str, Any]]:
-    """For each scenario of a table that has runs, what its figures show."""
-    made = []
+def _scenes(table: Table, groups: RunGroups) -> list[dict[str, Any]]:
+    """The data of the figures of each scenario that has runs."""
+    scenes = []
     for s in table.scenarios:
         rows = [(row, row.cells[s].runs) for row in table.rows if row.cells[s].runs]
-        if not rows:
-            continue
-        runs = [r for _, own in rows for r in own]
-        made.append(
-            {
-                "id": f"{table.slug}/{s[0]}/{s[1]}",
-                "data": s[0],
-                "table": table.title,
-                "title": scenario_title(s),
-                "weight": (any(r.analysis for r in runs), not table.variants, len(runs)),
-                "rows": [_lines(row, own, cells) for row, own in rows],
-                "partitions": _partitions(runs),
-                "logs": [_log(row, own) for row, own in rows if any(set(LOGGED) & set(r.log) for r in own)],
-                "analyses": [found for row, own in rows if (found := _analysis(row, own))],
-            }
-        )
-    return made
+        runs = [run for _, own in rows for run in own]
+        if runs:
+            scenes.append(
+                {
+                    "id": f"{table.slug}/{s[0]}/{s[1]}",
+                    "data": s[0],
+                    "table": table.title,
+                    "title": scenario_title(s),
+                    "weight": (any(r.analysis for r in runs), not table.variants, len(runs)),
+                    "rows": [_lines(row, own, groups) for row, own in rows],
+                    "partitions": _partitions(runs),
+                    "logs": [log for row, own in rows if (log := _log(row, own))],
+                    "analyses": [analysis for row, own in rows if (analysis := _analysis(row, own))],
+                }
+            )
+    return scenes
 
 
-def _lines(row: MethodRow, runs: Sequence[RunRecord], cells: Cells) -> dict[str, Any]:
+def _lines(row: MethodRow, runs: Sequence[RunRecord], groups: RunGroups) -> dict[str, Any]:
+    totals = [[] if r.traffic.total is None else [r.traffic.total] for r in runs]
     return {
         "method": row.method,
         "label": row.title,
-        "link": cells.id(runs),
+        "link": groups.id(runs),
         "variant": bool(row.extra),
         "seeds": [r.seed for r in runs],
-        "asked": max(r.asked for r in runs),
+        "asked": max(r.requested_rounds for r in runs),
         "curves": [_rounded(r.curve) for r in runs],
         "targets": [_rounded(r.targets) for r in runs if any(v is not None for v in r.targets)],
-        "sent": [list(accumulate(r.sent_rounds)) or ([r.sent] if r.sent is not None else []) for r in runs],
+        "sent": [list(accumulate(r.traffic.rounds)) or total for r, total in zip(runs, totals, strict=True)],
     }
 
 
@@ -191,45 +182,41 @@ def _rounded(values: Iterable[float | None], digits: int = 2) -> list[float | No
 
 
 def _partitions(runs: Sequence[RunRecord]) -> list[dict[str, Any]]:
-    held: dict[int, RunRecord] = {}
-    for run in runs:
-        if run.counts:
-            held.setdefault(run.seed, run)
-    return [{"seed": seed, "counts": held[seed].counts} for seed in sorted(held)]
+    by_seed = {run.seed: run.counts for run in reversed(runs) if run.counts}  # of a seed's runs the first
+    return [{"seed": seed, "counts": by_seed[seed]} for seed in sorted(by_seed)]
 
 
-def _log(row: MethodRow, runs: Sequence[RunRecord]) -> dict[str, Any]:
-    run = next(r for r in runs if set(LOGGED) & set(r.log))
-    return {
-        "label": row.title,
-        "seed": run.seed,
-        "series": {
-            name: {
-                client: _rounded(values, 4)
-                for client, values in sorted(run.log[name].items(), key=lambda item: natural(item[0]))[:MOST_CLIENTS]
-            }
-            for name in LOGGED
-            if name in run.log
-        },
+def _log(row: MethodRow, runs: Sequence[RunRecord]) -> dict[str, Any] | None:
+    run = next((r for r in runs if set(LOGGED) & set(r.log)), None)
+    if run is None:
+        return None
+    series = {
+        name: {
+            client: _rounded(run.log[name][client], 4) for client in sorted(run.log[name], key=natural)[:MOST_CLIENTS]
+        }
+        for name in LOGGED
+        if name in run.log
     }
+    return {"label": row.title, "seed": run.seed, "series": series}
 
 
 def _analysis(row: MethodRow, runs: Sequence[RunRecord]) -> dict[str, Any] | None:
-    """The first run's that has one; a page with every seed's would be too large to send."""
+    """Of the first run that has one; a page with every seed's would be too large."""
     run = next((r for r in runs if r.analysis), None)
     if run is None or run.analysis is None:
         return None
-    found = dict(run.analysis)
-    if "embeddings" in found:
-        found["embeddings"] = {**found["embeddings"], "panels": [_small(p) for p in found["embeddings"]["panels"]]}
-    return {"label": row.title, "method": row.method, "seed": run.seed, **found}
+    analysis = dict(run.analysis)
+    if "embeddings" in analysis:
+        panels = [_small(panel) for panel in analysis["embeddings"]["panels"]]
+        analysis["embeddings"] = {**analysis["embeddings"], "panels": panels}
+    return {"label": row.title, "method": row.method, "seed": run.seed, **analysis}
 
 
 def _small(panel: Mapping[str, Any]) -> dict[str, Any]:
-    """A panel with points on a grid of a thousand steps: as fine as a screen, and a third of the bytes."""
-    xs, ys = zip(*panel["points"], strict=True) if panel["points"] else ((), ())
-    low_x, low_y = min(xs, default=0.0), min(ys, default=0.0)
-    reach = max(max(xs, default=1.0) - low_x, max(ys, default=1.0) - low_y) or 1.0
+    """A panel with points on a grid of a thousand steps: as fine as a screen, in a third of the bytes."""
+    xs, ys = zip(*panel["points"], strict=True)
+    low_x, low_y = min(xs), min(ys)
+    reach = max(max(xs) - low_x, max(ys) - low_y) or 1.0
     return {
         **{k: v for k, v in panel.items() if k != "points"},
         "x": [round(999 * (x - low_x) / reach) for x in xs],

@@ -1,4 +1,4 @@
-"""Tables as CSV, a line a number: what a program or a spreadsheet reads."""
+"""Tables as CSV for programs and spreadsheets, a line per cell."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ import csv
 import io
 import os
 from collections.abc import Iterable, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
-from fedcc.report.cells import Table
+from fedcc.report.cells import ACCURACIES, Table
 from fedcc.report.client_tables import TESTS, ClientTable
 from fedcc.report.records import RunRecord
 from fedcc.report.values import printable
@@ -20,16 +21,10 @@ def comparison(table: Table) -> str:
     head += ["paper", "paper_spread", "records"]
     lines = []
     for row in table.rows:
-        for (data, skew), cell in row.cells.items():
-            final, best, printed = cell.final, cell.best, cell.printed
-            lines.append(
-                [
-                    row.label, row.extra, data, skew, len(cell.runs),
-                    *(_number(x) for v in (final, best) for x in ((v.mean, v.spread) if v else (None, None))),
-                    *((printed.mean, printed.spread) if printed else ("", "")),
-                    " ".join(r.name for r in cell.runs),
-                ]
-            )  # fmt: skip
+        for s, cell in row.cells.items():
+            numbers = [n for v in map(cell.value, ACCURACIES) for n in ((v.mean, v.spread) if v else (None, None))]
+            printed, names = cell.printed or ("", ""), " ".join(r.name for r in cell.runs)
+            lines.append([row.label, row.extra, *s, len(cell.runs), *map(_number, numbers), *printed, names])
     return _csv(head, lines)
 
 
@@ -38,31 +33,25 @@ def clients(table: ClientTable) -> str:
     head += ["paper", "paper_spread", "records"]
     lines = []
     for row, cells in table.rows:
-        for s in table.scenarios:
-            for test in TESTS:
-                v, printed = cells[s, test].value, cells[s, test].printed
-                lines.append(
-                    [
-                        row.label, row.extra, *s, test, v.n if v else 0,
-                        *(_number(x) for x in ((v.mean, v.over_clients, v.over_seeds) if v else (None, None, None))),
-                        *((printed.mean, printed.spread) if printed else ("", "")),
-                        " ".join(r.name for r in cells[s, test].runs),
-                    ]
-                )  # fmt: skip
+        for s, test in product(table.scenarios, TESTS):
+            cell, v = cells[s, test], cells[s, test].value
+            numbers = (v.mean, v.over_clients, v.over_seeds) if v else (None, None, None)
+            printed, names = cell.printed or ("", ""), " ".join(r.name for r in cell.runs)
+            lines.append([row.label, row.extra, *s, test, v.n if v else 0, *map(_number, numbers), *printed, names])
     return _csv(head, lines)
 
 
-def runs(found: Sequence[RunRecord], beside: Path) -> str:
+def runs(records: Sequence[RunRecord], beside: Path) -> str:
     """Every run with its provenance."""
     head = ["name", "method", "settings", "protocol", "data", "skew", "seed", "final", "best", "best_round", "bytes"]
     head += ["seconds", "engine", "device", "precision", "commit", "versions", "record", "command"]
     lines = [
         [
-            r.name, r.label, _pairs(r.changed), _pairs(r.protocol), r.data, r.skew, r.seed, r.final, r.best,
-            r.best_round, r.sent, r.seconds, r.engine, r.device, r.precision, r.commit, _pairs(r.versions.items()),
-            printable(Path(os.path.relpath(r.file, beside)).as_posix()), r.command,
+            r.name, r.label, _pairs(r.changed_settings), _pairs(r.protocol), r.data, r.skew, r.seed, r.final, r.best,
+            r.best_round, r.traffic.total, r.seconds, r.engine, r.device, r.precision, r.commit,
+            _pairs(r.versions.items()), printable(Path(os.path.relpath(r.file, beside)).as_posix()), r.command,
         ]
-        for r in found
+        for r in records
     ]  # fmt: skip
     return _csv(head, lines)
 
@@ -76,7 +65,7 @@ def _number(value: float | None) -> str:
 
 
 def _csv(head: Sequence[str], lines: Iterable[Sequence[Any]]) -> str:
-    """Text that a spreadsheet would take for a formula gets an apostrophe in front."""
+    """Text that a spreadsheet would take for a formula starts with an apostrophe."""
     file = io.StringIO()
     writer = csv.writer(file, lineterminator="\n")
     writer.writerow(head)

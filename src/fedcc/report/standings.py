@@ -1,4 +1,4 @@
-"""How far the paper's table is, and whether FedCC is ahead."""
+"""What the paper's table lacks, and whether FedCC is ahead."""
 
 from __future__ import annotations
 
@@ -13,35 +13,31 @@ from fedcc.report.paper import Scenario
 
 @dataclass(frozen=True)
 class Standing:
-    """How far one scenario of the paper's table is."""
+    """How complete one scenario of the paper's table is; methods by their labels."""
 
     scenario: Scenario
-    missing: tuple[str, ...]  # labels of the methods without a run
-    fewer: tuple[
-        tuple[str, int], ...
-    ]  # labels of those with fewer seeds than the paper's three, and how many they have
-    below: tuple[tuple[str, float], ...]  # labels of those below the paper's number, and by how much
+    missing: tuple[str, ...]  # methods without a run
+    fewer: tuple[tuple[str, int], ...]  # methods with fewer seeds than the paper, and how many
+    below: tuple[tuple[str, float], ...]  # methods below the paper's number, and by how much
 
 
-def standing(table: Table) -> list[Standing]:
-    """What the paper's table lacks."""
-    found = []
+def standings(table: Table) -> list[Standing]:
+    """What the paper's table lacks, by scenario."""
     rows = [r for r in table.rows if r.method in paper.METHODS and not r.extra]
-    for s in table.scenarios:
-        cells = [(r.label, r.cells[s]) for r in rows]
-        found.append(
-            Standing(
-                s,
-                tuple(label for label, c in cells if not c.runs),
-                tuple((label, len(c.runs)) for label, c in cells if 0 < len(c.runs) < paper.SEEDS),
-                tuple(
-                    (label, c.final.mean - c.printed.mean)
-                    for label, c in cells
-                    if c.final and c.printed and c.final.mean < c.printed.mean
-                ),
-            )
+    by_scenario = {s: [(r.label, r.cells[s]) for r in rows] for s in table.scenarios}
+    return [
+        Standing(
+            s,
+            tuple(label for label, c in cells if not c.runs),
+            tuple((label, len(c.runs)) for label, c in cells if 0 < len(c.runs) < paper.SEEDS),
+            tuple(
+                (label, c.final.mean - c.printed.mean)
+                for label, c in cells
+                if c.final and c.printed and c.final.mean < c.printed.mean
+            ),
         )
-    return found
+        for s, cells in by_scenario.items()
+    ]
 
 
 def filled(table: Table) -> int:
@@ -52,16 +48,16 @@ def filled(table: Table) -> int:
 
 @dataclass(frozen=True)
 class Margin:
-    """By how much a method is ahead of the nearest other; below 0 it is behind."""
+    """By how much a method is ahead of a rival; below 0 it trails."""
 
     rival: str
     points: float
-    seeds: int  # that both have, and that it was taken over; 0: between the means of different ones
+    seeds: int  # that both have: the margin is over these; 0: between means over different seeds
     of: int  # seeds of the method itself
 
     @staticmethod
     def between(ours: Mapping[int, float], rival: str, theirs: Mapping[int, float]) -> Margin:
-        """Over the seeds that both have, hence on the same data."""
+        """Over the seeds that both have, thus on the same data."""
         if shared := sorted(ours.keys() & theirs.keys()):
             points = statistics.fmean(ours[seed] - theirs[seed] for seed in shared)
         else:
@@ -70,13 +66,13 @@ class Margin:
 
     @staticmethod
     def least(ours: Mapping[int, float], rivals: Mapping[str, Mapping[int, float]]) -> Margin | None:
-        """To the nearest of those that have a run."""
+        """To the nearest rival that has a run."""
         margins = [Margin.between(ours, rival, theirs) for rival, theirs in rivals.items() if theirs]
         return min(margins, key=lambda margin: margin.points, default=None)
 
     @property
     def note(self) -> str:
-        """What it was taken over, where that is not all that the method has."""
+        """Which seeds it is over, if not all of the method's."""
         if self.seeds == self.of:
             return ""
         return f"{self.seeds} of {self.of} seeds" if self.seeds else "other seeds"
@@ -87,32 +83,30 @@ class Lead:
     """One method against the nearest of the others in one scenario."""
 
     scenario: Scenario
-    rivals: int  # how many others have runs
+    rivals: int  # others that have runs
     margins: Mapping[Accuracy, tuple[Value, Margin]]  # its own value, and by how much it is ahead
     reread: Margin | None  # of its final value, to others with re-estimated BatchNorm statistics
-    printed: tuple[str, float] | None  # the best other and the margin by the paper's numbers
+    printed: Margin | None  # by the paper's numbers
 
 
 def leads(table: Table, method: str = "fedcc") -> list[Lead]:
     """The method against its competitors, in every scenario where it has one."""
-    found = []
     others = [r for r in table.rows if not r.bound and r.method != method]
     own = [r for r in table.rows if r.method == method and not r.extra]
+    result = []
     for s in table.scenarios:
         cell = next((r.cells[s] for r in own if r.cells[s].runs), None)
         if cell is None:
             continue
         margins: dict[Accuracy, tuple[Value, Margin]] = {}
         for accuracy in ACCURACIES:
-            shown = {r.title: r.cells[s].by_seed(accuracy) for r in others}
-            if (value := cell.value(accuracy)) and (nearest := Margin.least(cell.by_seed(accuracy), shown)):
+            nearest = Margin.least(cell.by_seed(accuracy), {r.title: r.cells[s].by_seed(accuracy) for r in others})
+            if (value := cell.value(accuracy)) and nearest:
                 margins[accuracy] = value, nearest
         if not margins:
             continue
         reread = Margin.least(cell.by_seed("final"), {r.title: r.cells[s].reread("re-estimated") for r in others})
-        said = {r.title: p.mean for r in others if (p := r.cells[s].printed)}
-        ours = next((p.mean for r in own if (p := r.cells[s].printed)), None)
-        top = max(said, key=lambda title: said[title]) if said else ""
-        printed = (top, ours - said[top]) if said and ours is not None else None
-        found.append(Lead(s, len({r.method for r in others if r.cells[s].runs}), margins, reread, printed))
-    return found
+        theirs = {r.title: {0: p.mean} for r in others if (p := r.cells[s].printed)}
+        printed = Margin.least({0: cell.printed.mean}, theirs) if cell.printed else None
+        result.append(Lead(s, len({r.method for r in others if r.cells[s].runs}), margins, reread, printed))
+    return result

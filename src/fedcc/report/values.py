@@ -7,100 +7,94 @@ import math
 import os
 import re
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
+
+Schema = Callable[[Any, str], Any] | list[Any] | dict[Any, Any]
+"""A function that takes a value and its name, and returns the value or raises; ``[schema]`` for lists of any length,
+``{key: schema}`` for objects with these keys, ``{str: schema}`` for objects with any keys."""
 
 LARGEST = 64 * 2**20  # bytes of a file; a record has kilobytes
 DEEPEST = 32  # levels of lists and objects; a record has six
 GREATEST = 2**53 - 1  # the largest whole number that every reader of JSON keeps
 
 
-class Odd(ValueError):
+class InvalidRecord(ValueError):
     """A file, or a part of one, that is not what it should be."""
 
 
-class Disagreement(Odd):
+class Contradiction(InvalidRecord):
     """A record that says one thing in two ways: nothing of it can be trusted."""
 
 
 def read_json(file: Path) -> Any:
-    """The content of a regular file of a sensible size; whatever else it is, the reason why it cannot be used."""
+    """The content of a regular file of a sensible size."""
     try:
         with open(file, "rb", opener=_open) as stream:
             if not stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
-                raise Odd("is not a regular file")
+                raise InvalidRecord("is not a regular file")
             raw = stream.read(LARGEST + 1)
         if len(raw) > LARGEST:
-            raise Odd(f"is larger than {LARGEST // 2**20} MB")
+            raise InvalidRecord(f"is larger than {LARGEST // 2**20} MB")
         content = json.loads(raw, object_pairs_hook=_distinct)
     except OSError as error:
-        raise Odd(f"cannot be read: {error.strerror or error}") from None
-    except Odd:
+        raise InvalidRecord(f"cannot be read: {error.strerror or error}") from None
+    except InvalidRecord:
         raise
     except RecursionError:
-        raise Odd(f"is not valid JSON: nested deeper than {DEEPEST} levels") from None
+        raise InvalidRecord(f"is not valid JSON: nested deeper than {DEEPEST} levels") from None
     except ValueError as error:
-        raise Odd(f"is not valid JSON: {short(error)}") from None
-    _check_texts(content)
+        raise InvalidRecord(f"is not valid JSON: {short(error)}") from None
+    _check_content(content)
     return content
 
 
 def _open(path: str, flags: int) -> int:
-    """Open at once, also a pipe that nobody writes to."""
+    """Open without waiting: a pipe may have no writer."""
     return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
 
 
 def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    made = dict(pairs)
-    if len(made) < len(pairs):
+    content = dict(pairs)
+    if len(content) < len(pairs):
         names = [name for name, _ in pairs]
-        raise Odd(f"is not valid JSON: the key {short(next(n for n in names if names.count(n) > 1))!r} appears twice")
-    return made
+        twice = next(n for n in names if names.count(n) > 1)
+        raise InvalidRecord(f"is not valid JSON: the key {short(twice)!r} appears twice")
+    return content
 
 
-def _check_texts(content: Any) -> None:
-    """Nesting has its limit, and every text can be written as UTF-8 (a JSON escape may be half a character)."""
-    level, depth = [content], 0
-    while level:
-        if depth > DEEPEST:
-            raise Odd(f"is nested deeper than {DEEPEST} levels")
-        for text in (t for value in level for t in _texts(value)):
-            try:
-                text.encode()
-            except UnicodeEncodeError:
-                raise Odd(f"holds a text that is not Unicode: {short(ascii(text))}") from None
-        level, depth = [inner for value in level for inner in _inside(value)], depth + 1
-
-
-def _texts(value: Any) -> Iterator[str]:
+def _check_content(value: Any, depth: int = 0) -> None:
+    """Refuse deep nesting, and texts that cannot be written as UTF-8 (a JSON escape may be half a character)."""
+    if depth > DEEPEST:
+        raise InvalidRecord(f"is nested deeper than {DEEPEST} levels")
     if isinstance(value, str):
-        yield value
-    elif isinstance(value, dict):
-        yield from value
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            raise InvalidRecord(f"holds a text that is not Unicode: {short(ascii(value))}") from None
+    elif isinstance(value, dict | list):
+        for inner in (*value, *value.values()) if isinstance(value, dict) else value:
+            _check_content(inner, depth + 1)
 
 
-def _inside(value: Any) -> Iterator[Any]:
-    if isinstance(value, dict):
-        yield from value.values()
-    elif isinstance(value, list):
-        yield from value
+# --------------------------------------------------------------------------------------------------------------- texts
 
 
 def printable(path: str | Path) -> str:
-    r"""A path as one line of text that can be written anywhere: bytes that are not UTF-8 stand as ``\xff``."""
+    r"""A path as one line of text that can be written anywhere: bytes that are not UTF-8 appear as ``\xff``."""
     return _line(os.fsencode(path).decode("utf-8", "backslashreplace"))
 
 
 def relative_link(file: Path, folder: Path) -> str:
-    """The address of a file in a page that lies in this folder."""
+    """The address of a file in a page in this folder."""
     return quote(os.fsencode(Path(os.path.relpath(file, folder)).as_posix()))
 
 
-def _line(words: str) -> str:
-    """Text without line breaks or controls of a terminal."""
-    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in words)
+def _line(text: str) -> str:
+    """Text without line breaks or terminal control characters."""
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
 def natural(text: str) -> list[tuple[int, int, str]]:
@@ -108,74 +102,85 @@ def natural(text: str) -> list[tuple[int, int, str]]:
     return [(0, int(p), "") if p.isdecimal() else (1, 0, p) for p in re.split(r"(\d+)", text) if p]
 
 
-# ------------------------------------------------------------------------------------------------------ single values
+def position(name: str, known: Sequence[str]) -> int:
+    """The position of a name in a list; unknown names come last."""
+    return known.index(name) if name in known else len(known)
 
 
 def short(value: object) -> str:
-    """A value for a message; of lists and objects the size, as they may be large."""
-    if isinstance(value, list | tuple) and len(value) > 8:
-        return f"a list of {len(value)}"
-    if isinstance(value, Mapping) and len(value) > 8:
-        return f"an object of {len(value)}"
-    words = _line(str(value)[:81])
-    return words if len(words) <= 80 else words[:77] + "..."
+    """A value for a message; the size of long lists and objects."""
+    if isinstance(value, list | tuple | Mapping) and len(value) > 8:
+        return f"{'an object' if isinstance(value, Mapping) else 'a list'} of {len(value)}"
+    text = _line(str(value)[:81])
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+def short_text(value: Any) -> str:
+    """A text for people, empty if it is missing."""
+    return short(value) if isinstance(value, str) else ""
+
+
+# -------------------------------------------------------------------------------------------------------------- checks
 
 
 def agree(what: str, value: Any, other: str, same: Any) -> None:
-    """Two values of a record that have to be the same; of objects, the key that is not is named."""
+    """Two values of a record that must be equal; of objects, the key that differs is named."""
     if isinstance(value, Mapping) and isinstance(same, Mapping):
         for key in {**value, **same}:
             agree(f"{what}.{short(key)}", value.get(key), f"{other}.{short(key)}", same.get(key))
     elif value != same:
-        raise Disagreement(f"contradicts itself: {what} is {short(value)}, but {other} is {short(same)}")
+        raise Contradiction(f"contradicts itself: {what} is {short(value)}, but {other} is {short(same)}")
 
 
 def mapping(value: Any, what: str) -> Mapping[str, Any]:
     if not isinstance(value, Mapping):
-        raise Odd(f"{what} must be an object, got {short(value)}")
-    return value
-
-
-def items(value: Any, what: str) -> list[Any]:
-    if not isinstance(value, list):
-        raise Odd(f"{what} must be a list, got {short(value)}")
+        raise InvalidRecord(f"{what} must be an object, got {short(value)}")
     return value
 
 
 def text(value: Any, what: str, longest: int = 200) -> str:
     if not isinstance(value, str) or not value.strip() or len(value) > longest:
-        raise Odd(f"{what} must be a text of at most {longest} characters, got {short(value)}")
+        raise InvalidRecord(f"{what} must be a text of at most {longest} characters, got {short(value)}")
     return value
-
-
-def word(value: Any) -> str:
-    """A text for people that may be missing."""
-    return short(value) if isinstance(value, str) else ""
 
 
 def number(value: Any, what: str, low: float = -math.inf, high: float = math.inf) -> float:
     if isinstance(value, int) and not isinstance(value, bool) and abs(value) > 2**63:
-        raise Odd(f"{what} must be a number below 2^63, got {short(value)}")
+        raise InvalidRecord(f"{what} must be a number below 2^63, got {short(value)}")
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise Odd(f"{what} must be a finite number, got {short(value)}")
+        raise InvalidRecord(f"{what} must be a finite number, got {short(value)}")
     if not low <= value <= high:
-        raise Odd(f"{what} must be from {low:g} to {high:g}, got {short(value)}")
+        raise InvalidRecord(f"{what} must be from {low:g} to {high:g}, got {short(value)}")
     return value
 
 
 def whole(value: Any, what: str, low: int = 0, high: int = GREATEST) -> int:
     if isinstance(value, bool) or not isinstance(value, int):
-        raise Odd(f"{what} must be a whole number, got {short(value)}")
+        raise InvalidRecord(f"{what} must be a whole number, got {short(value)}")
     if not low <= value <= high:
-        raise Odd(f"{what} must be a whole number from {low} to {high}, got {short(value)}")
+        raise InvalidRecord(f"{what} must be a whole number from {low} to {high}, got {short(value)}")
     return value
 
 
-def plain(value: Any, what: str) -> Any:
+def scalar(value: Any, what: str) -> Any:
     if value is None or isinstance(value, bool) or (isinstance(value, str) and len(value) <= 200):
         return value
     return number(value, what)
 
 
-def series(value: Any, what: str, low: float = -math.inf, high: float = math.inf) -> tuple[float | None, ...]:
-    return tuple(None if v is None else number(v, what, low, high) for v in items(value, what))
+def optional(schema: Schema) -> Schema:
+    return lambda value, what: None if value is None else check(value, schema, what)
+
+
+def check(value: Any, schema: Schema, what: str = "") -> Any:
+    """The parts of a value that a schema names, checked."""
+    if isinstance(schema, list):
+        if not isinstance(value, list):
+            raise InvalidRecord(f"{what} must be a list, got {short(value)}")
+        return [check(item, schema[0], f"{what}.{i}") for i, item in enumerate(value)]
+    if isinstance(schema, dict):
+        stored = mapping(value, what)
+        parts: dict[str, Any] = dict.fromkeys(stored, schema[str]) if str in schema else schema
+        name = f"{what}." if what else ""
+        return {key: check(stored.get(key), part, f"{name}{short(key)}") for key, part in parts.items()}
+    return schema(value, what)

@@ -1,12 +1,10 @@
-"""Flower's executables: started with a private home and nothing that leaves the machine, watched, and ended with us."""
+"""Flower's programs: started with a home of their own and nothing that leaves the machine, watched, and ended."""
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import json
+import math
 import os
-import shutil
 import signal
 import socket
 import ssl
@@ -15,40 +13,35 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from fedcc.core.files import uninterrupted
 from fedcc.errors import UserError
+from fedcc.processes import end_with_parent
 
 QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "PYTHONUNBUFFERED": "1"}
-TERMINATE_SECONDS = 10.0
 
 
 class FlowerError(UserError):
-    """One of Flower's programs has failed, or what they do together."""
-
-
-def executable(name: str) -> str:
-    """One of Flower's programs: the one beside this Python, else one on the path."""
-    beside = Path(sys.executable).parent / name
-    found = str(beside) if beside.exists() else shutil.which(name)
-    if found is None:
-        raise FlowerError(f"{name} is not installed; `pip install 'fedcc[flower]'`")
-    return found
+    """One of Flower's programs has failed, or the federation that they run."""
 
 
 def environment(home: Path, threads: int = 1, **more: str) -> dict[str, str]:
-    """What Flower's programs see: its home here, its telemetry off, and this Python's programs first."""
+    """The environment of Flower's programs: this home, no telemetry, and this Python's programs first."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
     return {**os.environ, **QUIET, "FLWR_HOME": str(home), "PATH": path, "OMP_NUM_THREADS": str(threads), **more}
 
 
-class Child:
-    """A program of Flower's in a session of its own; it and what it has started end when this process does."""
+class ChildProcess:
+    """A program in a session of its own, its output in a log; it ends with this process, however that ends."""
 
-    def __init__(self, arguments: list[str], env: Mapping[str, str], log: Path, read: bool = False):
+    def __init__(
+        self, arguments: list[str], env: Mapping[str, str], log: Path, *, read: bool = False, patience: float = 10
+    ):
         log.parent.mkdir(parents=True, exist_ok=True)
-        self.name, self.log = Path(arguments[0]).name, log
+        self.log, self.patience = log, patience  # seconds for it to end by itself
         with log.open("ab") as file:
             self.process = subprocess.Popen(
                 arguments,
@@ -57,14 +50,14 @@ class Child:
                 stdout=subprocess.PIPE if read else file,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                preexec_fn=_end_with_parent,
+                preexec_fn=lambda: end_with_parent(signal.SIGTERM),
                 cwd=log.parent,
             )
 
-    def follow(self, told: Callable[[str], None]) -> None:
-        """Tell what it writes, line by line, until it ends; its log has it too.
+    def follow(self, on_line: Callable[[str], None]) -> None:
+        """Pass on each line that it writes, and log it, until the program ends.
 
-        Its own children hold the pipe open for longer, hence the thread.
+        Its own children keep the pipe open for longer, hence the thread.
         """
 
         def read() -> None:
@@ -73,47 +66,56 @@ class Child:
                 for line in self.process.stdout:
                     file.write(line)
                     file.flush()
-                    told(line.decode(errors="replace").rstrip())
+                    on_line(line.decode(errors="replace").rstrip())
 
         threading.Thread(target=read, daemon=True).start()
         self.process.wait()
         time.sleep(0.2)  # for its last lines
 
-    def ended(self) -> int | None:
+    @property
+    def exit_code(self) -> int | None:
+        """None while it runs."""
         return self.process.poll()
 
-    def stop(self) -> None:
-        """Ask it to end, then end it and its children."""
-        if self.ended() is None:
-            self.process.terminate()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self.process.wait(TERMINATE_SECONDS)
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait()
+    def close(self) -> None:
+        """Terminate it, then kill it and its children."""
+        with uninterrupted():  # a second Ctrl-C leaves nothing running either
+            if self.exit_code is None:
+                self.process.terminate()
+                with suppress(subprocess.TimeoutExpired):
+                    self.process.wait(self.patience)
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
 
-    def tail(self, lines: int = 5) -> str:
-        """The end of its log, for an error."""
-        text = self.log.read_text(errors="replace").splitlines() if self.log.exists() else []
-        return " / ".join(line.strip() for line in text[-lines:] if line.strip())
+    def check(self) -> None:
+        """Raise an error if the program has ended."""
+        if self.exit_code is not None:
+            lines = [line.strip() for line in self.log.read_text(errors="replace").splitlines()[-5:]]
+            tail = " / ".join(filter(None, lines))
+            raise FlowerError(f"{self.log.stem} has ended ({self.exit_code}): {tail}; see {self.log}")
 
-
-def _end_with_parent() -> None:
-    """On Linux, SIGTERM when the parent ends, however it ends."""
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(1, signal.SIGTERM)
+    def wait_until(self, condition: Callable[[], bool], seconds: float = math.inf) -> None:
+        """Return as soon as the condition holds; an error if the program ends before, or if it takes longer."""
+        deadline = time.monotonic() + seconds
+        while not condition():
+            self.check()
+            if time.monotonic() > deadline:
+                raise FlowerError(f"{self.log.stem} is not ready after {seconds:g} s; see {self.log}")
+            time.sleep(0.1)
 
 
 def flwr(arguments: list[str], env: Mapping[str, str], seconds: float = 60) -> dict[str, Any]:
-    """One call of Flower's command line; the JSON that it answers with."""
-    words = [executable("flwr"), *arguments, "--format", "json"]
+    """Call Flower's command line and return its JSON answer."""
+    words = ["flwr", *arguments, "--format", "json"]
     try:
         done = subprocess.run(words, env=dict(env), capture_output=True, text=True, timeout=seconds, check=False)
+    except FileNotFoundError:
+        raise FlowerError("flwr is not installed; `pip install 'fedcc[flower]'`") from None
     except subprocess.TimeoutExpired:
         raise FlowerError(f"`flwr {' '.join(arguments)}` has not answered within {seconds:g} s") from None
-    text = done.stdout[done.stdout.find("{") :]
     try:
-        answer = json.loads(text)
+        answer = json.loads(done.stdout[done.stdout.find("{") :])
     except ValueError:
         answer = {"success": False}
     if done.returncode or not answer.get("success"):
@@ -131,29 +133,21 @@ for name, key in json.loads(sys.argv[1]).items():
 
 
 def register(keys: Mapping[str, Path], superlink: str, env: Mapping[str, str]) -> None:
-    """``flwr supernode register`` for each of these public keys, in one process: its imports take over a second."""
+    """Call ``flwr supernode register`` for each public key, in one process: its imports take over a second."""
     words = [sys.executable, "-P", "-c", REGISTER, json.dumps({n: str(k) for n, k in keys.items()}), superlink]
     done = subprocess.run(words, env=dict(env), capture_output=True, text=True, check=False)
     if done.returncode:
-        raise FlowerError(f"the clients' keys could not be registered: {' '.join(done.stderr.split())[-500:]}")
+        raise FlowerError(f"could not register the clients' keys: {' '.join(done.stderr.split())[-500:]}")
 
 
 def free_port(host: str = "127.0.0.1") -> int:
     """A port that nobody listens on now."""
-    with socket.socket() as found:
-        found.bind((host, 0))
-        return int(found.getsockname()[1])
+    with socket.socket() as listener:
+        listener.bind((host, 0))
+        return int(listener.getsockname()[1])
 
 
-def wait_for(true: Callable[[], Any], seconds: float, what: str) -> None:
-    end = time.monotonic() + seconds
-    while not true():
-        if time.monotonic() > end:
-            raise FlowerError(f"{what} within {seconds:g} s")
-        time.sleep(0.1)
-
-
-def listening(host: str, port: int) -> bool:
+def is_listening(host: str, port: int) -> bool:
     try:
         socket.create_connection((host, port), 1).close()
         return True
@@ -161,8 +155,8 @@ def listening(host: str, port: int) -> bool:
         return False
 
 
-def reached(address: str, authority: Path) -> str | None:
-    """What keeps this machine from the server at an address, or None; a wrong certificate is an error."""
+def unreachable_reason(address: str, authority: Path) -> str | None:
+    """Why the server at an address cannot be reached, or None; a certificate of another CA is an error."""
     host, _, port = address.rpartition(":")
     context = ssl.create_default_context(cafile=str(authority))
     try:

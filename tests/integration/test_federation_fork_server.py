@@ -1,4 +1,4 @@
-"""The warm process is Flower's program for all that its callers can see, and ends with who started it."""
+"""The fork server is Flower's program for all that its callers can see, and ends with its client."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ CALLS = (("--help",), ("--nonsense",))
 STARTER = """
 import sys, time
 from pathlib import Path
-from fedcc.flower.warm import Warm
-print(Warm(Path(sys.argv[1])).pid, flush=True)
+from fedcc.flower.fork_server import ForkServer
+print(ForkServer(Path(sys.argv[1])).pid, flush=True)
 time.sleep(600)
 """
 
@@ -30,13 +30,13 @@ def test_it_answers_as_the_program_itself_and_does_not_outlive_its_client(tmp_pa
     starter = subprocess.Popen([sys.executable, "-c", STARTER, str(folder)], stdout=subprocess.PIPE, text=True)
     try:
         assert starter.stdout is not None
-        warm = int(starter.stdout.readline())
+        server = int(starter.stdout.readline())
         env = {**os.environ, "PATH": f"{folder}{os.pathsep}{Path(sys.executable).parent}"}
         found = [subprocess.run(["flwr-clientapp", *call], env=env, capture_output=True, text=True) for call in CALLS]
-        assert alive(warm)
+        assert alive(server)
         starter.kill()
         starter.wait()
-        wait_until(lambda: not alive(warm))
+        wait_until(lambda: not alive(server))
         cold = [subprocess.run(["flwr-clientapp", *call], env=env, capture_output=True, text=True) for call in CALLS]
     finally:
         starter.kill()

@@ -1,0 +1,188 @@
+"""``fedcc federation``: create a federation folder, and run its server, its clients and its rounds on Flower."""
+
+from __future__ import annotations
+
+import json
+import time
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from fedcc.cli.console import console, table
+from fedcc.cli.options import Json, Settings, run_options
+from fedcc.core.options import options_of
+from fedcc.experiments.options import OPTIONS
+from fedcc.flower.rules import Rules
+
+federation_app = typer.Typer(help="Federations across machines, on Flower.", no_args_is_help=True)
+Folder = Annotated[Path, typer.Argument(metavar="FOLDER", help="the federation's folder")]
+SIMULATED = ("clients", "participation", "client_accuracy", "deterministic")  # options that only the simulator has
+
+
+@federation_app.callback()
+def check_installed() -> None:
+    if find_spec("flwr") is None or find_spec("cryptography") is None:
+        raise ValueError("federations need Flower: pip install 'fedcc[flower]'")
+
+
+@federation_app.command()
+@run_options(Rules, *(name for name in OPTIONS if name not in SIMULATED), "data_dir")
+def init(
+    options: dict[str, Any],
+    folder: Folder,
+    client: Annotated[list[str], typer.Option("--client", help="a client, NAME or NAME=MODEL; repeatable")],
+    method: Annotated[str, typer.Option(help="the method's name; `fedcc methods` lists them")] = "fedcc",
+    settings: Settings = None,
+    host: Annotated[
+        list[str] | None, typer.Option("--host", help="a name or address of the server; sites use the first")
+    ] = None,
+    port: Annotated[int, typer.Option(help="the server's port")] = 9092,
+    public_file: Annotated[
+        Path | None, typer.Option("--public-file", help="own public images instead: NPZ with x, uint8 [N, C, H, W]")
+    ] = None,
+    test_file: Annotated[Path | None, typer.Option("--test-file", help="own test set: NPZ with x and y")] = None,
+    class_name: Annotated[
+        list[str] | None, typer.Option("--class", help="with --public-file: the classes' names, in order")
+    ] = None,
+    simulate_sites: Annotated[
+        bool, typer.Option("--simulate-sites", help="split the data set as `fedcc run` would, a data.npz for each site")
+    ] = False,
+) -> None:
+    """Create a federation folder: experiment, certificates, and a folder with a key for each site."""
+    from fedcc.experiments.experiment import parse_settings
+    from fedcc.flower.create import create_federation
+    from fedcc.flower.folder import parse_clients
+
+    federation = create_federation(
+        folder,
+        method,
+        parse_clients(client),
+        settings=parse_settings(method, settings or []),
+        rules={name: options.pop(name) for name in options_of(Rules) if name in options},
+        data_dir=options.pop("data_dir", None),
+        options=options,
+        hosts=host or [],
+        port=port,
+        public_file=public_file,
+        test_file=test_file,
+        class_names=tuple(class_name or ()),
+        simulate_sites=simulate_sites,
+    )
+    e = federation.experiment
+    networks = ", ".join(f"{name} ({model})" for name, model in federation.clients.items())
+    typer.echo(
+        f"{e.build_method().label} on {e.split.data}: {networks}; T={e.training.rounds}, E={e.training.epochs}; "
+        f"{federation.task.public} public images; server {federation.address}"
+    )
+    sites = ", ".join(str(folder / "sites" / name) for name in federation.clients)
+    typer.echo(f"Send over a confidential channel: {sites}")
+    typer.echo(f"Keep private: {folder / 'operator'}")
+
+
+@federation_app.command()
+def server(folder: Folder, bind: Annotated[str, typer.Option(help="the address to listen on")] = "0.0.0.0") -> None:
+    """Run the server until Ctrl-C: Flower's SuperLink, which the sites connect to."""
+    from fedcc.flower.folder import FederationFolder
+    from fedcc.flower.superlink import serve
+
+    serve(FederationFolder.read(folder.resolve()), bind, typer.echo)
+
+
+@federation_app.command()
+@run_options("device", "threads")
+def client(
+    options: dict[str, Any],
+    site: Annotated[str, typer.Argument(metavar="SITE", help="the site's folder, or its name")],
+    data: Annotated[Path, typer.Option(help="the site's own samples: an NPZ file with x and y, or a folder")],
+    model: Annotated[str | None, typer.Option(help="the network, to check that it is the agreed one")] = None,
+    server: Annotated[str | None, typer.Option(help="HOST:PORT, if not as in site.toml")] = None,
+    share_model: Annotated[
+        bool, typer.Option("--share-model", help="send the model to the server at the end; also in site.toml")
+    ] = False,
+) -> None:
+    """Take part as a client until Ctrl-C: Flower's SuperNode, restarted when it ends."""
+    from fedcc.flower.folder import Site
+    from fedcc.flower.supernode import take_part
+
+    own = Site.read(Site.find(site).resolve())
+    if model is not None and model != own.model:
+        raise ValueError(f"{own.name} has agreed on {own.model}, got --model {model}; ask the operator to change it")
+
+    def say(text: str) -> None:
+        typer.echo(f"{time.strftime('%H:%M:%S')} {text}")
+
+    take_part(own, data, say, server=server, share_model=share_model, **options)
+
+
+@federation_app.command()
+def run(
+    folder: Folder,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="start again, replacing the run in the folder")
+    ] = False,
+) -> None:
+    """Start or resume the rounds, and follow them. Ctrl-C stops them; run this again to resume."""
+    from fedcc.flower.folder import FederationFolder
+    from fedcc.flower.superlink import train
+
+    federation = FederationFolder.read(folder.resolve())
+    final = train(federation, overwrite, typer.echo)
+    typer.echo(f"{federation.run}" if final is None else f"final {final:.2f} %, {federation.run}")
+
+
+@federation_app.command()
+def predict(
+    folder: Folder,
+    source: Annotated[Path, typer.Argument(metavar="INPUT", help="NPZ with x: uint8 images like the public ones")],
+    out: Annotated[Path, typer.Option("--out", help="NPZ to write: scores and labels")] = Path("predictions.npz"),
+) -> None:
+    """Predict with the trained federation: with the models that the server has, or by asking the clients."""
+    from fedcc.flower import superlink
+    from fedcc.flower.folder import FederationFolder
+
+    number = superlink.predict(FederationFolder.read(folder.resolve()), source, out, typer.echo)
+    typer.echo(f"{number} predictions: {out}")
+
+
+@federation_app.command()
+def status(folder: Folder, as_json: Json = False) -> None:
+    """Show the state of the federation: the round, and every client."""
+    from fedcc.flower.folder import FederationFolder
+    from fedcc.flower.superlink import read_status
+
+    federation = FederationFolder.read(folder.resolve())
+    state = read_status(federation)
+    if as_json:
+        typer.echo(json.dumps(state, indent=1))
+        return
+    accuracy = "" if state["accuracy"] is None else f", accuracy {state['accuracy']:.2f} %"
+    typer.echo(f"server {state['server']}; run {state['state']}, round {state['round']} of {state['rounds']}{accuracy}")
+    if state.get("problem"):
+        typer.echo(f"problem: {state['problem']}")
+    clients = table("client", "connected", "last round", "failures", "")
+    for name in federation.clients:
+        row = {"online": False, "answered": 0, "strikes": 0, "aside": False, "problem": ""}
+        row |= state["clients"].get(name, {})
+        connected = ("yes" if row["online"] else "no") if state["state"] == "running" else "?"
+        problem = f"set aside: {row['problem']}" if row["aside"] else str(row["problem"])
+        clients.add_row(name, connected, str(row["answered"]), str(row["strikes"]), problem)
+    console().print(clients)
+
+
+@federation_app.command()
+@run_options("rounds", "epochs", "fraction", "seed")
+def demo(
+    options: dict[str, Any],
+    out: Annotated[Path, typer.Option("--out", help="an empty folder for the federations")] = Path(
+        "runs/federation-demo"
+    ),
+    method: Annotated[list[str] | None, typer.Option(help="methods; fedcc and fedavg by default")] = None,
+) -> None:
+    """Compare a server and four clients on this machine with the simulator, on digits: equal bit for bit."""
+    from fedcc.flower.demo import compare
+    from fedcc.flower.programs import FlowerError
+
+    if not compare(out.resolve(), method or ["fedcc", "fedavg"], options, console()):
+        raise FlowerError("the federation's numbers are not the simulator's")

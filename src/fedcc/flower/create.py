@@ -1,0 +1,162 @@
+"""Create a federation folder: experiment, certificates, and a folder with a key for each site."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedcc import __version__
+from fedcc.core.options import options_of
+from fedcc.core.samples import Samples, View
+from fedcc.data.dataset import PAPER_EPOCHS, PAPER_ROUNDS
+from fedcc.engine import choose_device, usual_engine, usual_precision
+from fedcc.experiments.experiment import Experiment
+from fedcc.experiments.options import Split
+from fedcc.federation import Federation, several
+from fedcc.flower.data import read_arrays, site_samples
+from fedcc.flower.folder import FederationFolder, Site, Task
+from fedcc.flower.keys import make_authority, make_key_pair
+from fedcc.flower.rules import Rules
+from fedcc.flower.signing import sign_app
+from fedcc.methods import make
+
+OWN = "own"  # the data and skew of a federation without a data set by name
+
+APP = f"""\
+# What Flower runs: nothing but the installed package. Sites run this file's app and no other.
+[project]
+name = "fedcc-federation"
+version = "{__version__}"
+dependencies = []
+
+[tool.flwr.app]
+publisher = "fedcc"
+
+[tool.flwr.app.components]
+serverapp = "fedcc.flower.server_app:app"
+clientapp = "fedcc.flower.client_app:app"
+
+[tool.flwr.app.config]
+run = ""
+task = "train"
+"""
+
+
+def create_federation(
+    path: Path,
+    method: str,
+    clients: Mapping[str, str | None],
+    *,
+    settings: Mapping[str, Any],
+    options: Mapping[str, Any],
+    hosts: Sequence[str],
+    port: int,
+    rules: Mapping[str, Any],
+    data_dir: Path | None = None,
+    public_file: Path | None = None,
+    test_file: Path | None = None,
+    class_names: tuple[str, ...] = (),
+    simulate_sites: bool = False,
+    app: str = APP,
+) -> FederationFolder:
+    """Create a federation of these clients, on a data set by name or on the operator's own public images."""
+    if path.exists() and any(path.iterdir()):
+        raise ValueError(f"{path} is not empty; a federation needs a folder of its own")
+    instance = make(method, settings)
+    if instance.family == "bound":
+        raise ValueError(f"{instance.name} is a bound for simulations; it shares nothing, or private data")
+    options = {**options, "clients": len(clients)}
+    if public_file is None:
+        experiment = Experiment.resolve(method, settings=settings, **options)
+        federation = experiment.federation(data_dir)
+    elif simulate_sites:
+        raise ValueError("--simulate-sites splits a data set by name; there is none with --public-file")
+    else:
+        experiment = _own_experiment(method, settings, options)
+        federation = _own_federation(public_file, class_names)
+    task = Task.of(federation.public, federation.names)
+    models, number = [str(m) for m in several(experiment.split.models)], len(clients)
+    halves = experiment.split.assignment == "halves"
+    dealt = [models[k * len(models) // number if halves else k % len(models)] for k in range(number)]
+    networks = {name: model or dealt[k] for k, (name, model) in enumerate(clients.items())}
+    experiment = experiment.with_options(models=",".join(networks.values()))
+    for model in networks.values():
+        task.arch(instance, model)
+    if instance.family == "parameters" and len(set(networks.values())) > 1:
+        raise ValueError(
+            f"{instance.name} averages weights, so all clients need the same network, got {experiment.split.models}"
+        )
+    checked = Rules(**{"quorum": -(-2 * len(clients) // 3), **rules})
+    checked.check(len(clients))
+    local = [h for h in ("localhost", "127.0.0.1") if h not in hosts]
+    folder = FederationFolder(path, experiment, task, checked, networks, (*hosts, *local), port)
+    test = federation.test if test_file is None else site_samples(test_file, task)
+    hidden = federation.hidden if test_file is None else None
+    _write(folder, federation.public, app)
+    if len(test):
+        labels: dict[str, Any] = {} if hidden is None else {"public_y": hidden.numpy()}
+        np.savez(folder.operator / "test.npz", x=test.x.numpy(), y=test["y"].numpy(), **labels)
+    if simulate_sites:
+        for name, private in zip(networks, federation.private, strict=True):
+            np.savez(folder.site(name) / "data.npz", x=private.x.numpy(), y=private["y"].numpy())
+    folder.write()
+    return folder
+
+
+def _write(folder: FederationFolder, public: Samples, app: str) -> None:
+    """Write all files but the data and ``federation.toml``, which says that the folder is complete."""
+    operator = folder.operator
+    (operator / "keys").mkdir(parents=True)
+    operator.chmod(0o700)
+    folder.query.mkdir()
+    (operator / "app").mkdir()
+    (operator / "app" / "pyproject.toml").write_text(app)
+    trusted, signature = sign_app(operator / "app")
+    (operator / "app.json").write_text(signature)
+    make_authority(operator, folder.hosts)
+    np.savez(folder.path / "public.npz", x=public.x.numpy())
+    for number, (name, model) in enumerate(folder.clients.items()):
+        site = folder.site(name)
+        site.mkdir(parents=True)
+        site.chmod(0o700)
+        make_key_pair(site / "site.key", folder.key(name))
+        (site / "app.yaml").write_text(trusted)
+        shutil.copyfile(operator / "ca.crt", site / "ca.crt")
+        shutil.copyfile(folder.path / "public.npz", site / "public.npz")
+        Site(site, folder.experiment, folder.task, name, number, model, folder.address, False).write()
+
+
+def _own_experiment(method: str, settings: Mapping[str, Any], options: Mapping[str, Any]) -> Experiment:
+    """An experiment on the sites' own data; rounds and epochs are the paper's unless given."""
+    for name in options_of(Split):
+        if name in options and name not in ("clients", "models", "assignment"):
+            raise ValueError(f"--{name} belongs to a data set by name; with --public-file the sites bring the data")
+    device = choose_device(options.get("device", "auto"))
+    values = {
+        "data": OWN, "skew": OWN, "augment": "none", "models": "resnet14", "rounds": PAPER_ROUNDS,
+        "epochs": PAPER_EPOCHS, "engine": usual_engine(device), "precision": usual_precision(device),
+        **options, "device": str(device),
+    }  # fmt: skip
+    return Experiment.of(method.lower(), asdict(make(method, settings)), values)  # type: ignore[call-overload]
+
+
+def _own_federation(path: Path, names: tuple[str, ...]) -> Federation:
+    """The operator's public images, normalised by their own mean and standard deviation per channel, and no others."""
+    if len(names) < 2:
+        raise ValueError("with --public-file the classes must be named: --class NAME, at least twice")
+    x = read_arrays(path, "x")["x"]
+    if x.dtype != np.uint8 or x.ndim != 4 or not len(x):
+        raise ValueError(f"{path}: x must be uint8 images [samples, channels, height, width], got {x.dtype} {x.shape}")
+    scaled = x.astype(np.float64) / 255
+    mean, std = scaled.mean((0, 2, 3)), scaled.std((0, 2, 3))
+    if not std.all():
+        raise ValueError(f"{path}: a channel of the images is constant")
+    view = View(1 / 255, tuple(mean.round(4).tolist()), tuple(std.round(4).clip(1e-4).tolist()))
+    public = Samples({"x": torch.from_numpy(x)}, view)
+    return Federation((), public, Samples({"x": public.x[:0]}), len(names), (), names=names)

@@ -1,0 +1,149 @@
+"""The operator's side of a federation: run Flower's SuperLink, have it run the app, and follow that."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import shutil
+import time
+from collections.abc import Callable
+from contextlib import closing, suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedcc.core.files import write_whole, written_whole
+from fedcc.experiments.result import Result
+from fedcc.experiments.store import RunFolder
+from fedcc.flower.data import check_images, read_arrays
+from fedcc.flower.folder import ENVIRONMENT, FederationFolder
+from fedcc.flower.gate import superlink_command
+from fedcc.flower.programs import ChildProcess, FlowerError, environment, flwr, free_port, is_listening, register
+from fedcc.processes import is_alive
+
+NAME = "fedcc"  # of the SuperLink in Flower's configuration
+LOCAL = "127.0.0.1"
+START_SECONDS = 120.0  # until the SuperLink has started a run
+Say = Callable[[str], None]
+
+
+def serve(folder: FederationFolder, bind: str, say: Say) -> None:
+    """Run the SuperLink until it is interrupted; if it ends by itself, that is an error."""
+    operator, port = folder.operator, free_port()
+    home = operator / "home"
+    home.mkdir(exist_ok=True)
+    (home / "config.toml").write_text(
+        f'[superlink]\ndefault = "{NAME}"\n\n[superlink.{NAME}]\naddress = "{LOCAL}:{port}"\n'
+        f"root-certificates = {json.dumps(str(operator / 'ca.crt'))}\n"
+    )
+    env = environment(home, folder.experiment.machine.threads, **{ENVIRONMENT: str(folder.path)})
+    if is_listening(LOCAL, folder.port):
+        raise ValueError(
+            f"port {folder.port} is in use; is another server running? {folder.path}/federation.toml sets the port"
+        )
+    arguments = superlink_command(
+        f"{bind}:{folder.port}",
+        *("--host", LOCAL, "--port", str(port)),
+        *("--enable-supernode-auth", "--disable-runtime-dependency-installation"),
+        *("--ssl-ca-certfile", str(operator / "ca.crt")),
+        *("--ssl-certfile", str(operator / "server.crt"), "--ssl-keyfile", str(operator / "server.key")),
+        signature=operator / "app.json",
+    )
+    with closing(ChildProcess(arguments, env, operator / "superlink.log")) as child:
+        child.wait_until(lambda: is_listening(LOCAL, port), 60)
+        register({name: folder.key(name) for name in folder.clients}, NAME, env)
+        server = {"pid": os.getpid(), "port": folder.port, "inner": port}
+        write_whole(operator / "server.json", json.dumps(server))
+        say(f"ready: sites connect to {folder.address}; `fedcc federation run` starts the rounds")
+        child.wait_until(lambda: False)
+
+
+def is_serving(folder: FederationFolder) -> bool:
+    path = folder.operator / "server.json"
+    server = json.loads(path.read_text()) if path.exists() else {}
+    return bool(server) and is_alive(server["pid"]) and is_listening(LOCAL, server["inner"])  # pids are used again
+
+
+def train(folder: FederationFolder, overwrite: bool, say: Say) -> float | None:
+    """Start or resume the rounds, follow them to the end, and return the final accuracy, if there is a test set."""
+    files, run_file = RunFolder(folder.run), folder.operator / "run.json"
+    if overwrite and folder.run.is_dir():
+        files.clear()
+        run_file.unlink(missing_ok=True)
+    if (summary := files.summary()) is not None:
+        say(f"{folder.run} holds the finished run; there is nothing to do (--overwrite starts again)")
+    else:
+        if not run_file.exists():
+            write_whole(run_file, json.dumps({"run": secrets.token_hex(8)}))
+        _run_app(folder, "train", folder.operator, say)
+        summary = files.summary()
+    return summary["accuracy"]["final"] if summary else None
+
+
+def predict(folder: FederationFolder, source: Path, target: Path, say: Say) -> int:
+    """Predict the images of a file with the models that the server has, or by asking the clients; their number."""
+    x = read_arrays(source, "x")["x"]
+    check_images(source, x, folder.task)
+    if (folder.run / "models.json").exists():
+        scores = Result.load(folder.run).scores(x).numpy()
+        with written_whole(target) as file:
+            np.savez(file, scores=scores, labels=scores.argmax(-1))
+    else:
+        (folder.query / "output.npz").unlink(missing_ok=True)
+        shutil.copyfile(source, folder.query / "input.npz")
+        _run_app(folder, "predict", folder.query, say)
+        shutil.copyfile(folder.query / "output.npz", target)
+    return len(x)
+
+
+def _run_app(folder: FederationFolder, task: str, directory: Path, say: Say) -> None:
+    """Have the SuperLink run the app, pass on what it logs, and return when it has finished."""
+    if not is_serving(folder):
+        raise ValueError(f"the server is not running; `fedcc federation server {folder.path}` starts it")
+    env = environment(folder.operator / "home")
+    status_file, log, config = directory / "status.json", directory / "run.log", directory / "config.toml"
+    status_file.unlink(missing_ok=True)
+    position = log.stat().st_size if log.exists() else 0
+    run = json.loads((folder.operator / "run.json").read_text())["run"]
+    config.write_text(f'run = "{run}"\ntask = "{task}"\n')
+    answer = flwr(["run", str(folder.operator / "app"), NAME, "--run-config", str(config)], env)
+    start, superlink_log = time.monotonic(), folder.operator / "superlink.log"
+    try:
+        while True:
+            text = log.read_bytes()[position:] if log.exists() else b""
+            for line in text.split(b"\n")[:-1]:
+                position += len(line) + 1
+                say(line.decode())
+            status = json.loads(status_file.read_text()) if status_file.exists() else {}
+            if status.get("state") == "finished":
+                return
+            if status.get("state") == "stopped":
+                raise FlowerError(f"{status['problem']}; `fedcc federation run` resumes from the last round")
+            if status and not is_alive(status["pid"]):
+                raise FlowerError(f"the server's process has ended; see {superlink_log}, then run again")
+            if not status and time.monotonic() - start > START_SECONDS:
+                raise FlowerError(f"the SuperLink has not started the run; see {superlink_log}")
+            time.sleep(0.2)
+    except BaseException as error:
+        if not isinstance(error, Exception):  # a signal
+            say("stopping the run")
+            with suppress(FlowerError):  # there may be nothing left to stop
+                flwr(["stop", str(answer["run-id"]), NAME], env)
+        raise
+
+
+def read_status(folder: FederationFolder) -> dict[str, Any]:
+    """Where the federation stands: ``status.json``, the state of the server, and the last accuracy."""
+    path = folder.operator / "status.json"
+    status: dict[str, Any] = {"state": "not started", "round": 0, "clients": {}}
+    if path.exists():
+        status = json.loads(path.read_text())
+    status["server"] = "running" if is_serving(folder) else "not running"
+    if status["state"] == "running" and not (status["server"] == "running" and is_alive(status.get("pid", 0))):
+        status["state"] = "stopped"
+    status["rounds"] = folder.experiment.build_method().rounds(folder.experiment.training.rounds)
+    accuracies = [record["accuracy"] for record in RunFolder(folder.run).metrics()]
+    status["accuracy"] = next((a for a in reversed(accuracies) if a is not None), None)
+    return status
