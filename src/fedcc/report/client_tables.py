@@ -87,9 +87,7 @@ def _client_cell(row: MethodRow, scenario: Scenario, test: str, with_paper: bool
         spread = Value.of(statistics.stdev(v) for v in by_run if len(v) > 1)
         value = ClientValue(means.mean, spread.mean if spread else None, means.spread, means.n)
     printed = None
-    if (
-        with_paper and not row.extra and test in ("local", "valid")
-    ):  # the paper's global column is the one with the rule
+    if with_paper and not row.extra and test in ("local", "valid"):  # the paper's global column has the rule
         printed = paper.TABLE2.get(("local" if test == "local" else "global", row.method, scenario))
     return ClientCell(value, runs, printed)
 
