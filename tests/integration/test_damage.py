@@ -296,7 +296,7 @@ def test_an_unfinished_run(name: str, runs: dict[str, Path], tmp_path: Path, cap
             continue
         assert numbers(place) == numbers(runs["finished"]), kind
         if name == "checkpoint-000002" and kind == "deleted":
-            assert "going on after round 1" in done.out
+            assert "resuming after round 1" in done.out
         elif (name, kind) == ("metrics.jsonl", "doubled"):  # lines after a checkpoint are always cut
             assert path.read_bytes() == (runs["finished"] / name).read_bytes()
         elif name not in ("checkpoint-000001", "tracking.json"):  # which it does not read
