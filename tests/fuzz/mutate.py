@@ -6,6 +6,7 @@ import copy
 import json
 import math
 import random
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -178,6 +179,9 @@ def _value(rng: random.Random, old: Any, raw: Sequence[str], values: Any) -> Any
     return copy.deepcopy(rng.choice(VALUES))
 
 
+_STRING = re.compile(r'"(?:[^"\\]|\\.)*"')
+
+
 def to_json(tree: Any) -> bytes:
     """As JSON, raw texts as they are."""
     return _with_raws(json.dumps(tree)).encode("utf-8", "surrogatepass")
@@ -187,14 +191,8 @@ def _with_raws(text: str) -> str:
     mark = json.dumps(RAW)[:-1]
     if mark not in text:
         return text
-    parts = text.split(mark)
-    done = [parts[0]]
-    for part in parts[1:]:
-        end = 0
-        while part[end] != '"':
-            end += 2 if part[end] == "\\" else 1
-        done += [json.loads(f'"{part[:end]}"'), part[end + 1 :]]
-    return "".join(done)
+    # A text is raw as a whole string only; inside another one (a doubled value, JSON in JSON) the mark stays as it is.
+    return _STRING.sub(lambda m: json.loads(m[0])[len(RAW) :] if m[0].startswith(mark) else m[0], text)
 
 
 def to_toml(tree: Any) -> bytes:

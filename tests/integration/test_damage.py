@@ -144,12 +144,16 @@ def contents(place: Path) -> dict[str, bytes]:
 
 
 def numbers(place: Path) -> Any:
-    """All that a run says, but for times and what depends on them."""
+    """All that a run says, but for times, what depends on them, and other runs on the machine."""
     records = [json.loads(text) for text in (place / "metrics.jsonl").read_text().splitlines()]
     summary = json.loads((place / "summary.json").read_text())
-    for name in ("sha256", "files", "seconds", "checkpoints", "checkpoint_bytes", "commit"):
+    for name in ("sha256", "files", "seconds", "sharing", "checkpoints", "checkpoint_bytes", "commit"):
         summary.pop(name)
-    return [r | {"seconds": None} for r in records], summary, (place / "models.safetensors").read_bytes()
+    return (
+        [r | {"seconds": None, "sharing": None} for r in records],
+        summary,
+        (place / "models.safetensors").read_bytes(),
+    )
 
 
 def named(place: Path, name: str) -> Path:
@@ -292,7 +296,7 @@ def test_an_unfinished_run(name: str, runs: dict[str, Path], tmp_path: Path, cap
             continue
         assert numbers(place) == numbers(runs["finished"]), kind
         if name == "checkpoint-000002" and kind == "deleted":
-            assert "going on after round 1" in done.out
+            assert "resuming after round 1" in done.out
         elif (name, kind) == ("metrics.jsonl", "doubled"):  # lines after a checkpoint are always cut
             assert path.read_bytes() == (runs["finished"] / name).read_bytes()
         elif name not in ("checkpoint-000001", "tracking.json"):  # which it does not read

@@ -17,6 +17,7 @@ from fedcc.core.files import uninterrupted
 from fedcc.core.messages import Labels, Weights
 from fedcc.core.model import Arch, Model
 from fedcc.core.tree import message_classes
+from fedcc.experiments.checkpoint import _difference
 from fedcc.experiments.packing import from_bytes, read_header, to_bytes
 from fedcc.federate import Round, Snapshot, federate
 from fedcc.methods import METHODS, make
@@ -149,3 +150,16 @@ def test_a_signal_waits_for_the_end_of_a_write() -> None:
     finally:
         signal.signal(signal.SIGTERM, before)
     assert done == ["written"]
+
+
+@pytest.mark.parametrize(
+    ("other", "own", "words"),
+    [
+        ({"lam": 1.0}, {"lam": 2.0}, "lam is 1.0, here 2.0"),
+        ({"lam": 1.0, "mu": 3}, {"lam": 1.0}, "mu is 3, here missing"),
+        ({"lam": 1.0}, {"lam": 1.0, "mu": None}, "mu is missing, here None"),
+        ("text", {"lam": 1.0}, "settings is text, here {'lam': 1.0}"),
+    ],
+)
+def test_what_differs_is_named(other: object, own: object, words: str) -> None:
+    assert _difference("settings", other, own) == words

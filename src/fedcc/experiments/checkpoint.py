@@ -164,7 +164,7 @@ class Checkpoints(Observer):
 
 
 def _difference(name: str, other: Any, own: Any) -> str:
-    if not isinstance(own, dict):
+    if not isinstance(own, dict) or not isinstance(other, dict):
         return f"{name} is {other}, here {own}"
-    inner = next(n for n in own if other.get(n) != own[n])
-    return _difference(inner, other.get(inner), own[inner])
+    inner = next(n for n in own | other if n not in own or n not in other or other[n] != own[n])
+    return _difference(inner, other.get(inner, "missing"), own.get(inner, "missing"))
