@@ -18,6 +18,7 @@ from fedcc.core.samples import IDENTITY, Samples, View
 from fedcc.nets import network
 
 if TYPE_CHECKING:
+    from fedcc.data.own.tables import Encoding
     from fedcc.data.partition import Partition
 
 T = TypeVar("T")
@@ -57,6 +58,7 @@ class Federation:
     hidden: Tensor | None = field(default=None, repr=False)  # the public labels, only for the evaluator
     names: tuple[str, ...] = ()  # of the classes, if the data set has some
     labels: tuple[int, ...] = ()  # the caller's label of each class, ascending; empty if they are 0 .. classes - 1
+    encoding: Encoding | None = None  # of a table's columns, fitted on the public samples
 
     @staticmethod
     def named(
@@ -73,6 +75,8 @@ class Federation:
         validation: float = 0.0,
         assignment: Assignment = "alternate",
         resize: int | None = None,
+        label: str = "",
+        test: float = 0.2,
         folder: Path | str | None = None,
     ) -> Federation:
         """A data set by name, split by label skew.
@@ -83,9 +87,10 @@ class Federation:
         share of each client's samples, which replace the test set.
         """
         from fedcc.data import load
+        from fedcc.data.own.tables import Encoding, Table
         from fedcc.data.partition import partition
 
-        dataset = load(data, Path(folder) if folder is not None else None, resize=resize)
+        dataset = load(data, Path(folder) if folder is not None else None, resize=resize, label=label, test=test)
         x, y, defaults = dataset.train_x, dataset.train_y, dataset.defaults
         if not 0 < fraction <= 1:
             raise ValueError(f"fraction must be above 0 and at most 1, got {fraction}")
@@ -93,7 +98,9 @@ class Federation:
             part = np.sort(np.random.default_rng([seed, 3]).permutation(len(y))[: max(1, round(fraction * len(y)))])
             x, y = x[part], y[part]
         clients = defaults.clients if clients is None else clients
-        split = partition(y, clients, skew or defaults.skew, len(dataset.classes), seed, public, stratified)
+        own_public = dataset.public_x
+        share = public if own_public is None else 0.0
+        split = partition(y, clients, skew or defaults.skew, len(dataset.classes), seed, share, stratified)
         if isinstance(augment, bool):
             augment = "standard" if augment else "none"
         view = dataset.view.with_augment(augment or "standard")
@@ -101,8 +108,15 @@ class Federation:
             raise ValueError(f"{dataset.name} has no augmentation to turn on")
         if not 0 <= validation < 1:
             raise ValueError(f"validation must be at least 0 and below 1, got {validation}")
-        if not len(split.public):
+        if own_public is None and not len(split.public):
             raise ValueError(f"the public set is empty: public must be above 0, got {public}")
+        public_x, test_x, encoding = x[split.public] if own_public is None else own_public, dataset.test_x, None
+        if isinstance(x, Table) and isinstance(public_x, Table) and isinstance(test_x, Table):
+            encoding = Encoding.fit(public_x)
+            x, public_x, test_x = (encoding.encode(table) for table in (x, public_x, test_x))
+        assert isinstance(x, np.ndarray)  # Dataset checks that its parts are alike
+        assert isinstance(public_x, np.ndarray)
+        assert isinstance(test_x, np.ndarray)
 
         def samples(x: np.ndarray, y: np.ndarray) -> Samples:
             return Samples({"x": torch.from_numpy(x), "y": torch.from_numpy(y)}, view)
@@ -111,8 +125,8 @@ class Federation:
         tested = np.concatenate([held_out for _, held_out in parts])
         return Federation(
             private=tuple(samples(x[rows], y[rows]) for rows, _ in parts),
-            public=samples(x[split.public], y[split.public]).only("x"),
-            test=samples(x[tested], y[tested]) if validation else samples(dataset.test_x, dataset.test_y),
+            public=Samples({"x": torch.from_numpy(public_x)}, view),
+            test=samples(x[tested], y[tested]) if validation else samples(test_x, dataset.test_y),
             classes=len(dataset.classes),
             models=several(defaults.models if models is None else models),
             shared_model=defaults.shared_model if models is None else None,
@@ -123,8 +137,9 @@ class Federation:
             epochs=defaults.epochs,
             partition=split,
             fingerprint=dataset.sha256,
-            hidden=torch.from_numpy(y[split.public]),
+            hidden=torch.from_numpy(y[split.public]) if own_public is None else None,
             names=dataset.classes,
+            encoding=encoding,
         )
 
     @staticmethod

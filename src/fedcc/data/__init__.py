@@ -1,4 +1,4 @@
-"""Data sets by name. Who holds what is in ``skew``, ``split`` and ``partition``; downloads are in ``fetch``."""
+"""Data sets by name, and data of your own by path. Who holds what is in ``skew``, ``split`` and ``partition``."""
 
 from __future__ import annotations
 
@@ -8,21 +8,47 @@ from fedcc.data.dataset import DataError, Dataset, Defaults, Description
 from fedcc.data.fetch import data_folder, ensure
 from fedcc.data.registry import DATASETS, find
 
-__all__ = ["DATASETS", "DataError", "Dataset", "Defaults", "Description", "find", "load"]
+__all__ = ["DATASETS", "DataError", "Dataset", "Defaults", "Description", "describe", "find", "load"]
 
 
-def load(name: str, folder: Path | None = None, download: bool = True, resize: int | None = None) -> Dataset:
-    """Read a data set from the data folder, downloaded first if it is missing.
+def describe(name: str, *, resize: int | None = None, label: str = "", test: float = 0.2) -> Description:
+    """What is known of a data set by name, path or ``module:function``; the last two are read for it."""
+    from fedcc.data import own
 
-    ``resize`` is the side of Tiny ImageNet's images, 64 (its own) or 32.
+    try:
+        description = find(name)
+    except ValueError:
+        if own.is_own(name):
+            return own.describe(name, label=label, resize=resize or 0, test=test)
+        if Path(name).exists():
+            raise ValueError(f"unknown data set {name!r}; for your own data give its path, as ./{name}") from None
+        raise
+    if resize is not None and description.name != "tiny-imagenet":
+        raise ValueError(f"resize is for images of your own and tiny-imagenet, got resize={resize} for {name}")
+    if label:
+        raise ValueError(f"label names a column of a table, got label={label} for {name}")
+    return description
+
+
+def load(
+    name: str,
+    folder: Path | None = None,
+    download: bool = True,
+    resize: int | None = None,
+    *,
+    label: str = "",
+    test: float = 0.2,
+) -> Dataset:
+    """Read a data set: by name from the data folder, downloaded first if it is missing, or your own by its path.
+
+    ``resize`` is the side of images: of Tiny ImageNet's 64 (its own) or 32, of your own any. ``label`` is the column
+    of a table's labels, ``test`` the share of test samples to split off where your data has none.
 
     >>> load("digits").train_x.shape
     (1442, 1, 8, 8)
     """
-    description = find(name)
-    if resize is not None and description.name != "tiny-imagenet":
-        raise ValueError(f"resize is only for tiny-imagenet, got resize={resize} for {description.name}")
+    description = describe(name, resize=resize, label=label, test=test)
     options = {} if resize is None else {"resize": resize}
     if description.embedded:
-        return description.read(data_folder(folder) if folder is not None else Path())
+        return description.read(data_folder(folder) if folder is not None else Path(), **options)
     return description.read(ensure(description, data_folder(folder), download), **options)

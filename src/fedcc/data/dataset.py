@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +15,13 @@ from numpy.typing import NDArray
 from fedcc.core.samples import View
 from fedcc.errors import UserError
 
+if TYPE_CHECKING:
+    from fedcc.data.own.tables import Table
+
 Images = NDArray[np.uint8]
+Inputs: TypeAlias = "NDArray[Any] | Table"
+"""Images (uint8), tokens (int64) or numbers (float32), one input per row; or a table, not yet encoded."""
+
 Labels = NDArray[np.int64]
 
 
@@ -57,38 +63,62 @@ def paper_defaults(skew: str, augment: bool = True) -> Defaults:
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """Images as stored (uint8, [N, channels, H, W]), their labels, and the view that makes them a network's inputs."""
+    """Inputs as stored (images in uint8, [N, channels, H, W]), their labels, and the view that a network has of them.
+
+    A table is encoded when the public samples are known, on which its encoding is fitted.
+    """
 
     name: str
     classes: tuple[str, ...]
-    train_x: Images
+    train_x: Inputs
     train_y: Labels
-    test_x: Images
+    test_x: Inputs
     test_y: Labels
     view: View
     defaults: Defaults
+    public_x: Inputs | None = None  # public samples of its own; otherwise a share of the training samples is public
 
     def __post_init__(self) -> None:
         for part, x, y in (("train", self.train_x, self.train_y), ("test", self.test_x, self.test_y)):
-            if x.ndim != 4 or x.dtype != np.uint8 or x.shape[1:] != self.train_x.shape[1:]:
-                raise ValueError(f"{part}_x must be uint8 [N, channels, H, W], got {x.dtype} {x.shape}")
+            self._check_inputs(f"{part}_x", x)
             if y.shape != (len(x),) or y.dtype != np.int64:
                 raise ValueError(f"{part}_y must be int64 [{len(x)}], got {y.dtype} {y.shape}")
             if len(y) and not (y.min() >= 0 and y.max() < len(self.classes)):
                 raise ValueError(f"{part}_y must lie in 0 .. {len(self.classes) - 1}, got {y.min()} .. {y.max()}")
 
+        if self.public_x is not None:
+            self._check_inputs("public_x", self.public_x)
+
+    def _check_inputs(self, name: str, x: Inputs) -> None:
+        if not isinstance(x, np.ndarray):
+            if isinstance(self.train_x, np.ndarray):
+                raise ValueError(f"{name} must be an array like train_x, got {type(x).__name__}")
+            return
+        if not isinstance(self.train_x, np.ndarray):
+            raise ValueError(f"{name} must be a table like train_x, got an array")
+        if x.dtype not in (np.uint8, np.int64, np.float32) or (x.dtype == np.uint8 and x.ndim != 4):
+            raise ValueError(
+                f"{name} must be uint8 [N, channels, H, W], int64 (tokens) or float32, got {x.dtype} {x.shape}"
+            )
+        if x.shape[1:] != self.train_x.shape[1:] or x.dtype != self.train_x.dtype:
+            raise ValueError(f"{name} must be like train_x, {self.train_x.dtype} of shape {self.train_x.shape[1:]}, "
+                             f"got {x.dtype} of shape {x.shape[1:]}")  # fmt: skip
+
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of one image."""
-        return self.train_x.shape[1:]
+        """The shape of one input; the number of columns for a table."""
+        return self.train_x.shape[1:] if isinstance(self.train_x, np.ndarray) else (len(self.train_x.columns),)
 
     @cached_property
     def sha256(self) -> str:
         """A fingerprint of the arrays, for the record of a run."""
         digest = hashlib.sha256()
-        for array in (self.train_x, self.train_y, self.test_x, self.test_y):
-            digest.update(repr((array.shape, array.dtype.str)).encode())
-            digest.update(np.ascontiguousarray(array).data)
+        for inputs in (self.train_x, self.train_y, self.test_x, self.test_y, self.public_x):
+            if isinstance(inputs, np.ndarray):
+                digest.update(repr((inputs.shape, inputs.dtype.str)).encode())
+                digest.update(np.ascontiguousarray(inputs).data)
+            elif inputs is not None:
+                digest.update(inputs.sha256.encode())
         return digest.hexdigest()
 
 
@@ -119,7 +149,7 @@ class Description:
     train: int
     test: int
     classes: int
-    shape: tuple[int, int, int]
+    shape: tuple[int, ...]
     source: str  # where its makers describe it
     defaults: Defaults
     read: Callable[..., Dataset]  # from the data set's own folder; some take options

@@ -28,6 +28,9 @@ from fedcc.federation import Federation, several
 from fedcc.methods import METHODS, make, recorded_settings
 from fedcc.nets import network
 
+UNSAID = {name: OPTIONS[name].default for name in ("resize", "validation", "label", "test")}
+"""Options that a command line leaves out where they have these values."""
+
 
 @dataclass(frozen=True)
 class Experiment:
@@ -51,14 +54,15 @@ class Experiment:
     @staticmethod
     def resolve(method: str, *, settings: Mapping[str, Any] | None = None, **options: Any) -> Experiment:
         """An experiment; options that are not given, or None, come from the data set, the method and the machine."""
-        from fedcc.data import find
+        from fedcc.data import describe
         from fedcc.data.skew import parse
 
         check_names("setting of a run", options, OPTIONS)
         values = current_values({name: value for name, value in options.items() if value is not None})
         _check_types({"method": method, "settings": {} if settings is None else settings, **values})
         instance = make(method, settings)
-        description = find(values.get("data", "digits"))
+        reading = {name: values[name] for name in ("label", "test") if name in values}
+        description = describe(values.get("data", "digits"), resize=values.get("resize") or None, **reading)
         defaults = description.defaults.options(instance.one_network)
         values = defaults | values | {"data": description.name}
         values["skew"] = str(parse(values["skew"]))
@@ -134,9 +138,7 @@ class Experiment:
             flag = "--" + name.replace("_", "-")
             if isinstance(value, bool):
                 words.append(flag if value else f"--no-{flag[2:]}")
-            elif name not in ("method", "version", "settings") and not (
-                name in ("resize", "validation") and value == 0
-            ):
+            elif name not in ("method", "version", "settings") and UNSAID.get(name) != value:
                 words += [flag, str(value)]
         defaults = asdict(METHODS[self.method]())  # type: ignore[call-overload]
         for name, value in self.settings.items():

@@ -43,7 +43,9 @@ G = TypeVar("G", bound=Group)
 class Split(Group):
     """Which data, split how, and the clients' networks. What is required comes from the data set unless given."""
 
-    data: str = option("digits", "data set; `fedcc data list` lists them")
+    data: str = option(
+        "digits", "data set (`fedcc data list`), or your own: a folder of images, .npz, .csv, module:function"
+    )
     skew: str = option(REQUIRED, "label skew: dirichlet:ETA, classes:N or iid")
     clients: int = option(REQUIRED, "number of clients", low=1, most=1_000_000)
     models: str = option(REQUIRED, "networks, dealt to the clients in turn, such as resnet14,resnet20")
@@ -57,7 +59,14 @@ class Split(Group):
     validation: float = option(
         0.0, "share of each client's samples to hold out and evaluate on instead of the test set", low=0, below=1
     )
-    resize: int = option(0, "side of Tiny ImageNet's images, 32 or 64; 0 for the default", low=0, most=64)
+    resize: int = option(
+        0,
+        "side of the images: of Tiny ImageNet 32 or 64, of your own any; 0: their own if small and equal, else 32",
+        low=0,
+        most=1024,
+    )
+    label: str = option("", "column of the labels in a table")
+    test: float = option(0.2, "share of test samples to split off where your data has none", above=0, below=1)
 
 
 @dataclass(frozen=True, kw_only=True)

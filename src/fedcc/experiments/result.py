@@ -26,7 +26,7 @@ from fedcc.engine import Plain, drive
 from fedcc.experiments.record import Record
 from fedcc.federation import Models, as_samples, several
 from fedcc.methods import METHODS, make, recorded_settings
-from fedcc.nets import ResNet, build, network
+from fedcc.nets import BUILT_IN, build, network
 
 ABOUT, TENSORS = "models.json", "models.safetensors"
 FORMAT = 1
@@ -239,7 +239,7 @@ def check_state(where: str, arch: Arch, state: State) -> None:
 
 def describe_archs(archs: Mapping[str, Arch]) -> dict[str, Any]:
     """Architectures as plain values, from which :func:`rebuild_archs` makes them again."""
-    own = _labels(t for arch in archs.values() for t in arch.trunks if not isinstance(t, ResNet))
+    own = _labels(t for arch in archs.values() for t in arch.trunks if not isinstance(t, BUILT_IN))
     return {
         who: {
             "trunks": [f"own:{own[t]}" if t in own else str(t) for t in arch.trunks],

@@ -5,16 +5,10 @@ He et al., "Deep residual learning for image recognition", CVPR 2016, Sec. 4.2.
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 
 import torch.nn.functional as F
 from torch import Tensor, nn
-
-from fedcc.core.model import Factory
-from fedcc.core.naming import unknown
-
-NETWORKS = tuple(f"resnet{depth}" for depth in (8, 14, 20, 32, 56))  # the usual depths; others work too
 
 
 class Shortcut(nn.Module):
@@ -95,21 +89,3 @@ class ResNet:
 
     def __str__(self) -> str:
         return f"resnet{self.depth}"
-
-
-def network(name: str, shape: tuple[int, ...]) -> Factory:
-    """The factory of a named network for inputs of this shape.
-
-    >>> str(network("resnet14", (1, 8, 8)))
-    'resnet14'
-    """
-    match = re.fullmatch(r"resnet(\d+)", name.lower())
-    if not match:
-        raise unknown("network", name, NETWORKS)
-    depth = int(match[1])
-    if len(shape) != 3 or shape[0] not in (1, 3) or shape[1] != shape[2] or shape[1] < 8:
-        raise ValueError(
-            f"resnet{depth} takes square images from 8x8 up with 1 or 3 channels, got inputs of shape {shape}; "
-            "give models= a factory of your own (outputs -> nn.Module)"
-        )
-    return ResNet(depth, shape[0])

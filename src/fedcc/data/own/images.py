@@ -1,0 +1,160 @@
+"""A folder with a sub-folder of images per class, optionally below ``train/``, ``test/`` and ``public/``."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedcc.data.dataset import DataError, Images
+
+SIDE = 32  # of images that are not all squares of one size up to KEPT
+KEPT = 64
+PIXELS = 64_000_000  # of one image, before anything is decoded
+SUFFIXES = (".png", ".jpg", ".jpeg", ".gif", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
+PARTS = ("train", "test", "public")
+
+
+@dataclass(frozen=True)
+class Listing:
+    """The images of one part in the order they are read, and the name of each one's class ("" without classes)."""
+
+    paths: list[Path]
+    names: list[str]
+
+
+def list_parts(folder: Path) -> dict[str, Listing]:
+    """The images of a folder by part; without ``train/`` all are training images."""
+    if not (folder / "train").is_dir():
+        return {"train": list_classes(folder)}
+    parts = {part: folder / part for part in PARTS if (folder / part).is_dir()}
+    return {part: list_images(path) if part == "public" else list_classes(path) for part, path in parts.items()}
+
+
+def list_classes(folder: Path) -> Listing:
+    """The images in the sub-folders, each of which is a class."""
+    classes = [path for path in _entries(folder) if path.is_dir()]
+    if not classes:
+        raise DataError(f"{folder}: expected a sub-folder of images per class, found none")
+    listing = Listing([], [])
+    for path in classes:
+        images = _images(path)
+        if not images:
+            raise DataError(f"{path}: a class needs images ({', '.join(SUFFIXES)}), found none")
+        listing.paths.extend(images)
+        listing.names.extend([path.name] * len(images))
+    return listing
+
+
+def list_images(folder: Path) -> Listing:
+    """All images below a folder; public images need no classes."""
+    paths = [image for path in [folder, *_folders(folder)] for image in _images(path)]
+    if not paths:
+        raise DataError(f"{folder}: expected images ({', '.join(SUFFIXES)}), found none")
+    return Listing(paths, [""] * len(paths))
+
+
+def _entries(folder: Path) -> list[Path]:
+    try:
+        return sorted(path for path in folder.iterdir() if not path.name.startswith((".", "__")))
+    except OSError as error:
+        raise DataError(f"{folder}: cannot be read ({error.strerror or error})") from error
+
+
+def _folders(folder: Path) -> list[Path]:
+    return [path for path in _entries(folder) if path.is_dir()]
+
+
+def _images(folder: Path) -> list[Path]:
+    files = [path for path in _entries(folder) if path.is_file()]
+    images = [path for path in files if path.suffix.lower() in SUFFIXES]
+    if len(images) < len(files):
+        first = next(path for path in files if path.suffix.lower() not in SUFFIXES)
+        warnings.warn(f"{folder}: {len(files) - len(images)} files are left out, as {first.name}: "
+                      "their names are not those of images", stacklevel=2)  # fmt: skip
+    return images
+
+
+@dataclass(frozen=True)
+class Form:
+    """What all images become: squares of this side, with one channel (all are grey) or three."""
+
+    side: int
+    channels: int
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        return self.channels, self.side, self.side
+
+
+def common_form(paths: list[Path], resize: int = 0) -> Form:
+    """The form for these images: ``resize``, else their own size if it is one small square, else 32.
+
+    Reads only the headers of the files.
+    """
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        headers = set(pool.map(_header, paths, chunksize=64))
+    grey = all(mode in ("1", "L", "I;16", "I;16B") for _, mode in headers)
+    sizes = {size for size, _ in headers}
+    width, height = next(iter(sizes))
+    own = len(sizes) == 1 and width == height and 8 <= width <= KEPT
+    return Form(resize or (width if own else SIDE), 1 if grey else 3)
+
+
+def _header(path: Path) -> tuple[tuple[int, int], str]:
+    with _opened(path) as image:
+        return image.size, image.mode
+
+
+def _opened(path: Path) -> Any:
+    """An image whose header has been read."""
+    from PIL import Image
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # the limit below is lower
+            image = Image.open(path)
+    except Image.DecompressionBombError as error:
+        raise DataError(f"{path}: an image may have at most {PIXELS:,} pixels ({error})") from error
+    except (OSError, SyntaxError, ValueError) as error:  # what Pillow raises for damaged files
+        raise DataError(f"{path}: expected an image, found: {error}") from error
+    if image.width * image.height > PIXELS:
+        image.close()
+        raise DataError(f"{path}: an image may have at most {PIXELS:,} pixels, found {image.width} x {image.height}")
+    return image
+
+
+def decode(path: Path, form: Form) -> Images:
+    """One image, upright, on white where it is transparent, its centre cropped to a square: [channels, side, side]."""
+    from PIL import Image, ImageOps
+
+    try:
+        with _opened(path) as image:
+            image = ImageOps.exif_transpose(image)
+            if image.mode.startswith("I"):  # 16 bits
+                image = Image.fromarray((np.asarray(image).astype(np.int64) >> 8).clip(0, 255).astype(np.uint8))
+            if image.mode in ("LA", "PA", "RGBA") or "transparency" in image.info:
+                image = image.convert("RGBA")
+                white = Image.new("RGBA", image.size, "white")
+                image = Image.alpha_composite(white, image)
+            image = image.convert("L" if form.channels == 1 else "RGB")
+            image = ImageOps.fit(image, (form.side, form.side), Image.Resampling.BILINEAR)
+            pixels = np.asarray(image)
+    except (OSError, SyntaxError, ValueError, MemoryError) as error:
+        raise DataError(f"{path}: expected an image, found: {error}") from error
+    return pixels[None] if form.channels == 1 else pixels.transpose(2, 0, 1)
+
+
+def decode_all(paths: list[Path], form: Form) -> Images:
+    """Images of one form, [N, channels, side, side]."""
+    images = np.empty((len(paths), *form.shape), np.uint8)
+    with ThreadPoolExecutor(os.cpu_count()) as pool:  # Pillow decodes outside the interpreter's lock
+        for i, image in enumerate(pool.map(partial(decode, form=form), paths, chunksize=64)):
+            images[i] = image
+    return images

@@ -1,0 +1,232 @@
+"""Tables: columns of numbers and of categories, and their encoding as a network's inputs."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from fedcc.data.dataset import DataError
+
+CATEGORIES = 1_000  # of one column
+MISSING = frozenset({"", "na", "n/a", "nan", "null", "none", "?"})
+"""Texts that stand for a missing value, in small letters."""
+
+
+@dataclass(frozen=True, eq=False)
+class Table:
+    """Columns of equal length: float64 for numbers (NaN is missing), else texts (None is missing)."""
+
+    columns: Mapping[str, NDArray[Any]]
+
+    @staticmethod
+    def of(columns: Mapping[str, Iterable[Any]]) -> Table:
+        """A table of any values; a column whose values are all numbers, or texts of numbers, is one of numbers."""
+        return Table({str(name): _column(str(name), list(values)) for name, values in columns.items()})
+
+    def __len__(self) -> int:
+        return len(next(iter(self.columns.values()), ()))
+
+    def __getitem__(self, rows: Any) -> Table:
+        return Table({name: values[rows] for name, values in self.columns.items()})
+
+    def without(self, name: str) -> Table:
+        return Table({n: values for n, values in self.columns.items() if n != name})
+
+    def column(self, name: str) -> NDArray[Any]:
+        """A column by name, or an error that names the known ones."""
+        if name not in self.columns:
+            raise DataError(f"the table has no column {name!r}; it has {', '.join(map(repr, self.columns))}")
+        return self.columns[name]
+
+    @property
+    def sha256(self) -> str:
+        digest = hashlib.sha256()
+        for name, values in self.columns.items():
+            content = values.tobytes() if values.dtype != object else "\0".join(map(str, values)).encode()
+            digest.update(f"{name}\0{values.dtype.str}\0{len(content)}\0".encode() + content)
+        return digest.hexdigest()
+
+
+def _column(name: str, values: list[Any]) -> NDArray[Any]:
+    texts = [None if _is_missing(value) else value for value in values]
+    try:
+        numbers = np.array([math.nan if value is None else float(value) for value in texts], np.float64)
+    except (TypeError, ValueError, OverflowError):
+        return np.array([None if value is None else str(value) for value in texts], object)
+    if np.isinf(numbers).any():
+        raise DataError(f"column {name!r} has infinite values")
+    return numbers
+
+
+def _is_missing(value: Any) -> bool:
+    if isinstance(value, str):
+        return value.strip().lower() in MISSING
+    return value is None or (isinstance(value, float) and math.isnan(value))
+
+
+def read_csv(path: Path) -> Table:
+    """A table with a line of column names; columns are separated by commas, semicolons or tabs."""
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            first = file.readline()
+            file.seek(0)
+            separator = max(",;\t", key=first.count)
+            return _from_lines(path, list(csv.reader(file, delimiter=separator, strict=True)))
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path}: expected text in UTF-8, found {error}") from error
+    except csv.Error as error:
+        raise DataError(f"{path}: expected a table, found: {error}") from error
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror or error})") from error
+
+
+def _from_lines(path: Path, lines: list[list[str]]) -> Table:
+    rows = [(number, line) for number, line in enumerate(lines, start=1) if line]
+    if len(rows) < 2:
+        raise DataError(f"{path}: expected a line of column names and at least one row, found {len(rows)} lines")
+    names = [name.strip() for name in rows[0][1]]
+    if len(set(names)) < len(names) or not all(names):
+        raise DataError(f"{path}: column names must be different and not empty, found {', '.join(map(repr, names))}")
+    for number, line in rows[1:]:
+        if len(line) != len(names):
+            raise DataError(f"{path}, line {number}: expected {len(names)} columns, found {len(line)}")
+    columns = zip(*(line for _, line in rows[1:]), strict=True)
+    return Table.of(dict(zip(names, columns, strict=True)))
+
+
+def read_parquet(path: Path) -> Table:
+    try:
+        from pyarrow import ArrowException
+        from pyarrow.parquet import read_table
+    except ImportError:
+        raise DataError(f"{path}: parquet files need pyarrow: pip install 'fedcc[parquet]'") from None
+    try:
+        return Table.of(read_table(path).to_pydict())
+    except (ArrowException, OSError) as error:
+        raise DataError(f"{path}: expected a parquet file, found: {error}") from error
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column as inputs: a number, shifted and scaled, or one input per category.
+
+    A missing number becomes the mean (0 after scaling); a missing or unseen category sets none of its inputs.
+    """
+
+    name: str
+    mean: float = 0.0
+    std: float = 1.0
+    categories: tuple[str, ...] | None = None  # None for numbers
+
+    @property
+    def width(self) -> int:
+        return 1 if self.categories is None else len(self.categories)
+
+    @staticmethod
+    def fit(name: str, values: NDArray[Any]) -> Column:
+        if values.dtype != object:
+            present = values[~np.isnan(values)]
+            std = float(present.std()) if len(present) else 0.0
+            return Column(name, float(present.mean()) if len(present) else 0.0, std or 1.0)
+        categories = sorted({str(value) for value in values if value is not None})
+        if len(categories) > CATEGORIES:
+            raise DataError(
+                f"column {name!r} has {len(categories):,} categories, at most {CATEGORIES:,} are allowed; "
+                "leave it out of the table, or write it as numbers"
+            )
+        return Column(name, categories=tuple(categories))
+
+    def encode(self, values: NDArray[Any]) -> NDArray[np.float32]:
+        """The inputs [N, width]."""
+        if self.categories is None:
+            if values.dtype == object:
+                text = next(v for v in values if v is not None and not _is_number(v))
+                raise DataError(f"column {self.name!r} holds numbers, found {text!r}")
+            scaled = (np.where(np.isnan(values), self.mean, values) - self.mean) / self.std
+            return scaled.astype(np.float32)[:, None]
+        if values.dtype != object:  # categories that all look like numbers here
+            values = np.array([None if math.isnan(v) else f"{v:g}" for v in values], object)
+        return np.stack([values == category for category in self.categories], 1).astype(np.float32)
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+@dataclass(frozen=True)
+class Encoding:
+    """How the rows of a table become inputs [N, width], fitted on the public samples only."""
+
+    columns: tuple[Column, ...]
+
+    @staticmethod
+    def fit(public: Table) -> Encoding:
+        encoding = Encoding(tuple(Column.fit(name, values) for name, values in public.columns.items()))
+        if not encoding.width:
+            raise DataError("the table has no column to learn from beside the labels")
+        return encoding
+
+    @property
+    def width(self) -> int:
+        return sum(column.width for column in self.columns)
+
+    def encode(self, table: Table) -> NDArray[np.float32]:
+        """The inputs of a table that has these columns, in any order; others are left out."""
+        return np.concatenate([column.encode(table.column(column.name)) for column in self.columns], 1)
+
+    def values(self) -> list[dict[str, Any]]:
+        """As plain values, for a file."""
+        return [
+            {"name": c.name, "mean": c.mean, "std": c.std}
+            if c.categories is None
+            else {"name": c.name, "categories": list(c.categories)}
+            for c in self.columns
+        ]
+
+    @staticmethod
+    def of(values: Iterable[Mapping[str, Any]]) -> Encoding:
+        """What :meth:`values` gave."""
+        return Encoding(
+            tuple(
+                Column(str(v["name"]), categories=tuple(map(str, v["categories"])))
+                if "categories" in v
+                else Column(str(v["name"]), float(v["mean"]), float(v["std"]))
+                for v in values
+            )
+        )
+
+
+def numbered_labels(values: ArrayLike) -> tuple[NDArray[np.int64], tuple[str, ...]]:
+    """Labels of any kind as numbers from 0, and the name of each class: sorted, numbers by value.
+
+    >>> numbered_labels(["cat", "ant", "cat"])
+    (array([1, 0, 1]), ('ant', 'cat'))
+    """
+    labels = np.asarray(values)
+    if labels.dtype == object:
+        if any(value is None for value in labels):
+            raise DataError(f"{sum(value is None for value in labels)} samples have no label")
+        labels = labels.astype(str)
+    if labels.ndim != 1:
+        raise DataError(f"labels must be one value per sample, found an array of shape {labels.shape}")
+    if labels.dtype.kind == "f":
+        if not np.isfinite(labels).all():
+            raise DataError(f"{int((~np.isfinite(labels)).sum())} samples have no label")
+        if (labels == np.round(labels)).all():
+            labels = labels.astype(np.int64)
+    distinct, numbers = np.unique(labels, return_inverse=True)
+    if len(distinct) > 65_536:
+        raise DataError(f"labels must have at most 65,536 distinct values, found {len(distinct):,}")
+    return numbers.astype(np.int64), tuple(str(value) for value in distinct.tolist())

@@ -1,0 +1,44 @@
+"""Networks by name: ``resnet20``, ``mlp``, ``bag5000``, or ``module:factory`` of the user's own."""
+
+from __future__ import annotations
+
+import math
+import re
+
+from fedcc.code import import_reference, is_reference
+from fedcc.core.model import Factory
+from fedcc.core.naming import unknown
+from fedcc.nets.resnet import ResNet
+from fedcc.nets.small import WIDTH, Bag, Mlp
+
+NETWORKS = (*(f"resnet{depth}" for depth in (8, 14, 20, 32, 56)), "mlp", "bag")  # other depths and widths work too
+BUILT_IN = (ResNet, Mlp, Bag)
+
+
+def network(name: str, shape: tuple[int, ...]) -> Factory:
+    """The factory of a named network for inputs of this shape.
+
+    >>> str(network("resnet14", (1, 8, 8))), str(network("mlp", (30,))), str(network("bag5000", (12,)))
+    ('resnet14', 'mlp', 'bag5000')
+    """
+    if is_reference(name):
+        factory: Factory = import_reference(name)
+        if not callable(factory):
+            raise ValueError(f"{name} must be a factory (outputs -> nn.Module), got {type(factory).__name__}")
+        return factory
+    match = re.fullmatch(r"(resnet|mlp|bag)(\d{0,9})", name.lower())
+    if not match or (match[1] != "mlp" and not match[2]):
+        raise unknown("network", name, NETWORKS)
+    kind, number = match[1], int(match[2] or WIDTH)
+    if kind == "mlp":
+        return Mlp(math.prod(shape), number)
+    if kind == "bag":
+        if len(shape) != 1:
+            raise ValueError(f"{name} takes tokens [samples, length], got inputs of shape {shape}")
+        return Bag(number)
+    if len(shape) != 3 or shape[0] not in (1, 3) or shape[1] != shape[2] or shape[1] < 8:
+        raise ValueError(
+            f"resnet{number} takes square images from 8x8 up with 1 or 3 channels, got inputs of shape {shape}; "
+            "give models= a factory of your own (outputs -> nn.Module)"
+        )
+    return ResNet(number, shape[0])
