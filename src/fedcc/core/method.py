@@ -13,7 +13,7 @@ from torch import Tensor
 from fedcc.core.model import Model
 from fedcc.core.options import check_options
 from fedcc.core.options import option as option  # for methods, which declare theirs with it
-from fedcc.core.requests import Recalibrate, gather
+from fedcc.core.requests import Predict, Recalibrate, gather
 from fedcc.core.roles import Client, Server
 from fedcc.core.samples import Samples
 
@@ -30,6 +30,14 @@ class Trained:
     classes: int
     clients: Mapping[int, Model] = field(default_factory=dict)
     server: Mapping[str, Model] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, eq=False)
+class Votes:
+    """What each client says of each sample, and how much that counts in the method's prediction."""
+
+    known: Tensor  # [K, N, C]: mass for each class; less than 1 in all where a client can answer "unknown"
+    trust: Tensor  # [K, N]: the clients' weights, which add up to 1
 
 
 Reading = Callable[[Trained, Samples], Coroutine[Any, Any, Tensor | None]]
@@ -135,6 +143,18 @@ class Method(ABC, Generic[Up, Down]):
             return (self.probabilities(plain) + self.probabilities(mirrored)) / 2
 
         return {"mirror": mirror}
+
+    async def votes(self, t: Trained, samples: Samples) -> Votes:
+        """The clients' votes that ``predict`` combines; by default all count the same."""
+        if not t.clients or t.server:
+            raise ValueError(f"{self.name} predicts with a model of the server, so no client votes")
+        outputs = await gather(*(Predict(model, samples) for model in t.clients.values()))
+        known = torch.stack([o.logits[:, : t.classes].softmax(-1) for o in outputs])
+        return Votes(known, torch.full(known.shape[:2], 1 / len(known), device=known.device))
+
+    async def confidence(self, t: Trained, samples: Samples) -> Tensor:
+        """How sure the prediction is, [N] in 0 .. 1: below a threshold the sample may be of no known class."""
+        return self.probabilities(await self.predict(t, samples)).amax(-1)
 
     def unusable_reason(self, samples: Samples) -> str:
         """Why the method cannot be used on inputs like these; empty if it can."""

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import hashlib
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -20,18 +20,53 @@ from fedcc.core.files import make_folder, write_whole
 from fedcc.core.messages import Weights, nbytes
 from fedcc.core.method import AnyMethod, Trained
 from fedcc.core.model import Arch, Factory, Model, State, factory_name
+from fedcc.core.options import check_value
 from fedcc.core.rng import Key
-from fedcc.core.samples import View
+from fedcc.core.samples import Samples, View
+from fedcc.data.own.tables import Encoding, Table
 from fedcc.engine import Plain, drive
 from fedcc.experiments.record import Record
 from fedcc.federation import Models, as_samples, several
 from fedcc.methods import METHODS, make, recorded_settings
 from fedcc.nets import BUILT_IN, build, network
 
+T = TypeVar("T")
 ABOUT, TENSORS = "models.json", "models.safetensors"
 FORMAT = 1
 ENTRIES = {"method": str, "settings": dict, "classes": int, "view": dict, "dtype": str, "models": dict, "rounds": list,
            "seconds": float | int}  # fmt: skip
+
+
+@dataclass(frozen=True, eq=False)
+class Explanation:
+    """The clients' part in predictions of N inputs."""
+
+    clients: tuple[str, ...]
+    classes: tuple[str, ...]
+    votes: Tensor  # [clients, N, classes]: each client's mass for each class
+    trust: Tensor  # [clients, N]: the clients' weights, which add up to 1
+
+    @property
+    def known(self) -> Tensor:
+        """The mass that each client gives to known classes, [clients, N]."""
+        return self.votes.sum(-1)
+
+    def best(self, index: int, number: int = 3) -> list[tuple[str, str, float, float]]:
+        """The clients with the most trust for one input: client, its class, its vote for it, and its trust."""
+        order = self.trust[:, index].argsort(descending=True, stable=True)[:number].tolist()
+        rows = []
+        for k in order:
+            vote, c = self.votes[k, index].max(0)
+            rows.append((self.clients[k], self.classes[int(c)], float(vote), float(self.trust[k, index])))
+        return rows
+
+    def __repr__(self) -> str:
+        number = self.trust.shape[1]
+        lines = [f"Explanation of {number} inputs by {len(self.clients)} clients"]
+        for i in range(min(number, 5)):
+            parts = (f"{who}: {name} {vote:.2f} (trust {trust:.2f})" for who, name, vote, trust in self.best(i))
+            lines.append(f"  {i}: {', '.join(parts)}")
+        return "\n".join(lines + ["  ..."] * (number > 5))
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,6 +81,8 @@ class Result:
     seconds: float = 0.0
     labels: tuple[int, ...] = ()  # the caller's label of each class; empty where they are 0 .. classes - 1
     stopped: str = ""  # why an observer ended the run before its last round; empty if none did
+    names: tuple[str, ...] = ()  # of the classes, if the data set has some
+    encoding: Encoding | None = None  # of a table's columns
 
     @property
     def accuracy(self) -> float:
@@ -73,11 +110,34 @@ class Result:
         clients = {f"client/{k}": model for k, model in self.trained.clients.items()}
         return clients | {f"server/{name}": model for name, model in self.trained.server.items()}
 
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The name of each class: the data set's, else its label."""
+        return self.names or tuple(map(str, self.labels or range(self.trained.classes)))
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of one input of the networks."""
+        return next(iter(self.models.values())).arch.shape
+
     def scores(self, x: Any) -> Tensor:
         """Scores [N, classes] of new inputs, in the form of those it was trained on, by the method's own rule.
 
         Methods without a common model (``local``, ``SSL``) give one set per client, [clients, N, classes].
         """
+        return self._ask(self.method.predict, x).cpu()
+
+    def _ask(self, question: Callable[[Trained, Samples], Coroutine[Any, Any, T]], x: Any) -> T:
+        """What the method answers about new inputs."""
+        samples = self._samples(x)
+        return drive([question(self.trained, samples)], Plain(samples.x.device))[0]
+
+    def _samples(self, x: Any) -> Samples:
+        """New inputs, checked, where the models are; rows of a table are encoded as in training."""
+        if isinstance(x, Table):
+            if self.encoding is None:
+                raise ValueError("this model was not trained on a table")
+            x = self.encoding.encode(x)
         model = next(iter(self.models.values()))
         device, samples = model.state["head.weight"].device, as_samples("predict", x, self.view)
         dtype = str(samples.x.dtype).removeprefix("torch.")
@@ -86,12 +146,33 @@ class Result:
                 f"inputs must be like those of training, {self.dtype} of shape {model.arch.shape}, "
                 f"got {dtype} of shape {samples.shape}"
             )
-        return drive([self.method.predict(self.trained, samples.to(device))], Plain(device))[0].cpu()
+        return samples.to(device)
 
-    def predict(self, x: Any) -> Tensor:
-        """The predicted label of each input: a class from 0 on, or one of the labels that the federation had."""
+    def predict(self, x: Any, abstain: float | None = None) -> Tensor:
+        """The predicted label of each input: a class from 0 on, or one of the labels that the federation had.
+
+        With ``abstain``, inputs whose :meth:`confidence` is below this threshold get -1, "unknown".
+        """
         classes = self.scores(x).argmax(-1)
-        return torch.tensor(self.labels)[classes] if self.labels else classes
+        labels = torch.tensor(self.labels)[classes] if self.labels else classes
+        if abstain is None:
+            return labels
+        check_value("abstain", abstain, float, 0, 1)
+        return labels.masked_fill(self.confidence(x) < abstain, -1)
+
+    def predict_proba(self, x: Any) -> Tensor:
+        """Probabilities [N, classes] of new inputs, [clients, N, classes] where each client predicts by itself."""
+        return self.method.probabilities(self.scores(x))
+
+    def confidence(self, x: Any) -> Tensor:
+        """How sure the prediction is, [N]: for FedCC the largest vote of any client, else the largest probability."""
+        return self._ask(self.method.confidence, x).cpu()
+
+    def explain(self, x: Any) -> Explanation:
+        """Who knew: each client's votes for the classes, its known mass and the trust it gets."""
+        votes = self._ask(self.method.votes, x)
+        clients = tuple(f"client {k}" for k in self.trained.clients)
+        return Explanation(clients, self.classes, votes.known.cpu(), votes.trust.cpu())
 
     def save(self, folder: Path | str) -> Path:
         """Write ``models.safetensors`` and ``models.json`` into a folder; :meth:`load` reads them."""
@@ -101,6 +182,8 @@ class Result:
             "settings": asdict(self.method),  # type: ignore[call-overload]
             "classes": self.trained.classes,
             "labels": list(self.labels),
+            **({"names": list(self.names)} if self.names else {}),
+            **({"columns": self.encoding.values()} if self.encoding else {}),
             "view": asdict(self.view),
             "dtype": self.dtype,
             "rounds": self.rounds,
@@ -148,7 +231,21 @@ class Result:
         if not whole or labels != sorted(set(labels)) or len(labels) not in (0, trained.classes):
             raise DamagedFile(f"{folder}/{ABOUT} is damaged: 'labels' must be {trained.classes} ascending numbers")
         stopped = str(about.get("stopped", ""))
-        return Result(method, trained, view, about["dtype"], about["rounds"], about["seconds"], tuple(labels), stopped)
+        names = about.get("names", [])
+        if (
+            not isinstance(names, list)
+            or len(names) not in (0, trained.classes)
+            or not all(isinstance(n, str) for n in names)
+        ):
+            raise DamagedFile(f"{folder}/{ABOUT} is damaged: 'names' must be {trained.classes} texts")
+        try:
+            encoding = Encoding.of(about["columns"]) if "columns" in about else None
+        except (TypeError, KeyError, ValueError) as error:
+            raise DamagedFile(f"{folder}/{ABOUT} is damaged: 'columns': {type(error).__name__} {error}") from None
+        return Result(
+            method, trained, view, about["dtype"], about["rounds"], about["seconds"], tuple(labels), stopped,
+            tuple(names), encoding,
+        )  # fmt: skip
 
 
 # ------------------------------------------------------------------------------------------------------------- files

@@ -103,7 +103,8 @@ def train(
             records, stopped = follow(rounds, observer, before)
         public, trained = federation.public, simulation.cohort.trained(simulation.server)
         dtype, seconds = str(public.x.dtype).removeprefix("torch."), time.perf_counter() - begun
-        result = Result(method, trained, public.view, dtype, records, seconds, federation.labels, stopped)
+        named = (federation.labels, stopped, federation.names, federation.encoding)
+        result = Result(method, trained, public.view, dtype, records, seconds, *named)
     finally:
         observer.end(result)
     return result

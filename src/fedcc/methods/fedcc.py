@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedcc.core.messages import Predictions
-from fedcc.core.method import Family, Method, Trained, option
+from fedcc.core.method import Family, Method, Trained, Votes, option
 from fedcc.core.requests import Predict, Recalibrate, gather
 from fedcc.core.roles import Client, Server
 from fedcc.core.samples import Samples
@@ -94,9 +94,21 @@ class FedCC(Method[Predictions, Predictions]):
         return s.to_all(Predictions(eq.targets(torch.stack([up.values for up in ups.values()]), self.trust)))
 
     async def predict(self, t: Trained, samples: Samples) -> Tensor:
+        return eq.aggregate(await self.all_votes(t, samples), self.trust)[:, :-1]  # Sec. IV-C
+
+    async def all_votes(self, t: Trained, samples: Samples) -> Tensor:
+        """The clients' votes [K, N, C + 1], the last one "unknown"."""
         shown = (samples, samples.mirrored) if self.mirror else (samples,)
         outputs = await gather(*(Predict(model, s) for s in shown for model in t.clients.values()))
-        return eq.aggregate(eq.votes([o.logits for o in outputs], len(shown)), self.trust)[:, :-1]  # Sec. IV-C
+        return eq.votes([o.logits for o in outputs], len(shown))
+
+    async def votes(self, t: Trained, samples: Samples) -> Votes:
+        votes = await self.all_votes(t, samples)
+        return Votes(votes[..., :-1], eq.trust(votes, self.trust))
+
+    async def confidence(self, t: Trained, samples: Samples) -> Tensor:
+        """The largest vote of any client for any class: low where nobody recognises the sample."""
+        return (await self.all_votes(t, samples))[..., :-1].amax((0, 2))
 
     def pseudo_labels(self, c: Client, bias: Tensor | None, logits: Tensor) -> Tensor:
         """Soft pseudo labels of the public samples by the model after the fit phase (theta_0), Eqs. (8)-(10).

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import math
 import re
+from dataclasses import dataclass
+
+from torch import nn
 
 from fedcc.code import import_reference, is_reference
 from fedcc.core.model import Factory
@@ -12,7 +15,28 @@ from fedcc.nets.resnet import ResNet
 from fedcc.nets.small import WIDTH, Bag, Mlp
 
 NETWORKS = (*(f"resnet{depth}" for depth in (8, 14, 20, 32, 56)), "mlp", "bag")  # other depths and widths work too
-BUILT_IN = (ResNet, Mlp, Bag)
+
+
+@dataclass(frozen=True)
+class Imported:
+    """A factory of the user's own, ``module:factory``; code that was not named is refused."""
+
+    reference: str
+
+    def __post_init__(self) -> None:
+        if not callable(factory := import_reference(self.reference)):
+            kind = type(factory).__name__
+            raise ValueError(f"{self.reference} must be a factory (outputs -> nn.Module), got an object of {kind}")
+
+    def __call__(self, outputs: int) -> nn.Module:
+        module: nn.Module = import_reference(self.reference)(outputs)
+        return module
+
+    def __str__(self) -> str:
+        return self.reference
+
+
+BUILT_IN = (ResNet, Mlp, Bag, Imported)
 
 
 def network(name: str, shape: tuple[int, ...]) -> Factory:
@@ -22,10 +46,7 @@ def network(name: str, shape: tuple[int, ...]) -> Factory:
     ('resnet14', 'mlp', 'bag5000')
     """
     if is_reference(name):
-        factory: Factory = import_reference(name)
-        if not callable(factory):
-            raise ValueError(f"{name} must be a factory (outputs -> nn.Module), got {type(factory).__name__}")
-        return factory
+        return Imported(name)
     match = re.fullmatch(r"(resnet|mlp|bag)(\d{0,9})", name.lower())
     if not match or (match[1] != "mlp" and not match[2]):
         raise unknown("network", name, NETWORKS)
