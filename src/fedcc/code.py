@@ -12,6 +12,7 @@ import importlib
 import re
 import sys
 from functools import reduce
+from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,22 @@ def import_reference(name: str) -> Any:
         return reduce(getattr, path.split("."), module)
     except AttributeError:
         raise UserError(f"{name}: module {module_name} has no {path}") from None
+
+
+def installed(group: str) -> dict[str, EntryPoint]:
+    """The entry points of other packages in ``fedcc.methods``, ``fedcc.networks`` or ``fedcc.data``, by name."""
+    return {point.name.lower(): point for point in entry_points(group=group)}
+
+
+def import_installed(group: str, name: str) -> Any:
+    """The object of an installed package's entry point; None if none has this name."""
+    point = installed(group).get(name.lower())
+    if point is None:
+        return None
+    try:
+        return point.load()
+    except Exception as error:
+        raise UserError(f"{name} of {group} cannot be imported: {type(error).__name__}: {error}") from error
 
 
 def file_digest(name: str) -> str | None:

@@ -18,7 +18,7 @@ def describe(name: str, *, resize: int | None = None, label: str = "", test: flo
     try:
         description = find(name)
     except ValueError:
-        if own.is_own(name):
+        if own.is_own(name) or own.is_installed(name):
             return own.describe(name, label=label, resize=resize or 0, test=test)
         if Path(name).exists():
             raise ValueError(f"unknown data set {name!r}; for your own data give its path, as ./{name}") from None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, field
@@ -9,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fedcc.core.method import AnyMethod
-from fedcc.core.naming import shortened, unknown
+from fedcc.core.naming import shortened
 from fedcc.core.options import check_names, check_value, options_of, setting_text
 from fedcc.core.samples import View
 from fedcc.engine import choose_device, default_engine, default_precision
@@ -25,7 +26,7 @@ from fedcc.experiments.options import (
 )
 from fedcc.experiments.toml import dumps, load
 from fedcc.federation import Federation, several
-from fedcc.methods import METHODS, make, recorded_settings
+from fedcc.methods import find_method, make, method_name, recorded_settings
 from fedcc.nets import network
 
 UNSAID = {name: OPTIONS[name].default for name in ("resize", "validation", "label", "test")}
@@ -68,7 +69,7 @@ class Experiment:
         values["skew"] = str(parse(values["skew"]))
         for name in map(str, several(values["models"])):
             network(name, description.shape)
-        return Experiment.of(method.lower(), asdict(instance), resolve_machine(values))  # type: ignore[call-overload]
+        return Experiment.of(method_name(method), asdict(instance), resolve_machine(values))  # type: ignore[call-overload]
 
     @staticmethod
     def of(method: str, settings: Mapping[str, Any], values: Mapping[str, Any]) -> Experiment:
@@ -106,7 +107,7 @@ class Experiment:
         """Everything as one flat table, as files hold it."""
         groups = (self.split, self.training, self.measurement, self.machine)
         options = {name: value for group in groups for name, value in asdict(group).items()}
-        version = METHODS[self.method].version
+        version = find_method(self.method).version
         return {"method": self.method, "version": version, **options, "settings": dict(self.settings)}
 
     def with_options(self, **options: Any) -> Experiment:
@@ -129,7 +130,8 @@ class Experiment:
     def folder(self) -> Path:
         """Where its run folder belongs below a folder of runs."""
         skew = self.split.skew.replace(":", "-").replace(",", "_").replace("=", "-")
-        return Path(f"{self.split.data}_{skew}") / self.method / f"seed{self.training.seed}"
+        data, method = (re.sub(r"[^\w.-]+", "-", Path(name).name) for name in (self.split.data, self.method))
+        return Path(f"{data}_{skew}") / method / f"seed{self.training.seed}"
 
     def command(self) -> str:
         """The command line that makes this run again, in full."""
@@ -140,7 +142,7 @@ class Experiment:
                 words.append(flag if value else f"--no-{flag[2:]}")
             elif name not in ("method", "version", "settings") and UNSAID.get(name) != value:
                 words += [flag, str(value)]
-        defaults = asdict(METHODS[self.method]())  # type: ignore[call-overload]
+        defaults = asdict(find_method(self.method)())  # type: ignore[call-overload]
         for name, value in self.settings.items():
             if value != defaults[name]:
                 words += ["--set", f"{name}={setting_text(value)}"]
@@ -170,9 +172,7 @@ def parse_settings(method: str, pairs: Sequence[str]) -> dict[str, Any]:
     >>> parse_settings("fedcc", ["lam=1", "refine_joint_batch=false"])
     {'lam': 1.0, 'refine_joint_batch': False}
     """
-    if method.lower() not in METHODS:
-        raise unknown("method", method, METHODS)
-    kind = METHODS[method.lower()]
+    kind = find_method(method)
     declared = options_of(kind)
     settings: dict[str, Any] = {}
     for pair in pairs:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields
-from typing import Any
+from dataclasses import fields, is_dataclass
+from typing import Any, cast
 
-from fedcc.core.method import LOST, AnyMethod
+from fedcc.code import import_installed, import_reference, installed, is_reference
+from fedcc.core.method import LOST, AnyMethod, Method
 from fedcc.core.naming import unknown
 from fedcc.core.options import check_value
 from fedcc.methods.bounds import Centralized, Local
@@ -52,17 +53,36 @@ METHODS: dict[str, type[AnyMethod]] = {
 """Every method by its name on the command line, in Table I's order; then those that share nothing or everything."""
 
 
-def make(name: str, settings: Mapping[str, Any] | None = None) -> AnyMethod:
+def find_method(name: str) -> type[AnyMethod]:
+    """The class of a method: by name, of an installed package (entry point ``fedcc.methods``), or ``module:Class``.
+
+    >>> find_method("FedCC").__name__
+    'FedCC'
+    """
+    kind: Any = METHODS.get(name.lower()) or import_installed("fedcc.methods", name)
+    if kind is None and is_reference(name):
+        kind = import_reference(name)
+    if kind is None:
+        raise unknown("method", name, [*METHODS, *installed("fedcc.methods")])
+    if not (isinstance(kind, type) and issubclass(kind, Method) and is_dataclass(kind)):
+        raise ValueError(f"{name} must be a method: a frozen dataclass derived from fedcc.Method, got {kind!r}")
+    return cast(type[AnyMethod], kind)
+
+
+def method_name(name: str) -> str:
+    """A method's name as files and folders have it: small letters, but for ``module:Class``."""
+    return name if is_reference(name) else name.lower()
+
+
+def make(name: str, settings: Mapping[str, Any] | None = None, /, **more: Any) -> AnyMethod:
     """Build a method by name with some hyper-parameters set.
 
-    >>> make("FedCC", {"lam": 0.5}).lam
-    0.5
+    >>> make("FedCC", {"lam": 0.5}).lam, make("fedprox", mu=0.1).mu
+    (0.5, 0.1)
     """
-    kind = METHODS.get(name.lower())
-    if kind is None:
-        raise unknown("method", name, METHODS)
-    known, values = [f.name for f in fields(kind)], dict(settings or {})  # type: ignore[arg-type]
-    for key, value in (settings or {}).items():
+    kind, settings = find_method(name), {**(settings or {}), **more}
+    known, values = [f.name for f in fields(kind)], dict(settings)  # type: ignore[arg-type]
+    for key, value in settings.items():
         if key in kind.retired:
             if values.pop(key) != kind.retired[key]:
                 raise ValueError(f"{kind.__name__} no longer has {key}={value}, only {key}={kind.retired[key]}")
@@ -125,6 +145,8 @@ __all__ = [
     "FedSAM",
     "FedVLS",
     "Local",
+    "find_method",
     "make",
+    "method_name",
     "recorded_settings",
 ]

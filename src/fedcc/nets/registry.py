@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from fedcc.code import import_reference, is_reference
+from fedcc.code import import_installed, import_reference, installed, is_reference
 from fedcc.core.model import Factory
 from fedcc.core.naming import unknown
 from fedcc.nets.resnet import ResNet
@@ -36,6 +36,18 @@ class Imported:
         return self.reference
 
 
+@dataclass(frozen=True)
+class Installed(Imported):
+    """A factory of an installed package, an entry point of ``fedcc.networks``."""
+
+    def __post_init__(self) -> None:
+        pass
+
+    def __call__(self, outputs: int) -> nn.Module:
+        module: nn.Module = import_installed("fedcc.networks", self.reference)(outputs)
+        return module
+
+
 BUILT_IN = (ResNet, Mlp, Bag, Imported)
 
 
@@ -47,6 +59,8 @@ def network(name: str, shape: tuple[int, ...]) -> Factory:
     """
     if is_reference(name):
         return Imported(name)
+    if name.lower() in installed("fedcc.networks"):
+        return Installed(name.lower())
     match = re.fullmatch(r"(resnet|mlp|bag)(\d{0,9})", name.lower())
     if not match or (match[1] != "mlp" and not match[2]):
         raise unknown("network", name, NETWORKS)

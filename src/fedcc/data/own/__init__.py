@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedcc.code import import_reference, is_reference
+from fedcc.code import import_installed, import_reference, installed, is_reference
 from fedcc.core.samples import IDENTITY, View
 from fedcc.data.dataset import DataError, Dataset, Defaults, Description, Inputs, Labels
 from fedcc.data.own.images import Listing, common_form, decode_all, list_parts
@@ -32,6 +32,11 @@ def is_own(source: str) -> bool:
     """Whether a data set's name is a path or ``module:function``."""
     path = Path(source)
     return is_reference(source) or len(path.parts) > 1 or path.suffix.lower() in READERS or source in (".", "..")
+
+
+def is_installed(source: str) -> bool:
+    """Whether an installed package brings a data set of this name (entry point ``fedcc.data``)."""
+    return source.lower() in installed("fedcc.data")
 
 
 def describe(source: str, *, label: str = "", resize: int = 0, test: float = 0.2) -> Description:
@@ -66,8 +71,8 @@ def _read_once(source: str, label: str, resize: int, test: float, _signature: st
 
 def read(source: str, *, label: str = "", resize: int = 0, test: float = 0.2) -> Dataset:
     """The data set of a path or ``module:function``; test samples are split off where it has none."""
-    if is_reference(source):
-        dataset = import_reference(source)()
+    if is_reference(source) or is_installed(source):
+        dataset = (import_installed("fedcc.data", source) or import_reference(source))()
         if not isinstance(dataset, Dataset):
             raise DataError(f"{source}() must return a fedcc Dataset, got {type(dataset).__name__}")
         return dataset
