@@ -16,7 +16,7 @@ from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any
 
-from fedcc.errors import UserError
+from fedcc.errors import InputError
 
 _REFERENCE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 _allowed: set[str] = set()
@@ -39,7 +39,7 @@ def allow(*names: str) -> None:
 def import_reference(name: str) -> Any:
     """The object that ``module:object`` names; the current folder is the last place that is searched."""
     if name not in _allowed:
-        raise UserError(f"{name} is code of yours and is imported only if you name it: pass --code {name}")
+        raise InputError(f"{name} is code of yours and is imported only if you name it: pass --code {name}")
     module_name, _, path = name.partition(":")
     folder = str(Path.cwd())
     if folder not in sys.path:
@@ -47,11 +47,11 @@ def import_reference(name: str) -> Any:
     try:
         module = importlib.import_module(module_name)
     except Exception as error:
-        raise UserError(f"{name}: module {module_name} cannot be imported: {type(error).__name__}: {error}") from error
+        raise InputError(f"{name}: module {module_name} cannot be imported: {type(error).__name__}: {error}") from error
     try:
         return reduce(getattr, path.split("."), module)
     except AttributeError:
-        raise UserError(f"{name}: module {module_name} has no {path}") from None
+        raise InputError(f"{name}: module {module_name} has no {path}") from None
 
 
 def installed(group: str) -> dict[str, EntryPoint]:
@@ -67,7 +67,7 @@ def import_installed(group: str, name: str) -> Any:
     try:
         return point.load()
     except Exception as error:
-        raise UserError(f"{name} of {group} cannot be imported: {type(error).__name__}: {error}") from error
+        raise InputError(f"{name} of {group} cannot be imported: {type(error).__name__}: {error}") from error
 
 
 def file_digest(name: str) -> str | None:

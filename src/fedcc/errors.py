@@ -15,6 +15,10 @@ class UserError(RuntimeError):
     """A failure that the message explains in full; no traceback is needed."""
 
 
+class InputError(ValueError):
+    """Something of the user's own that cannot be used: a file, a folder, code. The message says why."""
+
+
 @contextmanager
 def warnings_to(say: Callable[[str], None]) -> Iterator[None]:
     """Pass the warnings of this package to ``say`` while the block runs; others are shown as usual."""

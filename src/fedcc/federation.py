@@ -18,8 +18,8 @@ from fedcc.core.samples import IDENTITY, Samples, View
 from fedcc.nets import network
 
 if TYPE_CHECKING:
-    from fedcc.data.own.tables import Encoding
     from fedcc.data.partition import Partition
+    from fedcc.inputs.tables import Encoding
 
 T = TypeVar("T")
 Models = str | Factory | Sequence[str | Factory]
@@ -87,8 +87,8 @@ class Federation:
         share of each client's samples, which replace the test set.
         """
         from fedcc.data import load
-        from fedcc.data.own.tables import Encoding, Table
         from fedcc.data.partition import partition
+        from fedcc.inputs.tables import Encoding, Table
 
         dataset = load(data, Path(folder) if folder is not None else None, resize=resize, label=label, test=test)
         x, y, defaults = dataset.train_x, dataset.train_y, dataset.defaults

@@ -20,6 +20,7 @@ from fedcc.cli.data import data_app, skew
 from fedcc.cli.demo import demo
 from fedcc.cli.federation import federation_app
 from fedcc.cli.methods import methods
+from fedcc.cli.predict import distil, export, predict
 from fedcc.cli.report import analyse, report
 from fedcc.cli.run import resume, run
 from fedcc.cli.sweep import sweep
@@ -45,7 +46,7 @@ def top(version: Annotated[bool, typer.Option("--version", help="print the versi
         raise typer.Exit
 
 
-for command in (run, resume, sweep, analyse, report, demo, methods, skew, bench):
+for command in (run, resume, sweep, predict, distil, export, analyse, report, demo, methods, skew, bench):
     app.command()(command)
 app.add_typer(data_app, name="data")
 app.add_typer(federation_app, name="federation")

@@ -40,9 +40,11 @@ def run(
     from fedcc.methods import METHODS
 
     output, stored = output_of(options), {}
+    allow_named(method, options)
     if config is not None:
-        Experiment.read(config)  # says what is wrong with the file itself
         values = load(config)
+        allow_named(values.get("method"), values)
+        Experiment.read(config)  # says what is wrong with the file itself
         name, stored = values.pop("method"), values.pop("settings", {})
         if method is not None and method.lower() != name.lower():
             stored = {}
@@ -68,13 +70,27 @@ def run(
         train(experiment, folder.path, federation, output, trackers, as_json)
 
 
+def allow_named(method: Any, options: dict[str, Any]) -> None:
+    """Code that the user names on the command line or in a file of theirs may be imported."""
+    from fedcc.code import allow
+
+    names = [method, options.get("data"), *str(options.get("models", "")).split(",")]
+    allow(*(name.strip() for name in names if isinstance(name, str)))
+
+
 @run_options(Output)
 def resume(
     options: dict[str, Any],
     folder: Annotated[Path, typer.Argument(metavar="RUN", help="the run's folder")],
+    code: Annotated[
+        list[str] | None, typer.Option("--code", help="code of yours that the run uses, module:name; repeatable")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Resume a run from its last checkpoint; results match an uninterrupted one."""
+    from fedcc.code import allow
+
+    allow(*(code or []))
     _resume(folder, output_of(options), as_json)
 
 

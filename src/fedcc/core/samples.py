@@ -166,8 +166,9 @@ class Samples:
     view: View = field(default=IDENTITY)
 
     def __post_init__(self) -> None:
-        lengths = {name: len(column) for name, column in self.columns.items()}
-        if len(set(lengths.values())) > 1:
+        first, *others = self.columns.values()
+        if any(len(column) != len(first) for column in others):  # len() of a lone column would fix its length in an export
+            lengths = {name: len(column) for name, column in self.columns.items()}
             raise ValueError(f"columns of one set of samples must be equally long, got {lengths}")
         object.__setattr__(self, "columns", MappingProxyType(dict(self.columns)))
 

@@ -16,7 +16,7 @@ from fedcc.core.samples import View
 from fedcc.errors import UserError
 
 if TYPE_CHECKING:
-    from fedcc.data.own.tables import Table
+    from fedcc.inputs.tables import Table
 
 Images = NDArray[np.uint8]
 Inputs: TypeAlias = "NDArray[Any] | Table"

@@ -23,10 +23,10 @@ from fedcc.core.model import Arch, Factory, Model, State, factory_name
 from fedcc.core.options import check_value
 from fedcc.core.rng import Key
 from fedcc.core.samples import Samples, View
-from fedcc.data.own.tables import Encoding, Table
 from fedcc.engine import Plain, drive
 from fedcc.experiments.record import Record
 from fedcc.federation import Models, as_samples, several
+from fedcc.inputs.tables import Encoding, Table
 from fedcc.methods import METHODS, make, recorded_settings
 from fedcc.nets import BUILT_IN, build, network
 
@@ -203,7 +203,7 @@ class Result:
         folder = Path(folder)
         about = read_about(folder)
         if method is None:
-            if about["method"].lower() not in METHODS:
+            if about["method"].lower() not in (*METHODS, "student"):
                 raise ValueError(
                     f"{about['method']} is a method of yours: give load(..., method=...) the same as before"
                 )

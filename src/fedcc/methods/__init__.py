@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
-from typing import Any, cast
+from typing import Any
 
 from fedcc.code import import_installed, import_reference, installed, is_reference
 from fedcc.core.method import LOST, AnyMethod, Method
@@ -28,6 +28,7 @@ from fedcc.methods.fedsam import FedSAM
 from fedcc.methods.fedvls import FedVLS
 from fedcc.methods.lsr import LSR
 from fedcc.methods.ssl import SSL
+from fedcc.methods.student import Student
 
 METHODS: dict[str, type[AnyMethod]] = {
     "fedavg": FedAvg,
@@ -59,14 +60,19 @@ def find_method(name: str) -> type[AnyMethod]:
     >>> find_method("FedCC").__name__
     'FedCC'
     """
-    kind: Any = METHODS.get(name.lower()) or import_installed("fedcc.methods", name)
+    if name.lower() in METHODS:
+        return METHODS[name.lower()]
+    if name.lower() == "student":  # predicts only, so no list has it
+        return Student
+    kind: Any = import_installed("fedcc.methods", name)
     if kind is None and is_reference(name):
         kind = import_reference(name)
     if kind is None:
         raise unknown("method", name, [*METHODS, *installed("fedcc.methods")])
-    if not (isinstance(kind, type) and issubclass(kind, Method) and is_dataclass(kind)):
+    if not (is_dataclass(kind) and isinstance(kind, type) and issubclass(kind, Method)):
         raise ValueError(f"{name} must be a method: a frozen dataclass derived from fedcc.Method, got {kind!r}")
-    return cast(type[AnyMethod], kind)
+    method: type[AnyMethod] = kind
+    return method
 
 
 def method_name(name: str) -> str:

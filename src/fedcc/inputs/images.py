@@ -11,8 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from fedcc.data.dataset import DataError, Images
+from fedcc.errors import InputError
+
+Images = NDArray[np.uint8]
 
 SIDE = 32  # of images that are not all squares of one size up to KEPT
 KEPT = 64
@@ -41,12 +44,12 @@ def list_classes(folder: Path) -> Listing:
     """The images in the sub-folders, each of which is a class."""
     classes = [path for path in _entries(folder) if path.is_dir()]
     if not classes:
-        raise DataError(f"{folder}: expected a sub-folder of images per class, found none")
+        raise InputError(f"{folder}: expected a sub-folder of images per class, found none")
     listing = Listing([], [])
     for path in classes:
         images = _images(path)
         if not images:
-            raise DataError(f"{path}: a class needs images ({', '.join(SUFFIXES)}), found none")
+            raise InputError(f"{path}: a class needs images ({', '.join(SUFFIXES)}), found none")
         listing.paths.extend(images)
         listing.names.extend([path.name] * len(images))
     return listing
@@ -56,7 +59,7 @@ def list_images(folder: Path) -> Listing:
     """All images below a folder; public images need no classes."""
     paths = [image for path in [folder, *_folders(folder)] for image in _images(path)]
     if not paths:
-        raise DataError(f"{folder}: expected images ({', '.join(SUFFIXES)}), found none")
+        raise InputError(f"{folder}: expected images ({', '.join(SUFFIXES)}), found none")
     return Listing(paths, [""] * len(paths))
 
 
@@ -64,7 +67,7 @@ def _entries(folder: Path) -> list[Path]:
     try:
         return sorted(path for path in folder.iterdir() if not path.name.startswith((".", "__")))
     except OSError as error:
-        raise DataError(f"{folder}: cannot be read ({error.strerror or error})") from error
+        raise InputError(f"{folder}: cannot be read ({error.strerror or error})") from error
 
 
 def _folders(folder: Path) -> list[Path]:
@@ -121,12 +124,12 @@ def _opened(path: Path) -> Any:
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # the limit below is lower
             image = Image.open(path)
     except Image.DecompressionBombError as error:
-        raise DataError(f"{path}: an image may have at most {PIXELS:,} pixels ({error})") from error
+        raise InputError(f"{path}: an image may have at most {PIXELS:,} pixels ({error})") from error
     except (OSError, SyntaxError, ValueError) as error:  # what Pillow raises for damaged files
-        raise DataError(f"{path}: expected an image, found: {error}") from error
+        raise InputError(f"{path}: expected an image, found: {error}") from error
     if image.width * image.height > PIXELS:
         image.close()
-        raise DataError(f"{path}: an image may have at most {PIXELS:,} pixels, found {image.width} x {image.height}")
+        raise InputError(f"{path}: an image may have at most {PIXELS:,} pixels, found {image.width} x {image.height}")
     return image
 
 
@@ -147,7 +150,7 @@ def decode(path: Path, form: Form) -> Images:
             image = ImageOps.fit(image, (form.side, form.side), Image.Resampling.BILINEAR)
             pixels = np.asarray(image)
     except (OSError, SyntaxError, ValueError, MemoryError) as error:
-        raise DataError(f"{path}: expected an image, found: {error}") from error
+        raise InputError(f"{path}: expected an image, found: {error}") from error
     return pixels[None] if form.channels == 1 else pixels.transpose(2, 0, 1)
 
 

@@ -17,9 +17,10 @@ from numpy.typing import NDArray
 
 from fedcc.code import import_installed, import_reference, installed, is_reference
 from fedcc.core.samples import IDENTITY, View
-from fedcc.data.dataset import DataError, Dataset, Defaults, Description, Inputs, Labels
-from fedcc.data.own.images import Listing, common_form, decode_all, list_parts
-from fedcc.data.own.tables import Table, numbered_labels, read_csv, read_parquet
+from fedcc.data.dataset import Dataset, Defaults, Description, Inputs, Labels
+from fedcc.errors import InputError
+from fedcc.inputs.images import Listing, common_form, decode_all, list_parts
+from fedcc.inputs.tables import Table, numbered_labels, read_csv, read_parquet
 
 ARRAYS = {"x": "x_train", "y": "y_train"}  # names in an .npz: x_train, y_train, x_test, y_test, x_public
 TEST_SEED = 5  # of the test samples that are split off: the same whatever a run's seed
@@ -74,7 +75,7 @@ def read(source: str, *, label: str = "", resize: int = 0, test: float = 0.2) ->
     if is_reference(source) or is_installed(source):
         dataset = (import_installed("fedcc.data", source) or import_reference(source))()
         if not isinstance(dataset, Dataset):
-            raise DataError(f"{source}() must return a fedcc Dataset, got {type(dataset).__name__}")
+            raise InputError(f"{source}() must return a fedcc Dataset, got {type(dataset).__name__}")
         return dataset
     path = Path(source).expanduser().resolve()
     if path.is_dir():
@@ -82,10 +83,10 @@ def read(source: str, *, label: str = "", resize: int = 0, test: float = 0.2) ->
             raise ValueError(f"label names a column of a table, got label={label} for the folder {source}")
         return _from_images(path, resize, test)
     if not path.exists():
-        raise DataError(f"{source}: no such file or folder")
+        raise InputError(f"{source}: no such file or folder")
     reader = READERS.get(path.suffix.lower())
     if reader is None:
-        raise DataError(f"{source}: data is a folder of images or a file ({', '.join(READERS)})")
+        raise InputError(f"{source}: data is a folder of images or a file ({', '.join(READERS)})")
     if resize:
         raise ValueError(f"resize is for images, got resize={resize} for {source}")
     return reader(path, label, test)
@@ -109,14 +110,16 @@ def _from_npz(path: Path, label: str, test: float) -> Dataset:
         with np.load(path, allow_pickle=False) as file:
             arrays = {ARRAYS.get(name, name): file[name] for name in file.files}
     except (OSError, ValueError, EOFError, KeyError) as error:
-        raise DataError(f"{path}: expected an .npz of plain arrays, found: {error}") from error
+        raise InputError(f"{path}: expected an .npz of plain arrays, found: {error}") from error
     known = [f"{kind}_{part}" for part in ("train", "test") for kind in "xy"] + ["x_public"]
     if extra := [name for name in arrays if name not in known]:
-        raise DataError(f"{path}: unknown array {extra[0]!r}; known: x, y, {', '.join(known)}")
+        raise InputError(f"{path}: unknown array {extra[0]!r}; known: x, y, {', '.join(known)}")
     for part in ("train", "test"):
         pair = [name for name in (f"x_{part}", f"y_{part}") if name in arrays]
         if len(pair) == 1 or (part == "train" and not pair):
-            raise DataError(f"{path}: expected x_{part} and y_{part} (or x and y), found {', '.join(arrays) or 'none'}")
+            raise InputError(
+                f"{path}: expected x_{part} and y_{part} (or x and y), found {', '.join(arrays) or 'none'}"
+            )
     parts = {part: (arrays[f"x_{part}"], arrays[f"y_{part}"]) for part in ("train", "test") if f"x_{part}" in arrays}
     if "x_public" in arrays:
         parts["public"] = (arrays["x_public"], None)
@@ -144,7 +147,7 @@ def assemble(source: Path, parts: Parts, test: float) -> Dataset:
     inputs = {part: _inputs(f"{source}, {part}", x) for part, (x, _) in parts.items()}
     for part, (x, y) in parts.items():
         if y is not None and len(y) != len(x):
-            raise DataError(f"{source}: {part} has {len(x)} inputs and {len(y)} labels")
+            raise InputError(f"{source}: {part} has {len(x)} inputs and {len(y)} labels")
     numbers, classes = numbered_labels(parts["train"][1])
     train_x, train_y = inputs["train"], numbers
     if "test" in parts:
@@ -171,16 +174,16 @@ def _inputs(who: str, x: Any) -> Inputs:
         return array if array.shape[1] in (1, 3) else np.ascontiguousarray(array.transpose(0, 3, 1, 2))
     if array.dtype.kind in "iu" and array.ndim == 2:
         if array.size and array.min() < 0:
-            raise DataError(f"{who}: whole numbers [samples, length] are tokens and must not be negative, "
+            raise InputError(f"{who}: whole numbers [samples, length] are tokens and must not be negative, "
                             f"found {array.min()}; write a table of numbers as floats")  # fmt: skip
         return array.astype(np.int64)
     if array.dtype.kind in "fb" and array.ndim == 2:
         return Table.of({str(i): column for i, column in enumerate(array.T)})
     if array.dtype.kind == "f":
         if not np.isfinite(array).all():
-            raise DataError(f"{who}: inputs must be finite")
+            raise InputError(f"{who}: inputs must be finite")
         return array.astype(np.float32)
-    raise DataError(
+    raise InputError(
         f"{who}: inputs are uint8 images, whole numbers [samples, length] (tokens) or floats, "
         f"found {array.dtype} of shape {array.shape}"
     )
@@ -189,7 +192,7 @@ def _inputs(who: str, x: Any) -> Inputs:
 def _known_labels(source: Path, values: Any, classes: tuple[str, ...]) -> Labels:
     numbers, names = numbered_labels(values)
     if strangers := [name for name in names if name not in classes]:
-        raise DataError(f"{source}: the test set has class {strangers[0]!r}, which no training sample has")
+        raise InputError(f"{source}: the test set has class {strangers[0]!r}, which no training sample has")
     return np.array([classes.index(name) for name in names], np.int64)[numbers]
 
 
@@ -199,7 +202,9 @@ def _test_rows(source: Path, labels: Labels, classes: tuple[str, ...], share: fl
     for c, name in enumerate(classes):
         rows = rng.permutation(np.flatnonzero(labels == c))
         if len(rows) < 2:
-            raise DataError(f"{source}: class {name!r} has one sample; a class needs two, one of them for the test set")
+            raise InputError(
+                f"{source}: class {name!r} has one sample; a class needs two, one of them for the test set"
+            )
         held_out[rows[: min(max(1, round(share * len(rows))), len(rows) - 1)]] = True
     return held_out
 

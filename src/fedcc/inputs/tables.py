@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from fedcc.data.dataset import DataError
+from fedcc.errors import InputError
 
 CATEGORIES = 1_000  # of one column
 MISSING = frozenset({"", "na", "n/a", "nan", "null", "none", "?"})
@@ -43,7 +43,7 @@ class Table:
     def column(self, name: str) -> NDArray[Any]:
         """A column by name, or an error that names the known ones."""
         if name not in self.columns:
-            raise DataError(f"the table has no column {name!r}; it has {', '.join(map(repr, self.columns))}")
+            raise InputError(f"the table has no column {name!r}; it has {', '.join(map(repr, self.columns))}")
         return self.columns[name]
 
     @property
@@ -62,7 +62,7 @@ def _column(name: str, values: list[Any]) -> NDArray[Any]:
     except (TypeError, ValueError, OverflowError):
         return np.array([None if value is None else str(value) for value in texts], object)
     if np.isinf(numbers).any():
-        raise DataError(f"column {name!r} has infinite values")
+        raise InputError(f"column {name!r} has infinite values")
     return numbers
 
 
@@ -81,23 +81,23 @@ def read_csv(path: Path) -> Table:
             separator = max(",;\t", key=first.count)
             return _from_lines(path, list(csv.reader(file, delimiter=separator, strict=True)))
     except UnicodeDecodeError as error:
-        raise DataError(f"{path}: expected text in UTF-8, found {error}") from error
+        raise InputError(f"{path}: expected text in UTF-8, found {error}") from error
     except csv.Error as error:
-        raise DataError(f"{path}: expected a table, found: {error}") from error
+        raise InputError(f"{path}: expected a table, found: {error}") from error
     except OSError as error:
-        raise DataError(f"{path}: cannot be read ({error.strerror or error})") from error
+        raise InputError(f"{path}: cannot be read ({error.strerror or error})") from error
 
 
 def _from_lines(path: Path, lines: list[list[str]]) -> Table:
     rows = [(number, line) for number, line in enumerate(lines, start=1) if line]
     if len(rows) < 2:
-        raise DataError(f"{path}: expected a line of column names and at least one row, found {len(rows)} lines")
+        raise InputError(f"{path}: expected a line of column names and at least one row, found {len(rows)} lines")
     names = [name.strip() for name in rows[0][1]]
     if len(set(names)) < len(names) or not all(names):
-        raise DataError(f"{path}: column names must be different and not empty, found {', '.join(map(repr, names))}")
+        raise InputError(f"{path}: column names must be different and not empty, found {', '.join(map(repr, names))}")
     for number, line in rows[1:]:
         if len(line) != len(names):
-            raise DataError(f"{path}, line {number}: expected {len(names)} columns, found {len(line)}")
+            raise InputError(f"{path}, line {number}: expected {len(names)} columns, found {len(line)}")
     columns = zip(*(line for _, line in rows[1:]), strict=True)
     return Table.of(dict(zip(names, columns, strict=True)))
 
@@ -107,11 +107,11 @@ def read_parquet(path: Path) -> Table:
         from pyarrow import ArrowException
         from pyarrow.parquet import read_table
     except ImportError:
-        raise DataError(f"{path}: parquet files need pyarrow: pip install 'fedcc[parquet]'") from None
+        raise InputError(f"{path}: parquet files need pyarrow: pip install 'fedcc[parquet]'") from None
     try:
         return Table.of(read_table(path).to_pydict())
     except (ArrowException, OSError) as error:
-        raise DataError(f"{path}: expected a parquet file, found: {error}") from error
+        raise InputError(f"{path}: expected a parquet file, found: {error}") from error
 
 
 @dataclass(frozen=True)
@@ -138,7 +138,7 @@ class Column:
             return Column(name, float(present.mean()) if len(present) else 0.0, std or 1.0)
         categories = sorted({str(value) for value in values if value is not None})
         if len(categories) > CATEGORIES:
-            raise DataError(
+            raise InputError(
                 f"column {name!r} has {len(categories):,} categories, at most {CATEGORIES:,} are allowed; "
                 "leave it out of the table, or write it as numbers"
             )
@@ -149,7 +149,7 @@ class Column:
         if self.categories is None:
             if values.dtype == object:
                 text = next(v for v in values if v is not None and not _is_number(v))
-                raise DataError(f"column {self.name!r} holds numbers, found {text!r}")
+                raise InputError(f"column {self.name!r} holds numbers, found {text!r}")
             scaled = (np.where(np.isnan(values), self.mean, values) - self.mean) / self.std
             return scaled.astype(np.float32)[:, None]
         if values.dtype != object:  # categories that all look like numbers here
@@ -175,7 +175,7 @@ class Encoding:
     def fit(public: Table) -> Encoding:
         encoding = Encoding(tuple(Column.fit(name, values) for name, values in public.columns.items()))
         if not encoding.width:
-            raise DataError("the table has no column to learn from beside the labels")
+            raise InputError("the table has no column to learn from beside the labels")
         return encoding
 
     @property
@@ -217,16 +217,16 @@ def numbered_labels(values: ArrayLike) -> tuple[NDArray[np.int64], tuple[str, ..
     labels = np.asarray(values)
     if labels.dtype == object:
         if any(value is None for value in labels):
-            raise DataError(f"{sum(value is None for value in labels)} samples have no label")
+            raise InputError(f"{sum(value is None for value in labels)} samples have no label")
         labels = labels.astype(str)
     if labels.ndim != 1:
-        raise DataError(f"labels must be one value per sample, found an array of shape {labels.shape}")
+        raise InputError(f"labels must be one value per sample, found an array of shape {labels.shape}")
     if labels.dtype.kind == "f":
         if not np.isfinite(labels).all():
-            raise DataError(f"{int((~np.isfinite(labels)).sum())} samples have no label")
+            raise InputError(f"{int((~np.isfinite(labels)).sum())} samples have no label")
         if (labels == np.round(labels)).all():
             labels = labels.astype(np.int64)
     distinct, numbers = np.unique(labels, return_inverse=True)
     if len(distinct) > 65_536:
-        raise DataError(f"labels must have at most 65,536 distinct values, found {len(distinct):,}")
+        raise InputError(f"labels must have at most 65,536 distinct values, found {len(distinct):,}")
     return numbers.astype(np.int64), tuple(str(value) for value in distinct.tolist())

@@ -1,0 +1,134 @@
+"""``fedcc predict``, ``fedcc distil`` and ``fedcc export``: what a finished run is good for."""
+
+from __future__ import annotations
+
+import csv
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fedcc.cli.console import say
+from fedcc.cli.options import Json
+
+if TYPE_CHECKING:
+    from fedcc.experiments.result import Result
+
+Code = Annotated[
+    list[str] | None, typer.Option("--code", help="code of yours that the run uses, module:name; repeatable")
+]
+Run = Annotated[Path, typer.Argument(metavar="RUN", help="a finished run's folder, or a student's")]
+
+
+def predict(
+    model: Annotated[Path, typer.Argument(metavar="MODEL", help="a run's folder, a student's, or an exported .onnx")],
+    inputs: Annotated[Path, typer.Argument(metavar="INPUT", help="an image, a folder of images, a table or an .npz")],
+    abstain: Annotated[float | None, typer.Option(min=0, max=1, help="answer 'unknown' below this confidence")] = None,
+    explain: Annotated[bool, typer.Option("--explain", help="name the clients who knew")] = False,
+    out: Annotated[Path | None, typer.Option(help="write the table to this file")] = None,
+    code: Code = None,
+) -> None:
+    """Predict the classes of new inputs as a table: class, probability, confidence."""
+    if model.suffix == ".onnx":
+        from fedcc.exported import Exported
+
+        if explain:
+            raise ValueError("an exported model has no votes to explain; use the run's folder")
+        write_table(Exported.open(model).rows(inputs, abstain), out)
+        return
+    from fedcc.inputs import read_inputs
+
+    result = load_result(model, code)
+    names, x = read_inputs(inputs, result.shape, result.dtype, result.encoding)
+    write_table(predicted_rows(result, names, x, abstain, explain), out)
+
+
+def load_result(folder: Path, code: list[str] | None) -> Result:
+    """A run's result; code of the user's own is imported only if it is named."""
+    from fedcc.code import allow
+    from fedcc.experiments.result import load
+
+    allow(*(code or []))
+    return load(folder)
+
+
+def predicted_rows(
+    result: Result, names: list[str], x: Any, abstain: float | None, explain: bool
+) -> Iterable[dict[str, Any]]:
+    """One row per input."""
+    probabilities, confidence = result.predict_proba(x), result.confidence(x)
+    if probabilities.ndim != 2:
+        raise ValueError(f"{result.method.name} has one model per client and no common prediction")
+    explanation = result.explain(x) if explain else None
+    best, classes = probabilities.max(-1)
+    for i, name in enumerate(names):
+        unknown = abstain is not None and float(confidence[i]) < abstain
+        row = {
+            "input": name,
+            "class": "unknown" if unknown else result.classes[int(classes[i])],
+            "probability": f"{float(best[i]):.4f}",
+            "confidence": f"{float(confidence[i]):.4f}",
+        }
+        if explanation is not None:
+            parts = (
+                f"{who}: {label} {vote:.2f} (trust {trust:.2f})" for who, label, vote, trust in explanation.best(i)
+            )
+            row["who knew"] = "; ".join(parts)
+        yield row
+
+
+def write_table(rows: Iterable[dict[str, Any]], out: Path | None) -> None:
+    """Write rows as CSV, to a file or to the terminal."""
+    import io
+
+    from fedcc.core.files import write_whole
+
+    listed = list(rows)
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(listed[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(listed)
+    if out is None:
+        sys.stdout.write(text.getvalue())
+    else:
+        write_whole(out, text.getvalue().encode())
+        say(f"{len(listed)} predictions: {out}")
+
+
+def distil(
+    folder: Run,
+    model: Annotated[str, typer.Option(help="the student's network")] = "resnet20",
+    epochs: Annotated[int, typer.Option(min=1, help="epochs over the public samples")] = 100,
+    seed: Annotated[int, typer.Option(min=0)] = 0,
+    out: Annotated[Path | None, typer.Option(help="the student's folder; RUN/student by default")] = None,
+    data_dir: Annotated[Path | None, typer.Option(help="folder of the data sets")] = None,
+    code: Code = None,
+    as_json: Json = False,
+) -> None:
+    """Train one network on the public samples with a run's predictions as targets."""
+    import json
+
+    from fedcc.code import allow
+    from fedcc.experiments.distil import distil_run
+
+    allow(model, *(code or []))
+    student = distil_run(folder, model, epochs=epochs, seed=seed, out=out, data_dir=data_dir)
+    if as_json:
+        typer.echo(json.dumps(student.values()))
+        return
+    typer.echo(student.line())
+
+
+def export(
+    folder: Run,
+    target: Annotated[Path, typer.Argument(metavar="FILE", help="FILE.onnx, or FILE.pt2 for torch.export")],
+    code: Code = None,
+) -> None:
+    """Write a run's prediction, by the method's own rule, as one file."""
+    from fedcc.experiments.export import export as write
+
+    result = load_result(folder, code)
+    write(result, target)
+    typer.echo(f"{result.method.label}, {len(result.models)} networks, {len(result.classes)} classes: {target}")

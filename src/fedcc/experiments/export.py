@@ -1,0 +1,95 @@
+"""A run's prediction as one file: ONNX, or torch.export's .pt2.
+
+The file holds every network that predicts, the method's own rule and the scaling of inputs.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedcc.core.files import open_whole
+from fedcc.core.model import Model
+from fedcc.core.requests import Predict, Request
+from fedcc.core.rng import Key
+from fedcc.core.samples import Samples
+from fedcc.engine import drive
+from fedcc.errors import InputError
+from fedcc.experiments.result import Result
+from fedcc.nets import build
+
+OUTPUTS = ("probabilities", "confidence")
+
+
+class Predictor(nn.Module):
+    """A result as one module: inputs as they are stored to probabilities [N, classes] and confidence [N]."""
+
+    def __init__(self, result: Result):
+        super().__init__()
+        self.result = result
+        self.networks = nn.ModuleList(self._network(model) for model in result.models.values())
+        self.positions = {id(model): i for i, model in enumerate(result.models.values())}
+        self.eval()
+
+    @staticmethod
+    def _network(model: Model) -> nn.Module:
+        network = build(model.arch, Key(0))
+        network.load_state_dict(dict(model.state))
+        return network
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        method, trained = self.result.method, self.result.trained
+        samples = Samples({"x": x}, self.result.view)
+        scores = drive([method.predict(trained, samples)], self)[0]
+        return method.probabilities(scores), drive([method.confidence(trained, samples)], self)[0]
+
+    def serve(self, requests: Sequence[Request[Any]]) -> list[Any]:
+        """The method's requests for predictions, answered by the networks."""
+        answers = []
+        for request in requests:
+            assert isinstance(request, Predict)
+            network = self.networks[self.positions[id(request.model)]]
+            answers.append(network(request.samples.view.clean(request.samples.x)))
+        return answers
+
+
+def export(result: Result, target: Path) -> None:
+    """Write a result as FILE.onnx or FILE.pt2, with class names and a table's columns in its metadata."""
+    if target.suffix not in (".onnx", ".pt2"):
+        raise ValueError(f"an exported model is a FILE.onnx or a FILE.pt2, got {target}")
+    predictor = Predictor(result)
+    example = torch.ones((2, *result.shape), dtype=getattr(torch, result.dtype))
+    with torch.no_grad():
+        if predictor(example)[0].ndim != 2:
+            raise ValueError(f"{result.method.name} has one model per client and no common prediction to export")
+    about = {
+        "classes": list(result.classes),
+        "shape": list(result.shape),
+        "dtype": result.dtype,
+        "method": result.method.name,
+        **({"columns": result.encoding.values()} if result.encoding else {}),
+    }
+    batch = {"x": {0: torch.export.Dim("batch")}}
+    if target.suffix == ".pt2":
+        program = torch.export.export(predictor, (example,), dynamic_shapes=batch)
+        with open_whole(target) as file:
+            torch.export.save(program, file, extra_files={"fedcc.json": json.dumps(about)})
+        return
+    try:
+        import onnx  # noqa: F401
+        import onnxscript  # noqa: F401
+    except ImportError:
+        raise InputError(f"{target}: ONNX files need onnx and onnxscript: pip install 'fedcc[onnx]'") from None
+    converted = torch.onnx.export(
+        predictor, (example,), dynamo=True, dynamic_shapes=batch, input_names=["x"], output_names=list(OUTPUTS),
+        verbose=False, optimize=True,
+    )  # fmt: skip
+    assert converted is not None  # with dynamo=True
+    converted.model.metadata_props["fedcc"] = json.dumps(about)
+    with open_whole(target) as file:
+        file.write(converted.model_proto.SerializeToString())
