@@ -66,6 +66,7 @@ def serve(listener: Listener, parent: int) -> None:
     end_with_parent(parent=parent)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    import flwr.supernode.cli.flwr_clientapp  # noqa: F401
 
     import fedcc.flower.client_app  # noqa: F401
 
