@@ -8,7 +8,7 @@ FUZZ ?= 4000
 SEED ?= 0
 BASE ?= 5a24957
 
-.PHONY: demo federation-demo test test-all same mutants fuzz check format wheel clean help
+.PHONY: syntax-mutants demo federation-demo test test-all same mutants fuzz check format wheel clean help
 
 help:
 	@echo "make demo      10 clients with one digit each: FedCC against FedAvg, FedMD and the two bounds"
@@ -55,6 +55,9 @@ same: $(VENV)/.ready
 
 mutants: $(VENV)/.ready
 	$(BIN)/python tests/mutants.py --jobs 2
+
+syntax-mutants: $(VENV)/.ready
+	$(BIN)/python tests/syntax_mutants.py --jobs 2
 
 fuzz: $(VENV)/.ready
 	PYTHONPATH=tests $(BIN)/python -m fuzz --inputs $(FUZZ) --seed $(SEED) $(if $(TARGET),--target $(TARGET)) \

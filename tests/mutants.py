@@ -1,550 +1,318 @@
-"""Mutation testing: small changes of the methods and of what they stand on, each of which must make a test fail.
+"""Mutation testing of the methods: every change in ``mutants.txt`` must make a test fail. ``make mutants`` runs it.
 
-``make mutants`` runs it. A mutant changes one node of a function's syntax tree: an operator, a constant, a comparison,
-a dropped term or statement, swapped arguments. Which of them are tried is fixed by a hash of the function's name, the
-kind of change and its position in the function, so a rename elsewhere changes nothing. ``mutants.toml`` explains those
-that no test can see.
+Each mutant is one small change of the source: a sign, a dropped term, a swapped weight. The script copies ``src`` to a
+private folder, makes the change, runs the tests of that file until the first failure, and says killed or alive. Tests
+run in forked processes of a parent that has imported torch and pytest, but not fedcc.
 
-Everything is imported and all tests are collected once. A first run notes which test reaches which statement; then
-every mutant has a forked process, in which the function gets its changed code and the tests that reach the change run,
-the fastest first, until one fails.
+In ``mutants.txt`` a line ``[method]`` or ``[method] file`` starts a group; ``# what breaks``, ``- old text`` and
+``+ new text`` (several lines each, if need be) make a mutant; ``= reason`` says why one changes nothing that a test
+could see. The old text must occur exactly once in its file.
 """
 
 from __future__ import annotations
 
 import argparse
-import ast
-import builtins
-import copy
-import gc
-import hashlib
-import json
+import compileall
+import contextlib
+import importlib
 import os
 import re
-import resource
+import shutil
 import signal
 import sys
 import tempfile
 import time
-import tomllib
-import traceback
-from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from types import CodeType, FunctionType
-from typing import Any
-
-import pytest
 
 TESTS = Path(__file__).resolve().parent
-SOURCE = TESTS.parent / "src" / "fedcc"
-FILES = (
-    "methods/*.py",
-    "losses.py",
-    "gradients.py",
-    "clustering.py",
-    "core/method.py",
-    "core/model.py",
-    "core/step.py",
-    "engine/adam.py",
-    "engine/plain.py",
-)
-RELEVANT = re.compile(
-    r"^from (fedcc\.(methods|losses|gradients|clustering|core|engine)|tiny|steps|recording)\b", re.MULTILINE
-)
-"""What a test imports that may reach a mutant ..."""
-IRRELEVANT = re.compile(
-    r"^from (program|federation|fuzz|launches|fedcc\.(cli|flower|report))\b|def \w+\(device\b", re.MULTILINE
-)
-"""... and what it has where it is about something else, and slow."""
+SOURCE = TESTS.parent / "src"
+TABLE = TESTS / "mutants.txt"
+LIMIT = 180  # seconds for one mutant; a mutant that never ends is a dead one
 
-SHARE = 0.24  # of all mutants that are tried
-SEED = 17
-BUDGET = 60  # seconds of tests for one mutant
-LIMIT = 120  # seconds of CPU time; a mutant that never ends is a dead one
+SHARED = ["unit/test_core.py", "unit/test_fedcc_equations.py", "property/test_fedcc.py", "unit/test_engine.py"]
+GROUPS = ["unit/test_feddf.py", "unit/test_fedet.py", "unit/test_fedhkt.py"]
+RELEVANT: dict[str, list[str]] = {
+    "losses.py": [*SHARED, "unit/test_fedprox.py", "unit/test_fedvls.py", "unit/test_fedlc.py"],
+    "gradients.py": ["unit/test_fedsam.py", "unit/test_engine.py"],
+    "clustering.py": ["unit/test_clustering.py", "unit/test_fedconcat.py", "unit/test_fedhkt.py"],
+    "core/step.py": ["unit/test_core.py", "unit/test_fedsam.py", "unit/test_engine.py"],
+    "core/method.py": ["unit/test_readings.py", "unit/test_core.py"],
+    "core/model.py": ["unit/test_core.py", "unit/test_fedconcat.py"],
+    "engine/adam.py": ["unit/test_fedconcat.py", "unit/test_engine.py"],
+    "engine/plain.py": ["unit/test_engine.py"],
+    "nets/network.py": ["unit/test_fedconcat.py", "unit/test_engine.py"],
+    "methods/abstention.py": [*SHARED[:3], "unit/test_fedcc_options.py", "unit/test_readings.py"],
+    "methods/bounds.py": ["unit/test_baselines.py", "unit/test_ssl.py"],
+    "methods/clusters.py": ["unit/test_fedhkt.py"],
+    "methods/clusterwise.py": ["unit/test_fedconcat.py"],
+    "methods/fedavg.py": ["unit/test_baselines.py", "property/test_averaging.py"],
+    "methods/fedcc.py": [
+        "unit/test_fedcc_equations.py",
+        "unit/test_fedcc_options.py",
+        "unit/test_readings.py",
+        "property/test_fedcc.py",
+    ],
+    "methods/fedmd.py": ["unit/test_baselines.py", "unit/test_lsr.py"],
+    "methods/fednova.py": ["unit/test_fednova.py", "property/test_normalised_averaging.py"],
+    "methods/fedct.py": ["unit/test_fedct.py", "property/test_distillation.py"],
+    "methods/groups.py": GROUPS,
+}
+"""Tests of a source file, most telling first; by default ``unit/test_NAME.py``."""
 
-Place = tuple[str, int]
-"""A statement: file and line."""
+EVERY = ["unit/test_reductions.py", "contract/test_methods.py"]
+"""Tests of all methods, by name: run on what those let through."""
+
+SEVERAL = {
+    "losses": "fedavg or fedmd or feddf or fedcc",
+    "gradients": "fedsam or feddf",
+    "averaging": "feddf or fedet or fedhkt",
+    "clustering": "fedconcat or fedhkt",
+}
+"""The methods that are tried for a group that is no method."""
 
 
-@dataclass(eq=False)
+@dataclass(frozen=True)
 class Mutant:
-    """One change: in a list or field of a syntax tree, another node."""
+    """One change of the source: in a file under ``src/fedcc``, an old text and a new one, and what that breaks."""
 
+    method: str
+    number: int
     file: str
-    function: str  # its qualified name
-    kind: str
-    number: int  # among those of the same kind in the function
-    place: Place
     old: str
     new: str
-    tree: ast.Module = field(repr=False)
-    parent: ast.AST = field(repr=False)
-    name: str = field(repr=False)  # of the parent's field
-    index: int | None = field(repr=False)  # in that field, if it is a list
-    node: Any = field(repr=False)
+    breaks: str
+    equivalent: str = ""  # why no test can tell
 
     @property
-    def chance(self) -> float:
-        """A number from 0 to 1 that depends on the function's name, the kind and the position alone."""
-        text = f"{SEED} {self.function} {self.kind} {self.number}"
-        return int(hashlib.sha256(text.encode()).hexdigest()[:12], 16) / 16**12
+    def name(self) -> str:
+        return f"{self.method}/{self.number}"
 
-    @property
-    def change(self) -> str:
-        return f"{self.old} -> {self.new}"
+    def occurs(self) -> int:
+        """How often the old text is there: once, or the table is stale."""
+        return (SOURCE / "fedcc" / self.file).read_text().count(self.old)
 
-    def __str__(self) -> str:
-        return f"{self.file}:{self.place[1]} {self.function}: {self.change}"
+    def tests(self) -> list[str]:
+        own = [f"unit/test_{name}.py" for name in (self.method, Path(self.file).stem)]
+        names = dict.fromkeys([own[0], *RELEVANT.get(self.file, own[1:])])
+        return [str(TESTS / name) for name in names if (TESTS / name).exists()]
 
-    def compiled(self) -> CodeType:
-        """The code of the outermost function around the change."""
-        with self.applied():
-            return codes(compile(self.tree, str(SOURCE / self.file), "exec"))[self.function]
-
-    @contextmanager
-    def applied(self) -> Iterator[None]:
-        """The tree with the change, for a while."""
-        holder = getattr(self.parent, self.name)
-        before = holder if self.index is None else holder[self.index]
-        self._put(self.node)
-        try:
-            yield
-        finally:
-            self._put(before)
-
-    def _put(self, node: Any) -> None:
-        if self.index is None:
-            setattr(self.parent, self.name, node)
-        else:
-            getattr(self.parent, self.name)[self.index] = node
+    def contract(self) -> list[str]:
+        """More tests, for what those have let through."""
+        names = SEVERAL.get(self.method, self.method)
+        return [*(str(TESTS / name) for name in EVERY), "-k", names]
 
 
-# -- which changes there are
+def table(text: str | None = None) -> list[Mutant]:
+    """All mutants.
 
-SWAPS: dict[type[ast.AST], type[ast.AST]] = {
-    ast.Add: ast.Sub,
-    ast.Sub: ast.Add,
-    ast.Mult: ast.Div,
-    ast.Div: ast.Mult,
-    ast.FloorDiv: ast.Mult,
-    ast.Mod: ast.Mult,
-    ast.Pow: ast.Mult,
-    ast.BitAnd: ast.BitOr,
-    ast.BitOr: ast.BitAnd,
-    ast.And: ast.Or,
-    ast.Or: ast.And,
-    ast.Lt: ast.LtE,
-    ast.LtE: ast.Lt,
-    ast.Gt: ast.GtE,
-    ast.GtE: ast.Gt,
-    ast.Eq: ast.NotEq,
-    ast.NotEq: ast.Eq,
-    ast.Is: ast.IsNot,
-    ast.IsNot: ast.Is,
-    ast.In: ast.NotIn,
-    ast.NotIn: ast.In,
-}
-VIEWS = {"items", "keys", "values"}  # without them the code would fail at once
-
-
-def variants(node: ast.AST, parent: ast.AST, name: str) -> Iterator[tuple[str, Any]]:
-    """What may stand in a node's place: the kind of change, and the other node."""
-    match node:
-        case ast.BinOp(left, op, right) if type(op) in SWAPS:
-            yield "operator", ast.BinOp(left, SWAPS[type(op)](), right)
-            yield "left", left
-            yield "right", right
-        case ast.BoolOp(op, [first, *others]):
-            yield "operator", ast.BoolOp(SWAPS[type(op)](), node.values)
-            yield "first", first
-            yield "others", others[0] if len(others) == 1 else ast.BoolOp(op, others)
-        case ast.Compare(left, [op], right) if type(op) in SWAPS:
-            yield "comparison", ast.Compare(left, [SWAPS[type(op)]()], right)
-        case ast.UnaryOp(ast.USub(), ast.Constant(int(n))):  # -1 is a constant
-            yield "constant", ast.Constant(1 - n)
-        case ast.UnaryOp(ast.USub() | ast.Not() | ast.Invert(), operand):
-            yield "sign", operand
-        case ast.Constant(bool(value)):
-            yield "boolean", ast.Constant(not value)
-        case ast.Constant(int(value) | float(value)):
-            yield "constant", ast.Constant(value + 1 if isinstance(value, int) else 2 * value or 1.0)
-        case ast.Constant(str(value)) if isinstance(parent, ast.Call) and name == "args":
-            yield "text", ast.Constant(f"{value}x")
-        case ast.IfExp(test, body, orelse):
-            yield "branches", ast.IfExp(test, orelse, body)
-        case ast.Slice(lower, upper, step):
-            if lower:
-                yield "lower", ast.Slice(None, upper, step)
-            if upper:
-                yield "upper", ast.Slice(lower, None, step)
-        case ast.comprehension(target, iterable, [_, *conditions], is_async):
-            yield "condition", ast.comprehension(target, iterable, conditions, is_async)
-        case ast.If(test, body, orelse):
-            if not isinstance(test, ast.Compare | ast.BoolOp | ast.UnaryOp):  # these have a change of their own
-                yield "negation", ast.If(ast.UnaryOp(ast.Not(), test), body, orelse)
-            yield "statement", orelse or ast.Pass()
-        case ast.Expr(ast.Call() | ast.Await()) | ast.AugAssign():
-            yield "statement", ast.Pass()
-        case ast.Assign([ast.Attribute() | ast.Subscript()]):
-            yield "statement", ast.Pass()
-        case ast.Call(function, arguments, keywords):
-            match arguments:
-                case [first, second, *others] if not any(isinstance(a, ast.Starred) for a in arguments):
-                    yield "arguments", ast.Call(function, [second, first, *others], keywords)
-            for i, keyword in enumerate(keywords):
-                if keyword.arg not in (None, "strict"):
-                    yield f"keyword {i}", ast.Call(function, arguments, [*keywords[:i], *keywords[i + 1 :]])
-            if isinstance(function, ast.Attribute) and function.attr not in VIEWS and not arguments and not keywords:
-                yield "call", function.value
-
-
-SKIPPED = {"annotation", "returns", "decorator_list", "args", "type_comment"}
-"""Fields without changes: types, decorators, and default values, which belong to a function and not to its code."""
-
-
-def sites(node: ast.AST, line: int) -> Iterator[tuple[ast.AST, str, int | None, ast.AST, int]]:
-    """Every node below one, with the place where it is held and the line of its statement."""
-    for name, value in ast.iter_fields(node):
-        if name in SKIPPED and not isinstance(node, ast.Call):
-            continue
-        for index, child in enumerate(value) if isinstance(value, list) else [(None, value)]:
-            if not isinstance(child, ast.AST) or isinstance(child, ast.Raise | ast.Assert | ast.JoinedStr):
-                continue
-            if isinstance(child, ast.keyword) and child.arg == "strict":
-                continue  # of zip: a check
-            inner = child.lineno if isinstance(child, ast.stmt) else line
-            yield node, name, index, child, inner
-            if not (isinstance(child, ast.UnaryOp) and isinstance(child.operand, ast.Constant)):
-                yield from sites(child, inner)
-
-
-def functions(node: ast.AST, prefix: str = "") -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
-    """The functions of a module and the methods of its classes, by qualified name."""
-    for child in ast.iter_child_nodes(node):
-        if isinstance(child, ast.ClassDef):
-            yield from functions(child, f"{prefix}{child.name}.")
-        elif isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
-            yield f"{prefix}{child.name}", child
-
-
-def mutants_of(text: str, file: str = "") -> list[Mutant]:
-    """All mutants of a module's functions.
-
-    >>> [m.change for m in mutants_of("def f(x, y):\\n    return x - y")]
-    ['x - y -> x + y', 'x - y -> x', 'x - y -> y']
+    >>> [found] = table("[fedavg]\\n# no sum\\n- .sum(0)\\n+ .mean(0)\\n")
+    >>> found.name, found.file, found.old, found.new
+    ('fedavg/1', 'methods/fedavg.py', '.sum(0)', '.mean(0)')
     """
-    tree, found = ast.parse(text), list[Mutant]()
-    for function, node in functions(tree):
-        numbers, texts = Counter[str](), Counter[str]()
-        for parent, name, index, child, line in sites(node, node.lineno):
-            for kind, other in variants(child, parent, name):
-                numbers[kind] += 1
-                old = shown(child)
-                new = shown(other) if not isinstance(other, list) else "; ".join(map(shown, other))
-                texts[f"{old} -> {new}"] += 1
-                if (again := texts[f"{old} -> {new}"]) > 1:
-                    new += f" (no. {again})"
-                place = (file, line)
-                if isinstance(other, list):
-                    other = other[0] if len(other) == 1 else ast.If(ast.Constant(True), other, [])
-                other = ast.fix_missing_locations(ast.copy_location(copy.deepcopy(other), child))
-                found.append(
-                    Mutant(file, function, kind, numbers[kind], place, old, new, tree, parent, name, index, other)
-                )
-    return found
+    mutants: list[Mutant] = []
+    method = file = ""
+    entry: dict[str, list[str]] = {}
+
+    def finish() -> None:
+        if entry:
+            old, new = "\n".join(entry.get("-", [])), "\n".join(entry.get("+", []))
+            if not old or old == new:
+                raise ValueError(f"a mutant of {method} changes nothing: {' '.join(entry['#'])}")
+            number = 1 + sum(m.method == method for m in mutants)
+            reason = " ".join(entry.get("=", []))
+            mutants.append(Mutant(method, number, file, old, new, " ".join(entry["#"]), reason))
+        entry.clear()
+
+    for line in (TABLE.read_text() if text is None else text).splitlines():
+        if head := re.fullmatch(r"\[(\w+)\]\s*(\S*)", line):
+            finish()
+            method = head[1]
+            file = head[2] or f"methods/{method}.py"
+        elif line.startswith("# "):
+            finish()
+            entry["#"] = [line[2:]]
+        elif line[:1] in ("-", "+", "="):
+            entry[line[0]] = [*entry.get(line[0], []), line[2:]]
+        elif line.strip():
+            raise ValueError(f"not a line of a table of mutants: {line!r}")
+    finish()
+    return mutants
 
 
-def shown(node: ast.AST) -> str:
-    """A node in one line; of a statement with a body only its head."""
-    text = ast.unparse(node).strip()
-    lines = text.splitlines()
-    return lines[0] if len(lines) == 1 else f"{lines[0]} ..."
+def child(tree: Path, runs: Sequence[Sequence[str]], log: Path) -> None:
+    """In a forked process: the tests on the source in this folder. Ends the process: 0 passed, 1 failed, 2 broken."""
+    status = 2
+    try:
+        os.setsid()
+        signal.alarm(LIMIT)
+        with log.open("w") as file:
+            os.dup2(file.fileno(), 1)
+            os.dup2(file.fileno(), 2)
+        os.chdir(TESTS.parent)
+        sys.path[:0] = [str(tree), str(TESTS)]
+        os.environ["COLUMNS"] = "250"
+        os.environ["PYTHONPATH"] = os.pathsep.join(sys.path[:2])
+        import pytest
 
-
-def codes(code: CodeType) -> dict[str, CodeType]:
-    """The code of a compiled module's functions and of its classes' methods, by qualified name."""
-    found = {}
-    for inner in code.co_consts:
-        if isinstance(inner, CodeType):
-            found |= {inner.co_qualname: inner} | (codes(inner) if inner.co_flags & 0x2 == 0 else {})
-    return found
-
-
-def all_mutants() -> list[Mutant]:
-    paths = sorted({path for pattern in FILES for path in SOURCE.glob(pattern)})
-    return [m for path in paths for m in mutants_of(path.read_text(), str(path.relative_to(SOURCE)))]
-
-
-def sample(mutants: Sequence[Mutant]) -> list[Mutant]:
-    return [m for m in mutants if m.chance < SHARE]
-
-
-def explanations() -> dict[tuple[str, str, str], str]:
-    """Why a mutant changes nothing that a test could see: by file, function and change."""
-    text = (TESTS / "mutants.toml").read_text()
-    return {
-        (file, function, change): reason
-        for file, inside in tomllib.loads(text).items()
-        for function, changes in inside.items()
-        for change, reason in changes.items()
-    }
-
-
-# -- what the tests say
-
-
-def live_functions(files: set[str]) -> dict[tuple[str, str], list[FunctionType]]:
-    """The function objects of these files that are in use, by file and qualified name."""
-    found = defaultdict[tuple[str, str], list[FunctionType]](list)
-    for thing in gc.get_objects():
-        if isinstance(thing, FunctionType) and thing.__code__.co_filename in files:
-            file = str(Path(thing.__code__.co_filename).relative_to(SOURCE))
-            found[file, thing.__code__.co_qualname].append(thing)
-    return found
-
-
-class Instrument(ast.NodeTransformer):
-    """Says before every statement that it is reached."""
-
-    def __init__(self, file: str):
-        self.file = file
-
-    def visit(self, node: ast.AST) -> Any:
-        self.generic_visit(node)
-        if isinstance(node, ast.stmt) and not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            call = ast.Call(
-                ast.Name("__reached__", ast.Load()), [ast.Constant(self.file), ast.Constant(node.lineno)], []
-            )
-            return [ast.fix_missing_locations(ast.copy_location(ast.Expr(call), node)), node]
-        return node
-
-
-class Runner:
-    """The plugin that replaces pytest's loop over tests by a loop over mutants."""
-
-    def __init__(self, mutants: list[Mutant], jobs: int, folder: Path):
-        self.mutants, self.jobs, self.folder = mutants, jobs, folder
-        self.failed = ""
-        self.ends: dict[Mutant, tuple[str, str]] = {}  # how each ended, and by which test
-        self.seconds: dict[str, float] = {}
-        self.reach: dict[Place, list[str]] = {}
-        self.killers: dict[str, list[str]] = defaultdict(list)  # by function: tests that killed a mutant of it
-
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        if report.failed and not self.failed:
-            self.failed = report.nodeid
-
-    def pytest_runtestloop(self, session: pytest.Session) -> bool:
-        self.items = {item.nodeid: item for item in session.items}
-        self.live = live_functions({str(SOURCE / m.file) for m in self.mutants})
-        gc.freeze()
-        begun = time.monotonic()
-        if self.baseline():
-            say(f"without any mutant {len(self.seconds)} tests pass ({time.monotonic() - begun:.0f} s)")
-            self.run_all()
-        return True
-
-    # -- in forked processes
-
-    def run(self, names: Sequence[str]) -> str:
-        """Run these tests; the name of the first that fails."""
-        for i, name in enumerate(names):
-            following = self.items[names[i + 1]] if i + 1 < len(names) else None
-            item = self.items[name]
-            item.ihook.pytest_runtest_protocol(item=item, nextitem=following)
-            if self.failed:
-                return self.failed
-        return ""
-
-    def observe(self, names: Sequence[str]) -> dict[str, Any]:
-        """Which statements each test reaches, and how long it takes."""
-        for file, tree in {m.file: copy.deepcopy(m.tree) for m in self.mutants}.items():
-            for _, node in functions(tree):
-                node.body = [Instrument(file).visit(n) for n in node.body]
-                node.body = [n for entry in node.body for n in (entry if isinstance(entry, list) else [entry])]
-            for name, code in codes(compile(tree, str(SOURCE / file), "exec")).items():
-                for function in self.live.get((file, name), []):
-                    function.__code__ = code
-        reached: set[Place] = set()
-        builtins.__reached__ = lambda file, line: reached.add((file, line))  # type: ignore[attr-defined]
-        notes = {}
-        for name in names:
-            begun = time.process_time()
-            reached.clear()
-            if failed := self.run([name]):
-                return {"failed": failed}
-            notes[name] = [time.process_time() - begun, sorted(reached)]
-        return {"notes": notes}
-
-    def attempt(self, mutant: Mutant, names: Sequence[str]) -> dict[str, Any]:
-        try:
-            code = mutant.compiled()
-            functions = self.live[mutant.file, mutant.function]
-            if not functions:
-                return {"broken": "no such function is in use"}
-            if all(same_code(code, function.__code__) for function in functions):
-                return {"same": True}
-            for function in functions:
-                function.__code__ = code
-        except (SyntaxError, ValueError) as error:
-            return {"broken": str(error)}
-        return {"failed": self.run(names)}
-
-    def fork(self, work: Any, *arguments: Any) -> int:
-        """Do some work in a process of its own, which writes the answer to a file."""
-        sys.stdout.flush()
-        if process := os.fork():
-            return process
-        answer: dict[str, Any] = {"broken": "it ended early"}
-        try:
-            os.setsid()
-            resource.setrlimit(resource.RLIMIT_CPU, (LIMIT, LIMIT + 5) if work == self.attempt else (-1, -1))
-            with (self.folder / f"{os.getpid()}.log").open("w") as log:
-                os.dup2(log.fileno(), 1)
-                os.dup2(log.fileno(), 2)
-            answer = work(*arguments)
-        except BaseException:
-            answer = {"broken": traceback.format_exc()[-2000:]}
-        finally:
-            (self.folder / f"{os.getpid()}.json").write_text(json.dumps(answer))
-            os._exit(0)
-
-    def wait(self) -> tuple[int, dict[str, Any]]:
-        """Wait for a process: its number and its answer."""
-        process, status = os.wait()
-        path = self.folder / f"{process}.json"
-        if os.WIFSIGNALED(status):
-            return process, {"failed": f"ended by {signal.Signals(os.WTERMSIG(status)).name}"}
-        return process, json.loads(path.read_text()) if path.exists() else {"broken": "no answer"}
-
-    # -- in the first process
-
-    def baseline(self) -> bool:
-        """Whether all tests pass without a mutant, and what they reach."""
-        files = list(dict.fromkeys(name.partition("::")[0] for name in self.items))
-        shares = [[n for n in self.items if n.partition("::")[0] in files[i :: self.jobs]] for i in range(self.jobs)]
-        for names in shares:
-            self.fork(self.observe, names)
-        answers = [self.wait()[1] for _ in shares]
-        for answer in answers:
-            if "notes" not in answer:
-                say(f"without any mutant a test fails: {answer}")
-                for log in self.folder.glob("*.log"):
-                    say(log.read_text()[-3000:])
-                return False
-            for name, (seconds, places) in answer["notes"].items():
-                self.seconds[name] = seconds
-                for file, line in places:
-                    self.reach.setdefault((file, line), []).append(name)
-        return True
-
-    def tests(self, mutant: Mutant) -> list[str]:
-        """The tests that reach a mutant: first those that have killed others of its function, then the fastest."""
-        able = self.reach.get(mutant.place, [])
-        order = sorted(able, key=lambda name: (name not in self.killers[mutant.function], self.seconds[name]))
-        chosen, total = [], 0.0
-        for name in order:
-            total += self.seconds[name]
-            if total > BUDGET and chosen:
+        status = 0
+        for arguments in runs:
+            place = ["-c", str(TESTS.parent / "pyproject.toml"), f"--basetemp={tree.parent / f'{tree.name}-temp'}"]
+            quick = ["-x", "-q", "-p", "no:cacheprovider", "-m", "not slow", "--tb=line", "--no-header"]
+            found = int(pytest.main([*place, *quick, "--hypothesis-profile=mutants", *arguments]))
+            if found not in (0, 5):  # 5: no test has such a name
+                status = 1 if found == 1 else 2
                 break
-            chosen.append(name)
-        return chosen
+        import fedcc
 
-    def run_all(self) -> None:
-        waiting, running, begun = list(self.mutants), dict[int, Mutant](), time.monotonic()
-        while waiting or running:
-            while waiting and len(running) < self.jobs:
-                mutant = waiting.pop(0)
-                running[self.fork(self.attempt, mutant, self.tests(mutant))] = mutant
-            process, answer = self.wait()
-            mutant = running.pop(process)
-            if "failed" in answer:
-                end = ("killed" if answer["failed"] else "alive", answer["failed"])
-            else:
-                end = ("same", "") if "same" in answer else ("broken", answer["broken"])
-            self.ends[mutant] = end
-            if answer.get("failed") in self.items:
-                self.killers[mutant.function].append(answer["failed"])
-            left = (time.monotonic() - begun) / len(self.ends) * len(waiting)
-            say(f"{len(self.ends):4}/{len(self.mutants)} {end[0]:6} {mutant}  <- {end[1]}  {left:.0f} s left")
+        own = {"fedcc", "conftest", "__main__", *(path.stem for path in TESTS.rglob("*.py"))}
+        theirs = [name for name in sys.modules if name.partition(".")[0] not in own]
+        log.with_suffix(".modules").write_text("\n".join(theirs))
+        if not Path(fedcc.__file__).is_relative_to(tree):
+            print("ERROR another fedcc was tested:", fedcc.__file__)
+            status = 2
+    finally:
+        sys.stdout.flush()
+        os._exit(status)
 
 
-def same_code(a: CodeType, b: CodeType) -> bool:
-    return a.co_code == b.co_code and a.co_consts == b.co_consts and a.co_names == b.co_names
+class Pool:
+    """Forked processes, so many at a time."""
+
+    def __init__(self, jobs: int):
+        self.jobs, self.running = jobs, dict[int, tuple[int, Path, Path]]()
+
+    def start(self, ticket: int, tree: Path, runs: Sequence[Sequence[str]]) -> None:
+        log = tree.parent / f"{tree.name}.log"
+        sys.stdout.flush()
+        if (process := os.fork()) == 0:
+            child(tree, runs, log)
+        self.running[process] = (ticket, tree, log)
+
+    def finished(self) -> tuple[int, str, str]:
+        """Waits for one: its ticket, how it ended (passed, failed, broken) and the test that failed."""
+        process, status = os.wait()
+        ticket, tree, log = self.running.pop(process)
+        text = log.read_text(errors="replace")
+        shutil.rmtree(tree, ignore_errors=True)
+        shutil.rmtree(tree.parent / f"{tree.name}-temp", ignore_errors=True)
+        if os.WIFSIGNALED(status):
+            late = os.WTERMSIG(status) == signal.SIGALRM
+            return ticket, "failed" if late else "broken", "it never ends" if late else text[-2000:]
+        end = {0: "passed", 1: "failed"}.get(os.waitstatus_to_exitcode(status), "broken")
+        found = re.search(r"^(?:FAILED|ERROR) (?:tests/)?(.*)$", text, re.MULTILINE)
+        return ticket, end, text[-2000:] if end == "broken" else found[1] if found else ""
 
 
-def test_files(kind: str) -> list[Path]:
-    texts = {path: path.read_text() for path in sorted((TESTS / kind).glob("test_*.py"))}
-    return [path for path, text in texts.items() if RELEVANT.search(text) and not IRRELEVANT.search(text)]
+def copied(root: Path, name: str, change: Mutant | None = None) -> Path:
+    """The source in a folder of its own, with a change. Times are kept, so that compiled files stay valid."""
+    tree = root / name
+    shutil.copytree(root / "source" if (root / "source").exists() else SOURCE, tree)
+    if change is not None:
+        path = tree / "fedcc" / change.file
+        text = path.read_text()
+        for stale in (path.parent / "__pycache__").glob(f"{path.stem}.*"):
+            stale.unlink()
+        path.write_text(text.replace(change.old, change.new))
+    return tree
 
 
-def say(line: str) -> None:
-    print(line, file=sys.__stdout__, flush=True)
+def import_all(names: Iterable[str]) -> None:
+    """Import in the parent what the tests have imported, fedcc and themselves apart: forked processes inherit it."""
+    for name in names:
+        with contextlib.suppress(Exception):
+            importlib.import_module(name)
 
 
-def report(ends: dict[Mutant, tuple[str, str]], explained: dict[tuple[str, str, str], str], whole: bool = True) -> int:
-    """The table by file; 1 if a mutant is alive and not explained, or explained and dead or not there."""
-    counts = defaultdict[str, Counter[str]](Counter)
-    wrong = []
-    for mutant, (end, test) in ends.items():
-        reason = explained.get((mutant.file, mutant.function, mutant.change))
-        if end == "same":
-            continue  # Python compiles it to the same code
-        word = "explained" if reason and end == "alive" else end
-        counts[mutant.file].update([word, "all"])
-        if word in ("alive", "broken") or (reason and end == "killed"):
-            wrong.append(f"{'explained, yet killed' if reason else word}: {mutant}  {test}")
-    total: Counter[str] = sum(counts.values(), Counter())
-    print(f"\n{'file':<24} | mutants | killed | explained")
-    for name, count in [*sorted(counts.items()), ("all", total)]:
-        print(f"{name:<24} | {count['all']:7} | {count['killed']:6} | {count['explained']:9}")
-    there = {(m.file, m.function, m.change) for m in ends}
-    wrong += [f"explained, but not in the sample: {key}" for key in explained if whole and key not in there]
-    for line in wrong:
-        print(line)
-    return int(bool(wrong) or not total)
+def unmutated(pool: Pool, root: Path, mutants: list[Mutant]) -> bool:
+    """Whether the tests pass on the source as it is: else every mutant would look dead."""
+    files = list(dict.fromkeys(name for m in mutants for name in m.tests()))
+    contracts = list(dict.fromkeys(tuple(m.contract()) for m in mutants))
+    shares = [[files[i :: pool.jobs], *contracts[i :: pool.jobs]] for i in range(pool.jobs)]
+    for i, runs in enumerate(share for share in shares if any(share)):
+        pool.start(i, copied(root, f"as-it-is-{i}"), [run for run in runs if run])
+    ends = [pool.finished() for _ in range(len(pool.running))]
+    import_all(dict.fromkeys(name for found in root.glob("*.modules") for name in found.read_text().splitlines()))
+    for _, end, test in ends:
+        if end != "passed":
+            print(f"the tests fail without any mutant: {test}")
+    return all(end == "passed" for _, end, _ in ends)
 
 
-def main() -> int:
+def run(mutants: list[Mutant], jobs: int, root: Path) -> dict[str, tuple[str, str]]:
+    """How each mutant ended, and by which test."""
+    pool, ends, begun = Pool(jobs), dict[str, tuple[str, str]](), time.monotonic()
+    waiting = list(enumerate(mutants))
+    while waiting or pool.running:
+        while waiting and len(pool.running) < jobs:
+            i, mutant = waiting.pop(0)
+            pool.start(i, copied(root, f"mutant-{i}", mutant), [mutant.tests(), mutant.contract()])
+        i, end, test = pool.finished()
+        mutant = mutants[i]
+        ends[mutant.name] = (end, test)
+        word = {"failed": "killed", "passed": "equivalent" if mutant.equivalent else "ALIVE", "broken": "BROKEN"}[end]
+        left = (time.monotonic() - begun) / len(ends) * (len(mutants) - len(ends))
+        print(f"{len(ends):4}/{len(mutants)} {word:10} {mutant.name:15} {mutant.breaks}  <- {test}  {left:.0f} s left")
+    return ends
+
+
+def report(mutants: list[Mutant], ends: dict[str, tuple[str, str]]) -> int:
+    """The table; 1 if a mutant is alive that is not equivalent, or dead that is."""
+    groups = list(dict.fromkeys(m.method for m in mutants))
+    total = Counter(m.method for m in mutants)
+    killed = Counter(m.method for m in mutants if ends[m.name][0] == "failed")
+    alike = Counter(m.method for m in mutants if m.equivalent)
+    print(f"\n{'method':<12} | mutants | killed | equivalent")
+    for name in groups:
+        print(f"{name:<12} | {total[name]:7} | {killed[name]:6} | {alike[name]:10}")
+    print(f"{'all':<12} | {total.total():7} | {killed.total():6} | {alike.total():10}")
+    for m in mutants:
+        if m.equivalent and ends[m.name][0] == "passed":
+            print(f"equivalent: {m.name} ({m.breaks}): {m.equivalent}")
+    wrong = [m for m in mutants if (ends[m.name][0] != "failed") != bool(m.equivalent) or ends[m.name][0] == "broken"]
+    for m in wrong:
+        end = {"passed": "alive", "failed": "listed as equivalent, yet killed", "broken": "broken"}[ends[m.name][0]]
+        print(f"{end}: {m.name} in {m.file}: {m.breaks}\n- {m.old}\n+ {m.new}\n{ends[m.name][1]}")
+    return int(bool(wrong))
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Change the source a little; some test must fail.")
     parser.add_argument("--jobs", type=int, default=2, help="processes")
-    parser.add_argument("--only", default="", help="mutants whose file, function or change contains this")
-    parser.add_argument("--all", action="store_true", help="all mutants, not only the sample")
-    parser.add_argument("--list", action="store_true", help="print the mutants")
-    options = parser.parse_args()
+    parser.add_argument("--only", action="append", default=[], help="a group (fedavg) or one mutant (fedavg/3)")
+    options = parser.parse_args(arguments)
 
-    mutants = all_mutants()
-    mutants = [m for m in (mutants if options.all else sample(mutants)) if options.only in str(m)]
-    if options.list:
-        for mutant in mutants:
-            print(mutant)
-        print(f"{len(mutants)} mutants")
-        return 0
+    mutants = [m for m in table() if not options.only or m.method in options.only or m.name in options.only]
+    stale = [m for m in mutants if m.occurs() != 1]
+    for m in stale:
+        print(f"stale: the old text of {m.name} occurs {m.occurs()} times in {m.file}: {m.old}")
+    if stale or not mutants:
+        print("no mutant has such a name" if not mutants else f"{len(stale)} mutants are stale")
+        return 1
 
     os.environ["OMP_NUM_THREADS"] = "1"
-    sys.path[:0] = [str(SOURCE.parent), str(TESTS)]
     import hypothesis
+    import hypothesis.extra.numpy
+    import numpy as np
+    import pytest
+    import sklearn.cluster
     import torch
 
-    import fedcc
-
-    assert Path(fedcc.__file__).is_relative_to(SOURCE), f"another fedcc is imported: {fedcc.__file__}"
+    del np, pytest, sklearn
     torch.set_num_threads(1)
     hypothesis.settings.register_profile("mutants", derandomize=True, max_examples=25, deadline=None, database=None)
+    assert "fedcc" not in sys.modules
     begun = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
-        runner = Runner(mutants, options.jobs, Path(folder))
-        tests = [str(path) for kind in ("unit", "property", "contract") for path in test_files(kind)]
-        quiet = ["-q", "-s", "-p", "no:cacheprovider", "-p", "no:xdist", "--no-header", "--no-summary"]
-        chosen = ["-m", "not slow", "--hypothesis-profile=mutants", f"--basetemp={folder}/temp"]
-        status = int(pytest.main([*quiet, *chosen, *tests], plugins=[runner]))
-        if status not in (0, 5) or not runner.ends:
-            print("the tests could not be run")
+        root = Path(folder)
+        shutil.copytree(SOURCE, root / "source", ignore=shutil.ignore_patterns("__pycache__"))
+        compileall.compile_dir(root / "source", quiet=1)
+        if not unmutated(Pool(options.jobs), root, mutants):
             return 1
-        status = report(runner.ends, explanations(), whole=not (options.only or options.all))
+        print(f"without any mutant the tests pass ({time.monotonic() - begun:.0f} s)")
+        status = report(mutants, run(mutants, options.jobs, root))
     print(f"{time.monotonic() - begun:.0f} s")
     return status
 

@@ -66,7 +66,7 @@ NAMES = [
     (("run", "fedavg", "--models", "resnet8,resnet14"), ("FedAvg averages weights", "resnet8, resnet14")),
     (("run", "fedmd", "--set", "loss=l1"), ("average=probs needs loss=kl",)),
     (("run", "fedcc", "--augment"), ("digits has no augmentation to turn on",)),
-    (("run", "fedcc", "--resize", "32"), ("resize is for tiny-imagenet alone", "32")),
+    (("run", "fedcc", "--resize", "32"), ("resize is only for tiny-imagenet", "32")),
 ]
 
 RANGES = [

@@ -179,7 +179,7 @@ def test_summary_json_is_complete_in_itself(folder: Path) -> None:
     for name in ("majority", "w_l", "w_u", "alpha", "unknown"):
         assert summary["log"][name] == {k: [r["log"][k][name] for r in records] for k in CLIENTS}
     split = Partition.load(folder / "partition.npz")
-    assert summary["counts"] == {str(k): row for k, row in enumerate(split.counts().tolist())}
+    assert summary["counts"] == {str(k): row for k, row in enumerate(split.counts.tolist())}
     assert summary["public"] == len(split.public)
     one = sum(p.numel() for p in fedcc.load(folder).trained.clients[0].floating.values()) * 4
     assert summary["bytes"]["models"] == 10 * one

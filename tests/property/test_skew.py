@@ -100,7 +100,7 @@ def test_a_partition_deals_every_sample_once(seed, skew, clients):
     p = partition(y, clients, skew, 4, seed)
     together = np.concatenate([p.public, *p.clients])
     assert sorted(together.tolist()) == list(range(400))
-    assert np.array_equal(p.counts(), [[int((y[part] == c).sum()) for c in range(4)] for part in p.clients])
+    assert np.array_equal(p.counts, [[int((y[part] == c).sum()) for c in range(4)] for part in p.clients])
     assert p.sha256 == partition(y, clients, skew, 4, seed).sha256
     assert p.sha256 != partition(y, clients, skew, 4, seed + 1).sha256
 

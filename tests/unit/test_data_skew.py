@@ -153,18 +153,18 @@ def test_the_repair_takes_from_the_largest_and_is_recorded():
 
 def test_a_thousand_clients_in_under_a_second():
     y = np.random.default_rng(0).integers(0, 10, 50_000)
-    start = time.perf_counter()
+    start = time.process_time()
     p = partition(y, 1000, "dirichlet:0.5", 10, seed=0)
-    assert time.perf_counter() - start < 1
-    assert p.counts().sum(axis=1).min() >= 10
+    assert time.process_time() - start < 1
+    assert p.counts.sum(axis=1).min() >= 10
 
 
 def test_many_classes_for_many_clients_end_soon():
     y = np.arange(200_000) % 200
-    start = time.perf_counter()
+    start = time.process_time()
     for n in (10, 100, 199, 200):
         split(y, 500, Classes(n), 200, rng())
-    assert time.perf_counter() - start < 10
+    assert time.process_time() - start < 10
 
 
 def test_public_split_refuses():
@@ -204,7 +204,7 @@ def test_save_and_load(tmp_path):
     assert [f.name for f in tmp_path.iterdir()] == ["partition.npz"]
     q = Partition.load(path)
     assert (q.sha256, q.skew, q.seed, q.moved, q.retries) == (p.sha256, p.skew, p.seed, p.moved, p.retries)
-    assert np.array_equal(q.counts(), p.counts())
+    assert np.array_equal(q.counts, p.counts)
 
 
 def test_a_failed_save_leaves_the_old_file(tmp_path, monkeypatch):

@@ -155,11 +155,16 @@ def test_mirror_changes_nothing_where_images_are_symmetric(trained: Trained, eng
     assert torch.equal(*(scores(FedCC(mirror=m).predict, trained, symmetric, engine) for m in (False, True)))
 
 
+class NoRound(fedcc.Observer):
+    def round(self, done: fedcc.FinishedRound) -> None:
+        pytest.fail("something was trained")
+
+
 def test_mirror_refuses_what_is_no_image_before_anything_is_trained() -> None:
     x, y = torch.randn(60, 6), torch.arange(60) % 3
     rows = fedcc.Federation.of([(x[k::3], y[k::3]) for k in range(3)], x[:30], (x, y), Mlp())
     with pytest.raises(ValueError, match=r"mirror is for images .* of two or more columns, got inputs of shape \[6\]"):
-        fedcc.run(FedCC(mirror=True), rows, 1, device="cpu", on_snapshot=pytest.fail)
+        fedcc.run(FedCC(mirror=True), rows, 1, device="cpu", observers=[NoRound()])
     with pytest.raises(ValueError, match="mirror is for images"):
         check_method(FedCC(mirror=True), rows)
     check_method(FedCC(), rows)

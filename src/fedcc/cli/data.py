@@ -30,7 +30,7 @@ def skew(
     seed = options.get("seed", 0)
     split = federation.partition
     assert split is not None
-    counts = split.counts()
+    counts = split.counts
     title = f"{federation.data}, {federation.skew}, {len(counts)} clients, seed {seed}"
     save(partition_figure(counts.tolist(), title), picture)
     if as_json:

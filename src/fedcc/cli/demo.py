@@ -174,5 +174,5 @@ def draw(summaries: dict[str, dict[str, Any]], out: Path) -> list[Path]:
     title = f"digits, {split.skew}, {len(split.clients)} clients"
     return [
         save(curves_figure(curves, title, chance=10.0, styles=styles), out / "curves.png"),
-        save(partition_figure(split.counts().tolist(), title), out / "partition.png"),
+        save(partition_figure(split.counts.tolist(), title), out / "partition.png"),
     ]

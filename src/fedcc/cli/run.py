@@ -86,8 +86,12 @@ def _resume(path: Path, output: Output, as_json: bool) -> None:
     terminal, folder = console(stderr=as_json), RunFolder(path)
 
     def finished() -> bool:
-        if folder.summary() is None:
-            return False
+        try:
+            if folder.summary() is None:
+                return False
+        except ValueError as error:
+            error.add_note(f"remove summary.json and `{folder.resume}` continues or repeats the run")
+            raise
         terminal.print(f"{path} holds a finished run; there is nothing to do", soft_wrap=True)
         if as_json:
             typer.echo((path / "summary.json").read_text(), nl=False)

@@ -12,7 +12,7 @@ __all__ = ["DATASETS", "DataError", "Dataset", "Defaults", "Description", "find"
 
 
 def load(name: str, folder: Path | None = None, download: bool = True, resize: int | None = None) -> Dataset:
-    """The data set of this name, read from the data folder, downloaded first where it is absent.
+    """Read a data set from the data folder, downloaded first if it is missing.
 
     ``resize`` is the side of Tiny ImageNet's images, 64 (its own) or 32.
 
@@ -21,7 +21,7 @@ def load(name: str, folder: Path | None = None, download: bool = True, resize: i
     """
     description = find(name)
     if resize is not None and description.name != "tiny-imagenet":
-        raise ValueError(f"resize is for tiny-imagenet alone, got resize={resize} for {description.name}")
+        raise ValueError(f"resize is only for tiny-imagenet, got resize={resize} for {description.name}")
     options = {} if resize is None else {"resize": resize}
     if description.embedded:
         return description.read(data_folder(folder) if folder is not None else Path())

@@ -27,7 +27,7 @@ PIXELS = 3 * 32 * 32
 
 @dataclass(frozen=True)
 class Layout:
-    """What one of the two sets keeps where."""
+    """The files of one of the two sets and the keys in them."""
 
     train: tuple[str, ...]
     test: str
@@ -51,7 +51,7 @@ def unpickled(path: Path, content: bytes) -> dict[bytes, Any]:
 
 
 def entries(path: Path, layout: Layout) -> dict[bytes, Any]:
-    """The dictionary of one file; where upstream's md5 is known, nothing is read of a file that differs."""
+    """The dictionary of one file, which must have upstream's md5 if it is known."""
     content = content_of(path, MAX_BYTES)
     same_as_upstream(path, content, layout.md5.get(path.name, ""))
     return unpickled(path, content)
@@ -136,37 +136,24 @@ VIEW10 = View(1 / 255, (0.4914, 0.4822, 0.4465), (0.2471, 0.2435, 0.2616), pad=4
 VIEW100 = View(1 / 255, (0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761), pad=4, flip=True)
 
 
-def _archive(file: str, md5: str) -> tuple[Remote, ...]:
-    return (Remote(file, (f"https://www.cs.toronto.edu/~kriz/{file}",), md5),)
+def _description(number: int, layout: Layout, view: View, skew: str, folder: str, md5: str) -> Description:
+    name, archive = f"cifar{number}", f"cifar-{number}-python.tar.gz"
+    return Description(
+        name=name,
+        title=f"CIFAR-{number}",
+        train=50_000,
+        test=10_000,
+        classes=number,
+        shape=(3, 32, 32),
+        source="https://www.cs.toronto.edu/~kriz/cifar.html",
+        defaults=paper_defaults(skew),
+        read=lambda folder: read_layout(folder, layout, name, view),
+        aliases=(f"cifar-{number}",),
+        folders=(folder,),
+        files=layout.md5,
+        remotes=(Remote(archive, (f"https://www.cs.toronto.edu/~kriz/{archive}",), md5),),
+    )
 
 
-CIFAR10 = Description(
-    name="cifar10",
-    title="CIFAR-10",
-    train=50_000,
-    test=10_000,
-    classes=10,
-    shape=(3, 32, 32),
-    source="https://www.cs.toronto.edu/~kriz/cifar.html",
-    defaults=paper_defaults("classes:2"),
-    read=lambda folder: read_layout(folder, LAYOUT10, "cifar10", VIEW10),
-    aliases=("cifar-10",),
-    folders=("cifar-10-batches-py",),
-    files=LAYOUT10.md5,
-    remotes=_archive("cifar-10-python.tar.gz", "c58f30108f718f92721af3b95e74349a"),
-)
-CIFAR100 = Description(
-    name="cifar100",
-    title="CIFAR-100",
-    train=50_000,
-    test=10_000,
-    classes=100,
-    shape=(3, 32, 32),
-    source="https://www.cs.toronto.edu/~kriz/cifar.html",
-    defaults=paper_defaults("classes:20"),
-    read=lambda folder: read_layout(folder, LAYOUT100, "cifar100", VIEW100),
-    aliases=("cifar-100",),
-    folders=("cifar-100-python",),
-    files=LAYOUT100.md5,
-    remotes=_archive("cifar-100-python.tar.gz", "eb9058c3a382ffc7106e4002c42a8d85"),
-)
+CIFAR10 = _description(10, LAYOUT10, VIEW10, "classes:2", "cifar-10-batches-py", "c58f30108f718f92721af3b95e74349a")
+CIFAR100 = _description(100, LAYOUT100, VIEW100, "classes:20", "cifar-100-python", "eb9058c3a382ffc7106e4002c42a8d85")

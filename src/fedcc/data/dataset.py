@@ -1,4 +1,4 @@
-"""What a data set is: its arrays, how they are shown to a network, and where upstream keeps its files."""
+"""A data set: its arrays, its view, its defaults, and its files upstream."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ Labels = NDArray[np.int64]
 
 
 class DataError(UserError):
-    """The fault of files: missing, truncated, altered, or no room for them. A wrong argument is a ValueError."""
+    """Files that are missing, truncated or altered, or have no room. A wrong argument is a ValueError."""
 
 
 @dataclass(frozen=True)
 class Defaults:
-    """What a data set brings for a sensible run; every value can be given otherwise."""
+    """Defaults of a run on a data set."""
 
     skew: str
     clients: int
     rounds: int
     epochs: int
-    shared_model: str  # methods that average parameters: one network for all
-    models: str  # methods that distil: dealt to the clients in turn
+    shared_model: str  # for methods with one network for all clients
+    models: str  # for other methods: dealt to the clients in turn
     augment: bool = False  # crop and flip while training
 
     def options(self, one_network: bool) -> dict[str, Any]:
@@ -51,10 +51,8 @@ PAPER_ROUNDS, PAPER_EPOCHS = 15, 20
 
 
 def paper_defaults(skew: str, augment: bool = True) -> Defaults:
-    """The paper's protocol, with the skew that suits the number of classes."""
-    return Defaults(
-        skew, 10, PAPER_ROUNDS, PAPER_EPOCHS, shared_model="resnet20", models="resnet14,resnet20", augment=augment
-    )
+    """The paper's protocol with this skew."""
+    return Defaults(skew, 10, PAPER_ROUNDS, PAPER_EPOCHS, "resnet20", "resnet14,resnet20", augment)
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,7 +84,7 @@ class Dataset:
 
     @cached_property
     def sha256(self) -> str:
-        """A fingerprint of the arrays, for the record of a run; computed once, when first asked for."""
+        """A fingerprint of the arrays, for the record of a run."""
         digest = hashlib.sha256()
         for array in (self.train_x, self.train_y, self.test_x, self.test_y):
             digest.update(repr((array.shape, array.dtype.str)).encode())
@@ -105,7 +103,7 @@ class Checked(NamedTuple):
 
 @dataclass(frozen=True)
 class Remote:
-    """A file upstream: the addresses it may be had from, in order, and what it must be."""
+    """A file upstream: its addresses, in the order they are tried, and its md5."""
 
     file: str
     urls: tuple[str, ...]
@@ -114,7 +112,7 @@ class Remote:
 
 @dataclass(frozen=True)
 class Description:
-    """What is known of a data set before it is read: the registry's entry."""
+    """An entry of the registry: what is known of a data set before it is read."""
 
     name: str
     title: str
@@ -126,17 +124,17 @@ class Description:
     defaults: Defaults
     read: Callable[..., Dataset]  # from the data set's own folder; some take options
     aliases: tuple[str, ...] = ()
-    folders: tuple[str, ...] = ()  # where the data set lies below the data folder; none for an embedded one
-    files: Mapping[str, str] = field(default_factory=dict)  # what must lie in its folder, and the md5 ("": not known)
+    folders: tuple[str, ...] = ()  # its possible folders below the data folder; none for an embedded one
+    files: Mapping[str, str] = field(default_factory=dict)  # what its folder must hold, and the md5 ("": not known)
     remotes: tuple[Remote, ...] = ()
-    inspect: Callable[[Path], list[Checked]] | None = None  # where md5 sums alone cannot tell
+    inspect: Callable[[Path], list[Checked]] | None = None  # if md5 sums do not suffice
 
     @property
     def embedded(self) -> bool:
         return not self.folders
 
     def locate(self, data: Path) -> Path:
-        """Its folder below the data folder: the first that is there, else where a download would put it."""
+        """Its folder below the data folder: the first that exists, else that of a download."""
         return next((data / f for f in self.folders if (data / f).is_dir()), data / self.folders[0])
 
     def missing(self, data: Path) -> list[Path]:
@@ -146,7 +144,7 @@ class Description:
 
 
 def readable(path: Path) -> Path:
-    """The file itself or, for ``x.gz`` that someone has unpacked already, ``x``."""
+    """The file itself or, if ``x.gz`` has been unpacked, ``x``."""
     return path.with_suffix("") if path.suffix == ".gz" and not path.is_file() else path
 
 
@@ -174,7 +172,7 @@ def content_of(path: Path, limit: int | None = None) -> bytes:
 
 
 def same_as_upstream(path: Path, content: bytes, expected: str) -> None:
-    """Refuse content that has not the md5 or sha256 of upstream's; hashing costs a third of a second for CIFAR."""
+    """Refuse content without upstream's md5 or sha256; hashing CIFAR takes a third of a second."""
     name, digest = ("sha256", sha256) if len(expected) == 64 else ("md5", md5)
     if expected and (found := digest(content)) != expected:
         raise DataError(

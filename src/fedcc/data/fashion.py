@@ -1,7 +1,6 @@
 """Fashion-MNIST from its four idx files.
 
-It is not augmented: its images are centred and upright by construction, and the paper's protocol, which does not
-cover it, gives no reason to crop or flip them.
+It is not augmented: its images are centred and upright, and the paper's protocol does not cover it.
 """
 
 from __future__ import annotations
@@ -30,17 +29,8 @@ from fedcc.data.dataset import (
 )
 
 CLASSES = (
-    "T-shirt/top",
-    "Trouser",
-    "Pullover",
-    "Dress",
-    "Coat",
-    "Sandal",
-    "Shirt",
-    "Sneaker",
-    "Bag",
-    "Ankle boot",
-)
+    "T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot",
+)  # fmt: skip
 MD5 = {
     "train-images-idx3-ubyte.gz": "8d4fb7e6c68d591d4c3dfef9ec88bf0d",
     "train-labels-idx1-ubyte.gz": "25c81989df183df01b3e8a0aad5dffbe",
@@ -64,7 +54,7 @@ UPSTREAM = (
 
 
 def unpacked(path: Path) -> bytes:
-    """The content of a .gz file, or of the unpacked one that lies in its place."""
+    """The content of a .gz file, or of an unpacked one."""
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
             content: bytes = file.read(MAX_BYTES + 1)
@@ -80,8 +70,7 @@ def unpacked(path: Path) -> bytes:
 def read_idx(path: Path, shape: tuple[int, ...], digest: str = "") -> NDArray[np.uint8]:
     """An array of bytes in the idx format: two zeros, type 8, the rank, big-endian sizes, the values.
 
-    ``path`` is the .gz file; the unpacked one beside it serves where there is no .gz. Either has the same content,
-    which is what ``digest`` (sha256) belongs to.
+    ``path`` is the .gz file; without it, the unpacked one beside it is read. ``digest`` is the sha256 of the content.
     """
     path = readable(path)
     content = unpacked(path)

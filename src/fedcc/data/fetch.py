@@ -1,8 +1,8 @@
-"""Where data lies on this machine, and how it gets there: downloaded once, resumed, checked, unpacked whole.
+"""The data folder, and downloads into it: resumed, checked, unpacked whole.
 
-A download goes to ``FILE.part``, which an interrupted transfer leaves behind and the next one continues. Only a file
-with upstream's checksum takes its own name; an archive is unpacked beside its destination and then renamed. So what
-has its final name is complete, and processes that start together wait for the one that downloads.
+A download goes to ``FILE.part``, which an interrupted transfer leaves and the next one continues. Only a file with
+upstream's checksum gets its own name; an archive is unpacked beside its destination and then renamed. So a file with
+its final name is complete, and processes that start together wait for the one that downloads.
 """
 
 from __future__ import annotations
@@ -17,14 +17,13 @@ import tarfile
 import time
 import zipfile
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import IO, Any, TypeVar, cast
 
 from fedcc.data.dataset import Checked, DataError, Description, Remote, file_md5
 from fedcc.data.registry import find
 
-ATTEMPTS = 5  # at one address, each going on where the last one ended
+ATTEMPTS = 5  # at one address, each continuing the last one
 PAUSE = 1.0  # seconds before the second attempt; twice as long before each one after
 TIMEOUT = 30.0  # seconds without a byte
 MAX_UNPACKED = 1 << 31  # bytes of an archive's files; Tiny ImageNet has 250 million
@@ -36,14 +35,13 @@ DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EACCES, errno.
 
 
 def data_folder(explicit: Path | str | None = None) -> Path:
-    """The folder that holds the data sets: the argument, else $FEDCC_DATA, else the user's cache folder.
+    """The folder of the data sets: the argument, else $FEDCC_DATA, else the user's cache folder.
 
-    One that was named must exist: a typing error should not start a download into a new place. The cache folder is
-    made by the first download.
+    A named folder must exist: a typing error should not start a download into a new one.
     """
-    for origin, named in (("", explicit), ("FEDCC_DATA names ", os.environ.get("FEDCC_DATA"))):
-        if named:
-            folder = Path(named).expanduser()
+    for origin, name in (("", explicit), ("FEDCC_DATA names ", os.environ.get("FEDCC_DATA"))):
+        if name:
+            folder = Path(name).expanduser()
             if not folder.is_dir():
                 raise DataError(f"{origin}{folder}: no such data folder; create it or name another")
             return folder
@@ -71,61 +69,48 @@ def fetch(dataset: str | Description, folder: Path | str | None = None) -> Path:
 
 
 def _fetch_into(data: Path, description: Description) -> Path:
-    """The same for a data folder that :func:`data_folder` gave."""
     from filelock import FileLock
 
-    with _files_at_fault(data):
+    try:
         data.mkdir(parents=True, exist_ok=True)
         with FileLock(data / f".fedcc-{description.name}.lock"):
-            missing = description.missing(data)  # again: another process may have fetched it meanwhile
-            if missing:
+            if missing := description.missing(data):  # again: another process may have fetched it meanwhile
                 _fetch_missing(description, data, missing)
-    return description.locate(data)
-
-
-def check(dataset: str | Description, folder: Path | str | None = None) -> list[Checked]:
-    """Each upstream file of a data set: what it should be and what is found."""
-    description = find(dataset) if isinstance(dataset, str) else dataset
-    data = Path() if description.embedded else data_folder(folder)
-    if description.inspect is not None:
-        return description.inspect(Path() if description.embedded else description.locate(data))
-    home = description.locate(data)
-    return [_checked(home, file, expected) for file, expected in description.files.items()]
-
-
-def _checked(home: Path, file: str, expected: str) -> Checked:
-    path = home / file
-    try:
-        found = file_md5(path) if path.is_file() else "not there"
     except OSError as error:
-        found = f"cannot be read ({error.strerror or error})"
-    return Checked(f"{home.name}/{file}", expected, found, found == expected)
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise DataError(f"{data}: no room left on this disk; free some or choose another data folder") from error
+        raise DataError(f"{data}: cannot be written ({error.strerror or error})") from error
+    return description.locate(data)
 
 
 def _fetch_missing(description: Description, data: Path, missing: list[Path]) -> None:
     home = description.locate(data)
     for remote in description.remotes:
-        archive = remote.file.endswith((".tar.gz", ".zip"))
-        if not archive:
+        if not remote.file.endswith((".tar.gz", ".zip")):
             if home / remote.file in missing:
                 _download(remote, home)
-            continue
-        if home.exists():
+        elif home.exists():
             raise DataError(f"{missing[0]}: not there, though {home} is; move that folder away and fetch it again")
-        packed = _download(remote, data)
-        _unpack(packed, data, home.name)
-        packed.unlink()
+        else:
+            archive = _download(remote, data)
+            _unpack(archive, data, home.name)
+            archive.unlink()
 
 
-@contextmanager
-def _files_at_fault(folder: Path) -> Iterator[None]:
-    """Turn what the system says about the folder into one line for the user."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise DataError(f"{folder}: no room left on this disk; free some or choose another data folder") from error
-        raise DataError(f"{folder}: cannot be written ({error.strerror or error})") from error
+def check(dataset: str | Description, folder: Path | str | None = None) -> list[Checked]:
+    """Each upstream file of a data set: what it should be and what is found."""
+    description = find(dataset) if isinstance(dataset, str) else dataset
+    home = Path() if description.embedded else description.locate(data_folder(folder))
+    if description.inspect is not None:
+        return description.inspect(home)
+    lines = []
+    for file, expected in description.files.items():
+        try:
+            found = file_md5(home / file) if (home / file).is_file() else "not there"
+        except OSError as error:
+            found = f"cannot be read ({error.strerror or error})"
+        lines.append(Checked(f"{home.name}/{file}", expected, found, found == expected))
+    return lines
 
 
 # -------------------------------------------------------------------------------------------------------- downloading
@@ -144,7 +129,7 @@ def _download(remote: Remote, folder: Path) -> Path:
                 url, known_hash=f"md5:{remote.md5}", fname=remote.file, path=folder, downloader=_Resuming(remote.file)
             )
             return Path(path)
-        except ValueError as error:  # pooch's word for a checksum that differs; it has removed the file
+        except ValueError as error:  # pooch raises it for a wrong checksum, and has removed the file
             failures.append(f"{url}: wrong checksum: {error}")
         except requests.RequestException as error:
             failures.append(f"{url}: {error}")
@@ -152,7 +137,7 @@ def _download(remote: Remote, folder: Path) -> Path:
 
 
 class _Resuming:
-    """A downloader for pooch that goes on where an earlier transfer ended."""
+    """A downloader for pooch that continues an interrupted transfer."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -182,9 +167,8 @@ class _Resuming:
         if have:
             headers["Range"] = f"bytes={have}-"
         with requests.get(url, headers=headers, stream=True, timeout=TIMEOUT) as answer:
-            total = answer.headers.get("Content-Range", "").rpartition("/")[2]
             if answer.status_code == requests.codes.requested_range_not_satisfiable:
-                if total == str(have):
+                if answer.headers.get("Content-Range", "").rpartition("/")[2] == str(have):
                     return  # it was complete already
                 part.unlink()  # longer than the file upstream: not a part of it
                 raise requests.ConnectionError(f"{part.name} was no part of the file; beginning again", response=None)
@@ -192,17 +176,17 @@ class _Resuming:
             resumed = answer.status_code == requests.codes.partial_content
             have = have if resumed else 0
             length = int(answer.headers["Content-Length"]) if "Content-Length" in answer.headers else None
-            with part.open("ab" if resumed else "wb") as file, self.progress(have, length) as bar:
+            total = None if length is None else have + length
+            with part.open("ab" if resumed else "wb") as file, self.progress(have, total) as bar:
                 for block in answer.iter_content(BLOCK):
                     file.write(block)
                     bar.update(len(block))
-        if length is not None and part.stat().st_size < have + length:
-            raise requests.ConnectionError(f"the transfer ended after {part.stat().st_size} of {have + length} bytes")
+        if total is not None and (size := part.stat().st_size) < total:
+            raise requests.ConnectionError(f"the transfer ended after {size} of {total} bytes")
 
-    def progress(self, have: int, length: int | None) -> Any:
+    def progress(self, have: int, total: int | None) -> Any:
         from tqdm import tqdm
 
-        total = None if length is None else have + length
         silent = not sys.stderr.isatty()
         return tqdm(desc=self.name, initial=have, total=total, unit="B", unit_scale=True, leave=False, disable=silent)
 
@@ -266,7 +250,7 @@ def _bounded(archive: Path, members: Iterable[Member], size: Callable[[Member], 
 
 
 class _Piecewise:
-    """A compressed tar file that is read in pieces: a header that claims gigabytes would fill the memory at once."""
+    """A compressed tar file that is read in pieces, as a header that claims gigabytes would fill the memory."""
 
     def __init__(self, content: gzip.GzipFile):
         self.seek, self.tell, self.content = content.seek, content.tell, content
@@ -278,7 +262,7 @@ class _Piecewise:
 
 
 def _inside(archive: Path, member: str) -> None:
-    """Refuse a member that would be written outside; zipfile alone would quietly rename it."""
+    """Refuse a member that would be written outside the folder; zipfile would silently rename it."""
     windows = PureWindowsPath(member)
     if PurePosixPath(member).is_absolute() or windows.drive or windows.root or ".." in windows.parts:
         raise DataError(f"{archive}: refused the member {member!r}, which lies outside the folder")

@@ -29,7 +29,7 @@ def public_split(
 ) -> tuple[Indices, Indices]:
     """A random ``fraction`` of ``0 .. n - 1`` for the public set, and the rest; both ascending.
 
-    ``stratified`` takes the fraction of every class of ``labels`` (largest remainders first), else labels play no part.
+    ``stratified`` takes the fraction of every class of ``labels``, largest remainders first.
     """
     if not 0 <= fraction < 1:
         raise ValueError(f"the public fraction must be at least 0 and below 1, got {fraction}")
@@ -45,8 +45,8 @@ def public_split(
         wanted = per_class * (size / n) if n else per_class * 0.0
         take = np.floor(wanted).astype(np.int64)
         take[np.argsort(take - wanted, kind="stable")[: size - take.sum()]] += 1
-        chosen = [rng.permutation(np.flatnonzero(inverse == c))[:count] for c, count in enumerate(take)]
-        public = np.concatenate(chosen) if chosen else np.zeros(0, np.int64)
+        parts = [rng.permutation(np.flatnonzero(inverse == c))[:count] for c, count in enumerate(take)]
+        public = np.concatenate(parts) if parts else np.zeros(0, np.int64)
     mask = np.zeros(n, bool)
     mask[public] = True
     return np.flatnonzero(mask).astype(np.int64), np.flatnonzero(~mask).astype(np.int64)
@@ -54,22 +54,15 @@ def public_split(
 
 @dataclass(frozen=True, eq=False)
 class Partition:
-    """The whole deal of one training set: positions of the public samples and of each client's, and how it came about.
-
-    It holds positions and the private counts, no labels: the public labels are not in it.
-    """
+    """Positions of the public samples and of each client's in a training set, and the private counts; no labels."""
 
     public: Indices
     clients: list[Indices]
-    table: Indices  # [K, C]
+    counts: Indices  # private samples per client and class, [K, C]
     skew: str
     seed: int
     moved: int = 0
     retries: int = 0
-
-    def counts(self) -> Indices:
-        """Samples per client and class, [K, C]."""
-        return self.table
 
     @property
     def sha256(self) -> str:
@@ -81,12 +74,12 @@ class Partition:
         return digest.hexdigest()
 
     def save(self, path: Path) -> None:
-        """Write it as one .npz, whole, without pickles."""
+        """Write it as one .npz without pickles."""
         arrays: dict[str, NDArray[Any]] = {
             "public": self.public,
             "private": np.concatenate(self.clients),
             "sizes": np.array([len(c) for c in self.clients], np.int64),
-            "table": self.table,
+            "table": self.counts,
             "skew": np.array(self.skew),
             "numbers": np.array([self.seed, self.moved, self.retries], np.int64),
         }
@@ -121,7 +114,7 @@ def partition(
     """Split a training set into the public part and the clients' parts; positions refer to ``labels``.
 
     >>> p = partition([0, 1] * 50, clients=2, skew="classes:1", classes=2, seed=0)
-    >>> len(p.public), (p.counts() > 0).sum(axis=1).tolist()
+    >>> len(p.public), (p.counts > 0).sum(axis=1).tolist()
     (10, [1, 1])
     """
     if seed < 0:

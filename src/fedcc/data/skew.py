@@ -51,7 +51,7 @@ class Classes:
     """Every client holds exactly ``n`` classes.
 
     ``even`` gives every class floor(nK/C) or ceil(nK/C) holders. ``niid_bench`` gives client i the class i mod C and
-    random others, which may leave a class without any holder; :func:`split` then refuses.
+    random others; it is refused where that leaves a class without a holder.
     """
 
     n: int
@@ -81,7 +81,7 @@ FORMS = ("dirichlet:ETA", "classes:N", "iid", "noniid-labeldir", "noniid-#labelN
 
 
 def parse(text: str) -> Skew:
-    """The skew a text names.
+    """The skew that a text names.
 
     >>> parse("dirichlet:0.05"), str(parse("noniid-#label2"))
     (Dirichlet(eta=0.05, minimum=10, balance=False), 'classes:2')
@@ -96,16 +96,15 @@ def parse(text: str) -> Skew:
         kind = "iid"
 
     if kind == "dirichlet":
-        found = _options(text, options, {"minimum": int, "balance": _switch})
-        return Dirichlet(_number(text, value, float, "dirichlet:ETA needs a number > 0 for ETA"), **found)
+        eta = _number(text, value, float, "dirichlet:ETA needs a number > 0 for ETA")
+        return Dirichlet(eta, **_options(text, options, {"minimum": int, "balance": _switch}))
     if kind == "classes":
-        found = _options(text, options, {"assignment": str})
-        return Classes(_number(text, value, int, "classes:N needs a whole number >= 1 for N"), **found)
-    if kind == "iid" and not colon:
-        _options(text, options, {})
-        return Iid()
-    if kind == "iid":
+        n = _number(text, value, int, "classes:N needs a whole number >= 1 for N")
+        return Classes(n, **_options(text, options, {"assignment": str}))
+    if kind == "iid" and colon:
         raise ValueError(f"iid takes no number, got '{text}'")
+    if kind == "iid":
+        return Iid(**_options(text, options, {}))
     raise unknown("skew", text, FORMS)
 
 
@@ -123,12 +122,12 @@ def _switch(value: str) -> bool:
 
 
 def _options(text: str, options: Sequence[str], casts: dict[str, Callable[[str], Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for option in options:
         name, _, value = (part.strip() for part in option.partition("="))
         if name not in casts:
             raise unknown(f"option in skew '{text}':", name, casts)
-        if name in found:
+        if name in values:
             raise ValueError(f"option '{name}' is given twice in '{text}'")
-        found[name] = _number(text, value, casts[name], f"'{value}' is no value for the option '{name}'")
-    return found
+        values[name] = _number(text, value, casts[name], f"'{value}' is no value for the option '{name}'")
+    return values

@@ -16,11 +16,11 @@ REDRAWS = 100  # of the Dirichlet proportions, before the repair; redrawing alon
 
 @dataclass(frozen=True, eq=False)
 class LabelSplit:
-    """The positions each client holds, ascending; how many the repair moved, and how often shares were redrawn."""
+    """The positions of each client's samples, ascending."""
 
     parts: list[Indices]
-    moved: int = 0
-    retries: int = 0
+    moved: int = 0  # samples moved to clients below the minimum
+    retries: int = 0  # redraws of the proportions
 
 
 def split(labels: ArrayLike, clients: int, skew: Skew, classes: int, rng: np.random.Generator) -> LabelSplit:
@@ -86,10 +86,10 @@ def _cuts(per_class: Indices, clients: int, skew: Dirichlet, rng: np.random.Gene
 
 
 def _repair(parts: list[Indices], minimum: int, rng: np.random.Generator) -> int:
-    """Clients below the minimum take random samples of the largest client, in place; the number moved.
+    """Move random samples from the largest clients to those below the minimum, in place; returns how many.
 
     It ends: as n >= minimum x K, someone is above the minimum while anyone is below, and each turn either satisfies
-    the poor client or leaves the rich one at exactly the minimum, where it is asked no more.
+    the poor client or leaves the rich one at exactly the minimum.
     """
     sizes = np.array([len(part) for part in parts])
     moved = 0
@@ -141,11 +141,11 @@ def _named(classes: Indices) -> str:
 def _even(clients: int, n: int, classes: int, rng: np.random.Generator) -> NDArray[np.bool_]:
     """Which client holds which class, [K, C]: n classes a client, floor or ceil of nK/C holders a class.
 
-    Random permutations of the classes, one after the other (the last one cut off), are dealt round and round, so
-    each client gets C/K classes of each permutation. Where it gets a class twice, that slot is swapped with a random
-    one such that neither client then holds anything twice. Each swap leaves one double less and changes no class's
-    number of holders. Should no swap be left, the same slots are dealt in order of class, which always fits.
-    Of many classes, those that a client lacks are dealt in the same way: they are fewer, and meet less often.
+    Random permutations of the classes, one after the other (the last one cut off), are dealt in turn, so each client
+    gets C/K classes of each permutation. If it gets a class twice, that slot is swapped with a random one such that
+    neither client then has a double. Each swap leaves one double less and changes no class's number of holders. If no
+    swap is left, the same slots are dealt in order of class, which always fits. If a client holds most classes, those
+    that it lacks are dealt in the same way: they are fewer.
     """
     if n == classes:
         return np.ones((clients, classes), bool)
@@ -174,7 +174,7 @@ def _even(clients: int, n: int, classes: int, rng: np.random.Generator) -> NDArr
 
 def _partner(j: int, c: int, client: Indices, dealt: Indices, count: Indices, rng: np.random.Generator) -> int | None:
     """A random slot to swap client j's second c with: its class is new to j, and c is new to its client."""
-    for size in (64, None):  # a few at random mostly do; only when none of them fits is it worth looking at all
+    for size in (64, None):  # a few random slots mostly suffice; if none of them fits, look at all
         slots = rng.integers(len(dealt), size=size) if size else rng.permutation(len(dealt))
         fits = (count[j, dealt[slots]] == 0) & (count[client[slots], c] == 0)
         if fits.any():

@@ -1,7 +1,7 @@
 """Tiny ImageNet from its upstream folder of JPEGs; tested on its validation set, as its test set has no labels.
 
-Decoding 110,000 JPEGs takes half a minute, so the arrays are kept beside them as one .npz, which is used as long as the
-names and sizes of the images are those it was made from. A copy with fewer images or classes is read just the same.
+Decoding 110,000 JPEGs takes half a minute, so the arrays are cached beside them as one .npz, which is valid as long as
+the names and sizes of the images do not change. A copy with fewer images or classes is read in the same way.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import zipfile
 import zlib
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -40,7 +41,7 @@ SIDE = 64
 
 @dataclass(frozen=True)
 class Listing:
-    """The images of a copy, in the order they are read, with their labels."""
+    """The images in the order they are read, with their labels."""
 
     wnids: list[str]
     train: list[Path]
@@ -49,7 +50,7 @@ class Listing:
     test_y: Labels
 
     def fingerprint(self, folder: Path) -> str:
-        """Changes when an image is added, removed, renamed or becomes longer or shorter."""
+        """Changes when an image is added, removed, renamed or changes its size."""
         digest = hashlib.sha256("\n".join(self.wnids).encode())
         for path, label in zip([*self.train, *self.test], [*self.train_y, *self.test_y], strict=True):
             digest.update(f"{path.relative_to(folder).as_posix()} {path.stat().st_size} {label}\n".encode())
@@ -120,7 +121,7 @@ def _all_decoded(paths: Sequence[Path], side: int) -> Images:
 
 
 def _histogram(images: Images) -> NDArray[np.int64]:
-    """How often each channel has each value, [3, 256]: mean and std follow exactly, whatever the number of images."""
+    """How often each channel has each value, [3, 256]; gives mean and deviation exactly, for any number of images."""
     counts = np.zeros((3, 256), np.int64)
     for start in range(0, len(images), 1000):  # bincount widens its input: a block at a time
         for channel in range(3):
@@ -142,7 +143,7 @@ def _cached(cache: Path, fingerprint: str) -> dict[str, NDArray[Any]] | None:
             if str(stored["fingerprint"]) == fingerprint:
                 return {name: stored[name] for name in ("train_x", "test_x", "histogram")}
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error):
-        pass  # absent or damaged: it is made anew
+        pass  # absent or damaged: the images are decoded again
     return None
 
 
@@ -157,35 +158,32 @@ def read(folder: Path, resize: int = SIDE) -> Dataset:
     """The data set at 64x64, or at 32x32 with ``resize=32``."""
     if resize not in (32, SIDE):
         raise ValueError(f"Tiny ImageNet can be resized to 32 or left at 64, got {resize}")
-    found = listing(folder)
-    fingerprint = found.fingerprint(folder)
+    images = listing(folder)
+    fingerprint = images.fingerprint(folder)
     cache = folder / f"fedcc-{resize}.npz"
     arrays = _cached(cache, fingerprint)
     if arrays is None:
-        train_x, test_x = _all_decoded(found.train, resize), _all_decoded(found.test, resize)
-        arrays = {"train_x": train_x, "test_x": test_x, "histogram": _histogram(train_x)}
-        try:
-            with written_whole(cache) as file:
-                np.savez(file, allow_pickle=False, fingerprint=np.array(fingerprint), **arrays)
-        except OSError:
-            pass  # a folder one may only read, or no room: decoding again costs time, nothing else
+        arrays = {"train_x": _all_decoded(images.train, resize), "test_x": _all_decoded(images.test, resize)}
+        arrays["histogram"] = _histogram(arrays["train_x"])
+        with suppress(OSError), written_whole(cache) as file:  # a read-only folder, or no room: it costs only time
+            np.savez(file, allow_pickle=False, fingerprint=np.array(fingerprint), **arrays)
     mean, std = _mean_and_std(arrays["histogram"])
-    view = View(1 / 255, mean, std, pad=4, flip=True)
+    view, names = View(1 / 255, mean, std, pad=4, flip=True), _names(folder, images.wnids)
     x, test_x = arrays["train_x"], arrays["test_x"]
-    return Dataset(TINY.name, _names(folder, found.wnids), x, found.train_y, test_x, found.test_y, view, TINY.defaults)
+    return Dataset(TINY.name, names, x, images.train_y, test_x, images.test_y, view, TINY.defaults)
 
 
 def inspect(folder: Path) -> list[Checked]:
-    """Upstream's md5 is that of the archive; of the unpacked folder, the numbers can be checked."""
+    """Upstream's md5 is that of the archive; in the unpacked folder, the numbers of images are checked."""
     try:
-        found = listing(folder)
+        images = listing(folder)
     except DataError as error:
         return [Checked(folder.name, "upstream's layout", str(error), False)]
-    numbers = {"wnids.txt": (200, len(found.wnids), "classes"), "train": (100_000, len(found.train), "images")}
-    numbers["val"] = (10_000, len(found.test), "images")
+    numbers = {"wnids.txt": (200, len(images.wnids), "classes"), "train": (100_000, len(images.train), "images")}
+    numbers["val"] = (10_000, len(images.test), "images")
     return [
-        Checked(f"{folder.name}/{name}", f"{expected} {what}", f"{n} {what}", expected == n)
-        for name, (expected, n, what) in numbers.items()
+        Checked(f"{folder.name}/{name}", f"{expected} {what}", f"{number} {what}", expected == number)
+        for name, (expected, number, what) in numbers.items()
     ]
 
 

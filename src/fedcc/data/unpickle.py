@@ -1,9 +1,8 @@
 """Read a pickle of plain values and uint8 arrays, without Python's unpickler.
 
-Opcodes are walked one by one and nothing that a file names is imported or called. What an array is made of (numpy's
-functions and types) is recognised by name. So a hostile file can neither run code nor build an object that crashes or
-stalls the interpreter: values form a tree of limited depth, keys are texts, and time and memory are linear in the size
-of the file.
+Opcodes are walked one by one, and nothing that a file names is imported or called; numpy's functions and types are
+recognised by name. So a hostile file can neither run code nor build an object that crashes or stalls the interpreter:
+values form a tree of limited depth, keys are texts, and time and memory are linear in the size of the file.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ TUPLES = {"EMPTY_TUPLE": 0, "TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
 
 
 class Refused(ValueError):
-    """What a file holds and may not, or lacks."""
+    """A file that holds something else, or is incomplete."""
 
 
 @dataclass(slots=True, eq=False)

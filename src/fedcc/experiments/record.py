@@ -5,6 +5,7 @@ docs/run-folder.md says what each key means.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -49,22 +50,16 @@ def round_record(
 
 def summary(experiment: Experiment, result: Result, seconds: float) -> dict[str, Any]:
     """The record that tables are made from, complete in itself."""
-    machine = environment(experiment.machine.device, experiment.machine.threads)
+    options, rounds, last = experiment.values(), result.rounds, result.rounds[-1]
+    machine = environment(options["device"], options["threads"])
     best_round, best = result.best if result.curve else (None, None)  # a federation may have no test set
-    rounds, last = result.rounds, result.rounds[-1]
     return {
         "format": SUMMARY_FORMAT,
         "method": result.method.name,
         "family": result.method.family,
         "note": result.method.note,
-        "settings": dict(experiment.settings),
-        "data": experiment.split.data,
-        "skew": experiment.split.skew,
-        "seed": experiment.training.seed,
-        "clients": experiment.split.clients,
-        "models": experiment.split.models,
+        **{name: options[name] for name in ("settings", "data", "skew", "seed", "clients", "models", "epochs")},
         "rounds": len(rounds),
-        "epochs": experiment.training.epochs,
         **({"stopped": result.stopped} if result.stopped else {}),
         "accuracy": {
             "final": result.accuracy if result.curve else None,
@@ -81,21 +76,18 @@ def summary(experiment: Experiment, result: Result, seconds: float) -> dict[str,
         "log": logs(rounds),
         **images(rounds),
         "bytes": {
-            "up": sum(r["bytes"]["up"] for r in rounds),
-            "down": sum(r["bytes"]["down"] for r in rounds),
+            **{way: sum(r["bytes"][way] for r in rounds) for way in ("up", "down")},
             "models": result.model_bytes,
             "rounds": {way: [r["bytes"][way] for r in rounds] for way in ("up", "down")},
         },
         "seconds": round(seconds, 3),
         **sharing(rounds),
-        "engine": experiment.machine.engine,
+        **{name: options[name] for name in ("engine", "precision", "threads")},
         "device": machine["gpu"] or machine["processor"],
-        "precision": experiment.machine.precision,
-        "threads": experiment.machine.threads,
         "versions": {name: machine[name] for name in ("fedcc", "python", "torch", "numpy")},
         "commit": machine["commit"],
         "command": experiment.command(),
-        "experiment": experiment.values(),
+        "experiment": options,
     }
 
 
@@ -127,15 +119,14 @@ def images(rounds: Sequence[Record]) -> dict[str, dict[str, Any]]:
     """The images that networks processed in training, by phase and by round; empty unless all rounds counted them."""
     if not all("images" in r for r in rounds):
         return {}
-    trained: dict[str, int] = {}
+    trained = Counter[str]()
     for r in rounds:
-        for phase, number in r["images"]["trained"].items():
-            trained[phase] = trained.get(phase, 0) + number
+        trained.update(r["images"]["trained"])
     by_round = {
         "trained": [sum(r["images"]["trained"].values()) for r in rounds],
         "predicted": [r["images"]["predicted"] for r in rounds],
     }
-    return {"images": {"trained": trained, "predicted": sum(by_round["predicted"]), "rounds": by_round}}
+    return {"images": {"trained": dict(trained), "predicted": sum(by_round["predicted"]), "rounds": by_round}}
 
 
 def sharing(rounds: Sequence[Record]) -> dict[str, dict[str, float]]:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from fedcc.core.digests import BESIDE, DIGEST, UNCHECKED, DamagedFile, Unchecked, read_json, write_json
-from fedcc.core.files import make_folder, written_whole
+from fedcc.core.files import make_folder, write_whole
 from fedcc.core.messages import Weights, nbytes
 from fedcc.core.method import AnyMethod, Trained
 from fedcc.core.model import Arch, Factory, Model, State, factory_name
@@ -163,8 +163,7 @@ def write_models(folder: Path, models: Mapping[str, Model], about: Mapping[str, 
             for n, v in m.state.items()
         }
     )
-    with written_whole(folder / TENSORS) as file:
-        file.write(content)
+    write_whole(folder / TENSORS, content)
     archs = describe_archs({who: m.arch for who, m in models.items()})
     digests = {TENSORS: hashlib.sha256(content).hexdigest()}
     write_json(folder / ABOUT, {"format": FORMAT, **about, "models": archs, BESIDE: digests})

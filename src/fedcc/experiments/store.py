@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from fedcc.core.digests import BESIDE, DIGEST, UNCHECKED, DamagedFile, check_files, file_digest, read_json, write_json
-from fedcc.core.files import make_folder, written_whole
+from fedcc.core.files import make_folder, write_whole
 from fedcc.core.naming import shortened
 from fedcc.core.options import check_value
 from fedcc.data.partition import Partition
@@ -120,8 +120,7 @@ class RunFolder:
             text = experiment.toml().encode()
             self._describe(experiment, partition, hashlib.sha256(text).hexdigest())
             self._rewrite(())
-            with written_whole(self.path / "experiment.toml") as file:  # last: it says that the run has begun
-                file.write(text)
+            write_whole(self.path / "experiment.toml", text)  # last: it says that the run has begun
         except BaseException:
             with contextlib.suppress(OSError):
                 self.clear()
@@ -170,8 +169,7 @@ class RunFolder:
         self.digests[machine.name] = file_digest(machine)
 
     def _rewrite(self, records: Sequence[Record]) -> None:
-        with written_whole(self.path / "metrics.jsonl") as file:
-            file.write(lines(records))
+        write_whole(self.path / "metrics.jsonl", lines(records))
 
     def finish(self, summary: Mapping[str, Any], records: Sequence[Record], checkpoints: Sequence[Path]) -> None:
         """Write the summary of the finished run, with the digests of its files and the checkpoints that stay."""
@@ -246,7 +244,7 @@ def lines(records: Sequence[Record]) -> bytes:
 
 
 def _is_temporary(name: str) -> bool:
-    """Whether a file is one that ``written_whole`` had begun when it was killed."""
+    """Whether a file is one that ``write_whole`` had begun when it was killed."""
     return name.startswith(".") and name.endswith(".tmp")
 
 

@@ -79,7 +79,7 @@ class ProcessPool(Generic[Item, Result]):
             try:
                 ended.append((item, pipe.recv()))
                 self.idle.append((process, pipe))
-            except EOFError:
+            except (EOFError, ConnectionResetError):  # the latter if it had not read its item yet
                 process.join()
                 code = process.exitcode or 0
                 how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
