@@ -25,7 +25,7 @@ from fedcc.processes import is_alive
 
 NAME = "fedcc"  # of the SuperLink in Flower's configuration
 LOCAL = "127.0.0.1"
-START_SECONDS = 120.0  # until the SuperLink has started a run
+START_SECONDS = 120.0  # for the SuperLink to start, and for it to start a run
 Say = Callable[[str], None]
 
 
@@ -52,7 +52,7 @@ def serve(folder: FederationFolder, bind: str, say: Say) -> None:
         signature=operator / "app.json",
     )
     with closing(ChildProcess(arguments, env, operator / "superlink.log")) as child:
-        child.wait_until(lambda: is_listening(LOCAL, port), 60)
+        child.wait_until(lambda: is_listening(LOCAL, port), START_SECONDS)
         register({name: folder.key(name) for name in folder.clients}, NAME, env)
         server = {"pid": os.getpid(), "port": folder.port, "inner": port}
         write_whole(operator / "server.json", json.dumps(server))
