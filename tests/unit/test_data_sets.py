@@ -405,7 +405,7 @@ def test_tiny_survives_a_damaged_cache_and_a_folder_it_may_not_write(small_tiny,
     def no_writing(path):
         raise PermissionError(13, "read-only", str(path))
 
-    monkeypatch.setattr(tiny, "written_whole", no_writing)
+    monkeypatch.setattr(tiny, "open_whole", no_writing)
     assert tiny.read(small_tiny).sha256 == first.sha256
     assert not cache.exists()
 

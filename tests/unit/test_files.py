@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from fedcc.core.files import written_whole
+from fedcc.core.files import open_whole
 
 
 def test_a_file_is_on_the_disk_before_it_replaces_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -27,7 +27,7 @@ def test_a_file_is_on_the_disk_before_it_replaces_another(tmp_path: Path, monkey
 
     monkeypatch.setattr(os, "fsync", synced)
     monkeypatch.setattr(Path, "replace", replaced)
-    with written_whole(tmp_path / "a") as file:
+    with open_whole(tmp_path / "a") as file:
         file.write(b"content")
     assert calls == ["sync content", "replace a", "sync folder"]
 
@@ -39,7 +39,7 @@ def test_systems_that_cannot_flush_a_folder(number: int, tmp_path: Path, monkeyp
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "open", unable)
-        with written_whole(tmp_path / "a") as file:
+        with open_whole(tmp_path / "a") as file:
             file.write(b"content")
     assert (tmp_path / "a").read_bytes() == b"content"
 
@@ -49,7 +49,7 @@ def test_a_disk_that_fails_is_not_passed_over(tmp_path: Path, monkeypatch: pytes
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     monkeypatch.setattr(os, "fsync", failing)
-    with pytest.raises(OSError, match="Input/output error") as error, written_whole(tmp_path / "a") as file:
+    with pytest.raises(OSError, match="Input/output error") as error, open_whole(tmp_path / "a") as file:
         file.write(b"content")
     assert error.value.filename == str(tmp_path / "a")
     assert list(tmp_path.iterdir()) == []

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fedcc.core.files import written_whole
+from fedcc.core.files import write_whole
 
 DIGEST, BESIDE = "sha256", "files"  # the keys
 NUMBERS = r"\[\n[-+.\deE,\snul]*\]"  # a list of numbers in indented JSON (strings have no line breaks)
@@ -38,9 +38,8 @@ def write_json(path: Path, content: Mapping[str, Any]) -> dict[str, Any]:
     """Write a JSON object with its digest; returns what the file then holds."""
     plain = json.loads(json.dumps(dict(content)))
     sealed = {**plain, DIGEST: digest_of(plain)}
-    with written_whole(path) as file:
-        text = re.sub(NUMBERS, lambda m: " ".join(m.group().split()), json.dumps(sealed, indent=1))
-        file.write((text + "\n").encode())
+    text = re.sub(NUMBERS, lambda m: " ".join(m.group().split()), json.dumps(sealed, indent=1))
+    write_whole(path, text + "\n")
     return sealed
 
 

@@ -18,7 +18,7 @@ UNSYNCED = (errno.EACCES, errno.EPERM, errno.EINVAL, errno.EBADF, errno.EISDIR, 
 
 
 @contextmanager
-def written_whole(path: Path) -> Iterator[IO[bytes]]:
+def open_whole(path: Path) -> Iterator[IO[bytes]]:
     """A binary file that gets its name ``path`` only when the block ends without an error.
 
     The temporary file is beside the target, since a rename is atomic only within one file system. The content is on
@@ -41,7 +41,7 @@ def written_whole(path: Path) -> Iterator[IO[bytes]]:
 
 def write_whole(path: Path, content: bytes | str) -> None:
     """Write a file whole."""
-    with written_whole(path) as file:
+    with open_whole(path) as file:
         file.write(content.encode() if isinstance(content, str) else content)
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from fedcc.core.files import written_whole
+from fedcc.core.files import open_whole
 from fedcc.data.dataset import DataError
 from fedcc.data.skew import Skew, parse
 from fedcc.data.split import Indices, checked_labels, split
@@ -83,7 +83,7 @@ class Partition:
             "skew": np.array(self.skew),
             "numbers": np.array([self.seed, self.moved, self.retries], np.int64),
         }
-        with written_whole(Path(path)) as file:
+        with open_whole(Path(path)) as file:
             np.savez_compressed(file, allow_pickle=False, **arrays)
 
     @staticmethod

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedcc.core.files import written_whole
+from fedcc.core.files import open_whole
 from fedcc.core.samples import View
 from fedcc.data.dataset import (
     Checked,
@@ -165,7 +165,7 @@ def read(folder: Path, resize: int = SIDE) -> Dataset:
     if arrays is None:
         arrays = {"train_x": _all_decoded(images.train, resize), "test_x": _all_decoded(images.test, resize)}
         arrays["histogram"] = _histogram(arrays["train_x"])
-        with suppress(OSError), written_whole(cache) as file:  # a read-only folder, or no room: it costs only time
+        with suppress(OSError), open_whole(cache) as file:  # a read-only folder, or no room: it costs only time
             np.savez(file, allow_pickle=False, fingerprint=np.array(fingerprint), **arrays)
     mean, std = _mean_and_std(arrays["histogram"])
     view, names = View(1 / 255, mean, std, pad=4, flip=True), _names(folder, images.wnids)

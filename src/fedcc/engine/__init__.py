@@ -17,12 +17,12 @@ from fedcc.engine.plain import Monitor, Plain
 ENGINES: dict[str, type[Plain] | type[Fused]] = {"plain": Plain, "fused": Fused}
 
 
-def usual_engine(device: torch.device) -> str:
+def default_engine(device: torch.device) -> str:
     """``fused`` on a GPU; ``plain`` on a CPU, where stacking gains nothing."""
     return "fused" if device.type == "cuda" else "plain"
 
 
-def usual_precision(device: torch.device) -> Precision:
+def default_precision(device: torch.device) -> Precision:
     """``bf16`` on a GPU, ``fp32`` on a CPU."""
     return "bf16" if device.type == "cuda" else "fp32"
 
@@ -34,7 +34,7 @@ def engine(name: str, device: torch.device, precision: Precision, monitor: Monit
     return ENGINES[name](device, precision, monitor)
 
 
-def be_deterministic(on: bool) -> None:
+def set_deterministic(on: bool) -> None:
     """Whether a GPU uses algorithms with the same bits every time, or the fastest; a CPU has the same bits anyway."""
     if on:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
@@ -50,10 +50,10 @@ __all__ = [
     "Monitor",
     "Plain",
     "Precision",
-    "be_deterministic",
     "choose_device",
+    "default_engine",
+    "default_precision",
     "drive",
     "engine",
-    "usual_engine",
-    "usual_precision",
+    "set_deterministic",
 ]

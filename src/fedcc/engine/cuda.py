@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedcc.core.files import written_whole
+from fedcc.core.files import write_whole
 
 OLDEST = (8, 0)  # compute capability: the first with bf16
 LEAST_SHARED = 160 * 1024  # bytes per block: the widest kernel needs them; some cheaper GPUs have less
@@ -162,8 +162,7 @@ def _cubin(file: str, defines: tuple[tuple[str, int], ...], architecture: str) -
         if not path.name:
             return cubin
         path.parent.mkdir(parents=True, exist_ok=True)
-        with written_whole(path) as out:
-            out.write(hashlib.sha256(cubin).digest() + cubin)
+        write_whole(path, hashlib.sha256(cubin).digest() + cubin)
     return cubin
 
 

@@ -12,7 +12,7 @@ from fedcc.core.method import AnyMethod
 from fedcc.core.naming import shortened, unknown
 from fedcc.core.options import check_names, check_value, options_of, setting_text
 from fedcc.core.samples import View
-from fedcc.engine import choose_device, usual_engine, usual_precision
+from fedcc.engine import choose_device, default_engine, default_precision
 from fedcc.experiments.options import (
     GROUPS,
     OPTIONS,
@@ -140,7 +140,7 @@ class Experiment:
 def resolve_machine(options: Mapping[str, Any]) -> dict[str, Any]:
     """The options with the device found, and the engine and precision that suit it unless they are given."""
     device = choose_device(options.get("device", "auto"))
-    usual = {"engine": usual_engine(device), "precision": usual_precision(device)}
+    usual = {"engine": default_engine(device), "precision": default_precision(device)}
     return usual | dict(options) | {"device": str(device)}
 
 

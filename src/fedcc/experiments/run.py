@@ -12,7 +12,7 @@ from typing import Any
 from fedcc.core.method import AnyMethod, Method
 from fedcc.core.options import Engine, Precision, Reset, Schedule, Wire, check_value
 from fedcc.core.requests import Fit, Recipe
-from fedcc.engine import Plain, be_deterministic, choose_device, drive
+from fedcc.engine import Plain, choose_device, drive, set_deterministic
 from fedcc.engine import engine as engine_named
 from fedcc.engine.threads import check_threads, fixed_threads, warn_of_threads
 from fedcc.experiments.checkpoint import Checkpoint, Checkpoints
@@ -93,7 +93,7 @@ def train(
     warn_of_threads(machine.threads)
     observer, result = Observers(*observers), None
     executor = engine_named(machine.engine, choose_device(machine.device), machine.precision, observer.monitor)
-    be_deterministic(machine.deterministic)
+    set_deterministic(machine.deterministic)
     snapshot, before, past = (start.snapshot, start.records, start.seconds) if start else (None, [], 0.0)
     begun = time.perf_counter() - past
     try:

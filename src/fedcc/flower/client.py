@@ -21,7 +21,7 @@ from fedcc.core.model import Model
 from fedcc.core.requests import Predict
 from fedcc.core.rng import Key
 from fedcc.core.samples import Samples
-from fedcc.engine import choose_device, drive, engine, usual_engine, usual_precision
+from fedcc.engine import choose_device, default_engine, default_precision, drive, engine
 from fedcc.engine.threads import fixed_threads
 from fedcc.experiments.packing import from_bytes, read_header, readable, to_bytes
 from fedcc.experiments.round_files import RoundFiles
@@ -90,8 +90,8 @@ class SiteClient:
         self.snapshots = ClientSnapshots(self.folder, self.method, self.device)
         machine = site.experiment.machine
         same = torch.device(machine.device).type == self.device.type
-        precision = machine.precision if same else usual_precision(self.device)
-        self.engine = engine(usual_engine(self.device), self.device, precision)
+        precision = machine.precision if same else default_precision(self.device)
+        self.engine = engine(default_engine(self.device), self.device, precision)
 
     def round(self, t: int, down: Any) -> ClientSnapshot:
         """One round; a round that was computed from the same downlink before is not computed again."""

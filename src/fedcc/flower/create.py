@@ -15,7 +15,7 @@ from fedcc import __version__
 from fedcc.core.options import options_of
 from fedcc.core.samples import Samples, View
 from fedcc.data.dataset import PAPER_EPOCHS, PAPER_ROUNDS
-from fedcc.engine import choose_device, usual_engine, usual_precision
+from fedcc.engine import choose_device, default_engine, default_precision
 from fedcc.experiments.experiment import Experiment
 from fedcc.experiments.options import Split
 from fedcc.federation import Federation, deal, several
@@ -138,7 +138,7 @@ def _own_experiment(method: str, settings: Mapping[str, Any], options: Mapping[s
     device = choose_device(options.get("device", "auto"))
     values = {
         "data": OWN, "skew": OWN, "augment": "none", "models": "resnet14", "rounds": PAPER_ROUNDS,
-        "epochs": PAPER_EPOCHS, "engine": usual_engine(device), "precision": usual_precision(device),
+        "epochs": PAPER_EPOCHS, "engine": default_engine(device), "precision": default_precision(device),
         **options, "device": str(device),
     }  # fmt: skip
     return Experiment.of(method.lower(), asdict(make(method, settings)), values)  # type: ignore[call-overload]

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedcc.core.files import written_whole
+from fedcc.core.files import open_whole
 from fedcc.core.messages import Predictions
 from fedcc.core.method import Trained
 from fedcc.core.model import Model
@@ -174,7 +174,7 @@ class FlowerServer(Observer):
         with fixed_threads(self.experiment.machine.threads):
             trained, executor = self.ensemble(self.connect(start), start.snapshot.t, samples)
             scores = drive([self.method.predict(trained, samples)], executor)[0].cpu().numpy()
-        with written_whole(target) as file:
+        with open_whole(target) as file:
             np.savez(file, scores=scores, labels=scores.argmax(-1))
         self.log.update(state="finished")
 

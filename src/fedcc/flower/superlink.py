@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from fedcc.core.files import write_whole, written_whole
+from fedcc.core.files import open_whole, write_whole
 from fedcc.experiments.result import Result
 from fedcc.experiments.store import RunFolder
 from fedcc.flower.data import check_images, read_arrays
@@ -105,7 +105,7 @@ def predict(folder: FederationFolder, source: Path, target: Path, say: Say) -> i
     check_images(source, x, folder.task)
     if (folder.run / "models.json").exists():
         scores = Result.load(folder.run).scores(x).numpy()
-        with written_whole(target) as file:
+        with open_whole(target) as file:
             np.savez(file, scores=scores, labels=scores.argmax(-1))
     else:
         (folder.query / "output.npz").unlink(missing_ok=True)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from fedcc.core.files import make_folder, written_whole
+from fedcc.core.files import make_folder, open_whole
 from fedcc.report.style import PALETTE, distinct_colours
 
 if TYPE_CHECKING:
@@ -166,7 +166,7 @@ def save(figure: Figure, path: Path) -> Path:
     from matplotlib import rc_context
 
     make_folder(path.parent)  # the salt makes names inside an svg the same each time
-    with rc_context({"svg.hashsalt": "fedcc", "pdf.fonttype": 42}), written_whole(path) as file:
+    with rc_context({"svg.hashsalt": "fedcc", "pdf.fonttype": 42}), open_whole(path) as file:
         figure.savefig(file, format=ending, dpi=150, metadata=METADATA[ending])
     return path
 

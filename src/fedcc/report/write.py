@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from fedcc.core.files import make_folder, written_whole
+from fedcc.core.files import make_folder, open_whole
 from fedcc.report import latex, markdown, spreadsheet
 from fedcc.report.cells import Table
 from fedcc.report.client_tables import client_table
@@ -68,6 +68,6 @@ def write_readme(tables: Sequence[Table], file: Path) -> Path:
 
 def _write(path: Path, text: str) -> Path:
     make_folder(path.parent)
-    with written_whole(path) as file:
+    with open_whole(path) as file:
         file.write(text.encode())
     return path
