@@ -110,13 +110,14 @@ def federated(folder: FederationFolder, say: Callable[[str], None]) -> RunTrace:
         follower = LogFollower(path / "run.log", lambda line: say(line) if " is done with " in line else None)
         run = start(follower.path, "run", path)
 
-        def ended() -> bool:
+        def finished() -> bool:
             for client in clients:
                 client.check()
+            ended = run.exit_code is not None
             follower.poll()
-            return run.exit_code is not None
+            return ended
 
-        server.wait_until(ended, LIMIT)
+        server.wait_until(finished, LIMIT)
         for client in clients:  # all at once: each takes seconds to end
             client.process.terminate()
     summary = RunFolder(folder.run).summary()

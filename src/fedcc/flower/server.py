@@ -192,6 +192,6 @@ class FlowerServer(Observer):
             "command": f"fedcc federation run {self.folder.path}",
             "federation": {"clients": list(self.folder.clients), "kept_models": keeping},
         })  # fmt: skip
-        self.log.update(state="finished")
         final = result.curve[-1][1] if result.curve else None
         self.log.say("finished" if final is None else f"finished: accuracy {final:.2f} %")
+        self.log.update(state="finished")

@@ -129,8 +129,8 @@ def _run_app(folder: FederationFolder, task: str, directory: Path, say: Say) -> 
     start, superlink_log = time.monotonic(), folder.operator / "superlink.log"
     try:
         while True:
-            follower.poll()
             status = json.loads(status_file.read_text()) if status_file.exists() else {}
+            follower.poll()
             if status.get("state") == "finished":
                 return
             if status.get("state") == "stopped":

@@ -96,6 +96,8 @@ def _run_supernode(site: Site, server: str, env: dict[str, str], say: Say) -> No
 
     follower = LogFollower(site.state / "supernode.log", explain)
     with closing(ChildProcess(arguments, env, follower.path)) as child:
-        while child.exit_code is None:
+        ended = False
+        while not ended:
             time.sleep(0.2)
+            ended = child.exit_code is not None  # asked first, so that its last lines are there
             follower.poll()
