@@ -247,7 +247,7 @@ class Worker:
     def late(self, seconds: float) -> bool:
         """Whether its input has taken too long: by its own clock or, if it sleeps, much longer.
 
-        One that only waits for a processor, on a busy machine, is not late.
+        One that waits for a processor, or was stopped, is not late.
         """
         _, since, before, _, _ = self.slot.read()
         waited = time.monotonic() - since
@@ -255,7 +255,7 @@ class Worker:
             return False
         fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
         spent = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-        return spent - before > seconds or (waited > SLEEP * seconds and fields[0] != "R")
+        return spent - before > seconds or (waited > SLEEP * seconds and fields[0] in "SD")
 
     def kill(self) -> None:
         """Have it say where it is, then end it."""

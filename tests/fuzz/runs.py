@@ -11,7 +11,7 @@ import time
 import typing
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
+from contextlib import contextmanager, nullcontext, redirect_stderr, redirect_stdout, suppress
 from dataclasses import replace
 from functools import cache, lru_cache
 from hashlib import blake2b
@@ -29,6 +29,7 @@ from fedcc.core.model import Arch, Model
 from fedcc.core.rng import Key
 from fedcc.core.samples import View
 from fedcc.experiments import analyse, result, tracking
+from fedcc.experiments import run as running
 from fedcc.experiments.checkpoint import Checkpoints
 from fedcc.experiments.experiment import Experiment
 from fedcc.experiments.packing import to_bytes
@@ -49,14 +50,15 @@ HALF, WHOLE = "half", "whole"
 
 @contextmanager
 def frozen_clock() -> Iterator[None]:
-    """Times are part of the files; with this they are the same every time, so inputs are."""
-    before = time.perf_counter
+    """Times and the number of other runs are part of the files; with this they, and so inputs, are always the same."""
+    before, shared = time.perf_counter, running.shared
     os.environ["FEDCC_COMMIT"] = "0" * 40
     time.perf_counter = lambda: 0.0
+    running.shared = lambda _: nullcontext(lambda: 0)  # type: ignore[assignment]
     try:
         yield
     finally:
-        time.perf_counter = before
+        time.perf_counter, running.shared = before, shared
 
 
 def quicken() -> None:

@@ -144,12 +144,16 @@ def contents(place: Path) -> dict[str, bytes]:
 
 
 def numbers(place: Path) -> Any:
-    """All that a run says, but for times and what depends on them."""
+    """All that a run says, but for times, what depends on them, and other runs on the machine."""
     records = [json.loads(text) for text in (place / "metrics.jsonl").read_text().splitlines()]
     summary = json.loads((place / "summary.json").read_text())
-    for name in ("sha256", "files", "seconds", "checkpoints", "checkpoint_bytes", "commit"):
+    for name in ("sha256", "files", "seconds", "sharing", "checkpoints", "checkpoint_bytes", "commit"):
         summary.pop(name)
-    return [r | {"seconds": None} for r in records], summary, (place / "models.safetensors").read_bytes()
+    return (
+        [r | {"seconds": None, "sharing": None} for r in records],
+        summary,
+        (place / "models.safetensors").read_bytes(),
+    )
 
 
 def named(place: Path, name: str) -> Path:

@@ -245,6 +245,25 @@ def test_majority_source_labels_leaves_the_entropy_of_the_probe() -> None:
     assert (a.log["majority"], b.log["majority"]) == (3, 2)
 
 
+@pytest.mark.parametrize(("space", "w_l"), [("known", 0.6959182), ("full", 0.6974475)])
+def test_probe_kind_labels_takes_p_from_the_label_shares(space: Any, w_l: float) -> None:
+    """Shares 1/2, 1/2, 0, by hand: w_l = H of 0.999 p + 0.001 / 3 (or / 4, with 0 at "unknown"), w_u = ln 2."""
+    client = client_of([0, 1] * 5)
+    logits = torch.tensor([[0.0, 60.0, 90.0, 0.0], [0.0, 0.0, 0.0, 0.0]], dtype=torch.float64)
+    found = FedCC(probe_kind="labels", entropy_space=space).pseudo_labels(client, None, logits)
+    assert client.log["majority"] == 2
+    assert (client.log["w_l"], client.log["w_u"]) == pytest.approx((w_l, 0.6931472), abs=1e-6)
+    a = w_l / (w_l + 0.6931472)  # the first sample has entropy 0; the second has more than w_l
+    assert found.tolist() == [pytest.approx([0, a, 0, 1 - a], abs=1e-6), [0, 0, 0, 1]]
+
+
+def test_probe_kind_labels_asks_for_no_probe() -> None:
+    tiny, asked = ran(FedCC(probe_kind="labels"), rounds=1)
+    predicted = [r for g in asked.groups for r in g if isinstance(r, Predict)]
+    assert all(r.samples is tiny.public for r in predicted)
+    assert [c.log["w_l"] for c in tiny.clients] == pytest.approx([0.6959182] * 2, abs=1e-6)  # two of three classes each
+
+
 def test_majority_empty_argmax_trusts_one_class() -> None:
     client = client_of([0], classes=60)
     logits = torch.zeros(4, 61)

@@ -305,6 +305,30 @@ def test_mirror_is_the_mean_probability_of_both_images() -> None:
     torch.testing.assert_close(scores(FedMD().last_readings(shown)["mirror"], ensemble, shown, engine), expected)
 
 
+class Votes(FedAvg):
+    """A user's method whose scores are whole numbers."""
+
+    async def predict(self, t: Trained, samples: Samples) -> Tensor:
+        return (await super().predict(t, samples)).long()
+
+
+class Shares(Votes):
+    scores = "shares"
+
+
+@pytest.mark.parametrize(
+    ("method", "expected"),
+    [(Votes, [0.7099558, 0.1630684, 0.1269758]), (Shares, [0.625, 0.25, 0.125])],
+)
+def test_mirror_reads_scores_that_are_whole_numbers(method: type[FedAvg], expected: list[float]) -> None:
+    """Scores 2, 1, 1 and 3, 1, 0: softmax (e, 1, 1) / (e + 2) or shares 2/4, ...; by hand."""
+    shown = Samples({"x": images(1), "y": torch.tensor([0])})
+    engine = Fixed(shown, [(torch.tensor([[2.0, 1.0, 1.0]]), torch.tensor([[3.0, 1.0, 0.0]]))])
+    trained = Trained(3, {}, {"global": engine.models[0]})
+    found = scores(method().last_readings(shown)["mirror"], trained, shown, engine)
+    assert found.tolist() == [pytest.approx(expected, abs=1e-6)]
+
+
 @pytest.mark.parametrize("method", [FedDF, FedET, FedHKT])
 def test_the_clients_are_read_by_their_mean_probability(method: type[AnyMethod]) -> None:
     shown = Samples({"x": images(4), "y": torch.arange(4) % 3})

@@ -390,21 +390,30 @@ def test_table_two_keeps_the_two_spreads_apart(tmp_path: Path) -> None:
             "local": {"0": a, "1": b},
             "global": {"0": 1.0, "1": 1.0},
             "valid": {"0": 80.0, "1": 70.0},
+            "valid_labels": {"0": 60.0, "1": 50.0},
         }
         one["accuracy"] |= {"local": {"0": a, "1": b}, "clients": {"0": 1.0, "1": 1.0}}
         made.append(one)
-    table = client_table(built(tmp_path, *made)[0])
+    found = read(tmp_path, *made)
+    table = client_table(tables(found.runs)[0])
     assert table is not None
     row, cells = table.rows[-1]
     scenario = ("cifar100", "classes:10")
-    local, plain, valid = (cells[scenario, t] for t in ("local", "global", "valid"))
+    local, plain, valid, held = (cells[scenario, t] for t in ("local", "global", "valid", "valid_labels"))
     assert local.value is not None
     assert (local.value.mean, local.value.n) == (20.0, 2)
     assert local.value.over_clients == pytest.approx(7.0711, abs=1e-4)
     assert local.value.over_seeds == pytest.approx(7.0711, abs=1e-4)
     assert valid.value is not None
     assert (valid.value.mean, valid.value.over_seeds) == (75.0, 0.0)
-    assert (local.printed, plain.printed, valid.printed) == ((76.6, 3.3), None, (77.9, 3.8))
+    assert held.value is not None
+    assert (held.value.mean, held.value.over_clients) == (55.0, pytest.approx(7.0711, abs=1e-4))
+    assert (local.printed, plain.printed, valid.printed, held.printed) == ((76.6, 3.3), None, (77.9, 3.8), None)
+    html = page(found, [table.of], tmp_path, "Title")
+    for text in (markdown.clients(table, "cifar100"), latex.clients(table), html):
+        assert text.count("unknown valid (labels)") == 1
+        assert "55.0" in text
+    assert ",valid_labels,2,55.0000," in spreadsheet.clients(table)
     assert (row.method, table.slug, table.scenarios) == ("fedcc", "table2", (scenario,))
 
 
@@ -415,9 +424,10 @@ def test_without_unknown_the_rule_changes_nothing(tmp_path: Path) -> None:
     assert table is not None
     assert [r.method for r, _ in table.rows] == ["fedavg", "fedcc"]  # centralized trains no client
     for (_, cells), same in zip(table.rows, (True, False), strict=True):
-        plain, valid = cells[("cifar10", "classes:1"), "global"], cells[("cifar10", "classes:1"), "valid"]
-        assert (valid.value == plain.value) is same
-        assert (valid.value is None) is not same
+        for test in ("valid", "valid_labels"):
+            plain, valid = cells[("cifar10", "classes:1"), "global"], cells[("cifar10", "classes:1"), test]
+            assert (valid.value == plain.value) is same
+            assert (valid.value is None) is not same
 
 
 def test_averaged_models_stand_twice_in_a_table_of_their_own(tmp_path: Path) -> None:

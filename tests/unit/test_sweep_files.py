@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 from typing import Any, cast
@@ -182,9 +184,29 @@ def test_every_ablation_differs_from_fedcc_in_something() -> None:
 
 
 def test_every_file_there_is_can_be_read() -> None:
+    """And the documentation lists it with its number of runs."""
+    listed = (FILES.parent / "docs/experiments.md").read_text()
     assert {p.stem for p in FILES.glob("*.toml")} >= {"table1", "table2", "smoke", "ablations", "oneshot"}
     for path in FILES.glob("*.toml"):
-        assert read(path)
+        assert f"| `experiments/{path.name}` | {len(read(path))} |" in listed
+
+
+def test_files_for_one_folder_of_runs_agree() -> None:
+    """Their runs lie side by side: one folder never stands for two experiments."""
+    first: dict[Path, Experiment] = {}
+    for name in ("table1", "seed0", "augmentations", "strong", "strong-rivals", "parts", "seeds", "tiny64", "compute"):
+        for run in read(FILES / f"{name}.toml"):
+            assert run.experiment() == first.setdefault(run.folder, run.experiment())
+
+
+def test_missing_names_the_runs_without_a_record(tmp_path: Path) -> None:
+    for name in ("cifar10_classes-2_fedavg_64-rounds_seed0", "cifar10_classes-2_local_seed0"):
+        (tmp_path / f"{name}.json").touch()
+    script = [sys.executable, str(FILES / "missing.py"), str(FILES / "compute.toml"), str(tmp_path)]
+    lines = subprocess.run(script, capture_output=True, text=True, check=True).stdout.splitlines()
+    runs = [run.folder.as_posix() for run in read(FILES / "compute.toml")]
+    recorded = {"cifar10_classes-2/fedavg-64-rounds/seed0", "cifar10_classes-2/local/seed0"}
+    assert lines == [f"--only {folder}" for folder in runs if folder not in recorded]
 
 
 # ----------------------------------------------------------------------------------------------------------- shards

@@ -140,7 +140,8 @@ class Method(ABC, Generic[Up, Down]):
         return ""
 
     def probabilities(self, scores: Tensor) -> Tensor:
-        """The scores of ``predict`` as probabilities."""
+        """The scores of ``predict`` as probabilities; they may be whole numbers, such as counts of votes."""
+        scores = scores if scores.is_floating_point() else scores.float()
         return shares(scores) if self.scores == "shares" else scores.softmax(-1)
 
 

@@ -233,7 +233,10 @@ class RunFolder:
         for name in ("accuracy", "experiment"):
             if not isinstance(summary.get(name), dict):
                 raise DamagedFile(f"{path} is damaged, it has no {name!r}")
-        check_value(f"{path} is damaged: accuracy.final", summary["accuracy"].get("final"), float | None, 0, 100)
+        try:
+            check_value(f"{path} is damaged: accuracy.final", summary["accuracy"].get("final"), float | None, 0, 100)
+        except ValueError as error:
+            raise DamagedFile(str(error)) from None
         check_files(path, summary)
         return summary
 

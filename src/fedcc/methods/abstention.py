@@ -39,6 +39,11 @@ def majority_classes(share: Tensor, threshold: float) -> Tensor:
     return share > threshold
 
 
+def label_shares(c: Client, outputs: int) -> Tensor:
+    """The shares of a client's labels [outputs], 0 at "unknown" if that is one of them (F-21, F-31)."""
+    return F.pad(c.counts() / len(c.private), (0, outputs - c.classes))
+
+
 def alpha(w_l: float, w_u: float, h: Tensor, design: Design = "sample") -> Tensor:
     """(w_l - min(w_l, h)) / (w_l + w_u) for samples of entropy h, Eq. (10); 0 where nothing is known (w_l = 0).
 

@@ -3,7 +3,7 @@
 Ye, Ayan, An and Carle, "FedCC: Towards Addressing Label Distribution Skews in Distillation-Based Federated Learning".
 Shares C + 1 probabilities on the public samples [n_u, C + 1], the last one "unknown"; receives C soft targets
 [n_u, C]; predicts by the ensemble of all clients' models, Eq. (11).
-Deviations and the choices where the paper is silent: docs/deviations.md, F-1 to F-30.
+Deviations and the choices where the paper is silent: docs/deviations.md, F-1 to F-31.
 """
 
 from __future__ import annotations
@@ -43,7 +43,9 @@ class FedCC(Method[Predictions, Predictions]):
     majority_empty: Literal["argmax", "alpha_zero"] = option("argmax", "if no class is above the threshold", "F-13")
     majority_recompute: bool = option(True, "find the majority classes anew every round", "F-16")
     alpha_design: eq.Design = option("sample", "Eq. (10), without the sample's entropy, or always 1", "F-28")
-    probe_kind: eq.Probe = option("cdmad_ones", "the featureless input of the probe", "F-7")
+    probe_kind: Literal[eq.Probe, "labels"] = option(
+        "cdmad_ones", "the featureless input of the probe; labels: no probe, p is the label shares", "F-7, F-31"
+    )
     entropy_space: Literal["known", "full"] = option("known", "entropies over C or C + 1 outputs", "F-9, F-10")
     sync_head: Literal["padded", "restricted"] = option("padded", "targets with 0 at unknown, or C outputs", "F-1")
     sync_mask_unknown: bool = option(True, "no loss on samples that nobody knows (exactly uniform targets)", "F-3")
@@ -70,8 +72,11 @@ class FedCC(Method[Predictions, Predictions]):
         supervised = CrossEntropy("private", known if self.fit_head == "known" else None)
         await c.fit("fit", supervised, private=c.private, recipe=c.recipe_with(epochs=self.epochs_fit))  # theta_0
 
-        bias, clean = await gather(c.predict(eq.featureless(c, self.probe_kind)), c.predict(c.public))
-        labels = self.pseudo_labels(c, bias.logits, clean.logits)
+        if self.probe_kind == "labels":
+            labels = self.pseudo_labels(c, None, (await c.predict(c.public)).logits)
+        else:
+            bias, clean = await gather(c.predict(eq.featureless(c, self.probe_kind)), c.predict(c.public))
+            labels = self.pseudo_labels(c, bias.logits, clean.logits)
         await c.fit(
             "refine",
             CrossEntropy("private") + self.lam * SoftCrossEntropy("public"),  # Eq. (4)
@@ -95,10 +100,13 @@ class FedCC(Method[Predictions, Predictions]):
         outputs = await gather(*(Predict(model, s) for s in shown for model in t.clients.values()))
         return eq.aggregate(eq.votes([o.logits for o in outputs], len(shown)), self.trust)[:, :-1]  # Sec. IV-C
 
-    def pseudo_labels(self, c: Client, bias: Tensor, logits: Tensor) -> Tensor:
-        """Soft pseudo labels of the public samples by the model after the fit phase (theta_0), Eqs. (8)-(10)."""
+    def pseudo_labels(self, c: Client, bias: Tensor | None, logits: Tensor) -> Tensor:
+        """Soft pseudo labels of the public samples by the model after the fit phase (theta_0), Eqs. (8)-(10).
+
+        ``bias`` are the probe's logits; without them p is the client's label shares (F-31).
+        """
         space = c.classes if self.entropy_space == "known" else c.classes + 1
-        p = bias[:, :space].softmax(-1).mean(0)
+        p = eq.label_shares(c, space) if bias is None else bias[:, :space].softmax(-1).mean(0)
         majority = c.majority = self.majority(c, p[: c.classes])
         w_l, w_u = float(eq.entropy(eq.smoothed(p, self.delta))), eq.unknown_weight(c.classes, int(majority.sum()))
         a = eq.alpha(w_l, w_u, eq.entropy(logits[:, :space].softmax(-1)), self.alpha_design)
@@ -111,7 +119,7 @@ class FedCC(Method[Predictions, Predictions]):
         """C_J as a mask [C]: p_c above the threshold (strictly), Sec. V-A."""
         if not self.majority_recompute and "majority" in c.memory:
             return torch.as_tensor(c.memory["majority"])
-        share = p if self.majority_source == "probe" else c.counts() / len(c.private)
+        share = p if self.majority_source == "probe" else eq.label_shares(c, c.classes)
         mask = eq.majority_classes(share, self.majority_threshold)
         if not mask.any() and self.majority_empty == "argmax":
             mask = F.one_hot(share.argmax(), c.classes).bool()

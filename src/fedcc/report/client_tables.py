@@ -12,9 +12,14 @@ from fedcc.report.cells import MethodRow, Table, Value
 from fedcc.report.paper import Printed, Scenario
 from fedcc.report.records import RunRecord
 
-TESTS = {"local": "local", "global": "global", "valid": "unknown valid"}
+TESTS = {
+    "local": "local",
+    "global": "global",
+    "valid": "unknown valid",
+    "valid_labels": "unknown valid (labels)",
+}
 """Table II's columns: test data like the client's own; all test data; the same where "unknown" counts as right for
-classes outside the client's majority set."""
+classes outside the client's majority set, or outside the classes that it holds."""
 
 
 @dataclass(frozen=True)
@@ -82,13 +87,13 @@ def _client_cell(row: MethodRow, scenario: Scenario, test: str, with_paper: bool
         spread = Value.of(statistics.stdev(v) for v in by_run if len(v) > 1)
         value = ClientValue(means.mean, spread.mean if spread else None, means.spread, means.n)
     printed = None
-    if with_paper and not row.extra and test != "global":  # the paper's global column is the one with the rule
+    if with_paper and not row.extra and test in ("local", "valid"):  # the paper's global column has the rule
         printed = paper.TABLE2.get(("local" if test == "local" else "global", row.method, scenario))
     return ClientCell(value, runs, printed)
 
 
 def _accuracies(run: RunRecord, test: str) -> list[float]:
-    """The clients' accuracies; without "unknown", ``valid`` is the same as ``global``."""
-    if test == "valid" and test not in run.tests and run.method != "fedcc":
+    """The clients' accuracies; without "unknown", ``valid`` and ``valid_labels`` are the same as ``global``."""
+    if test in ("valid", "valid_labels") and test not in run.tests and run.method != "fedcc":
         test = "global"
     return list(run.tests.get(test, {}).values())

@@ -72,7 +72,8 @@ def clients(table: ClientTable) -> str:
     ]
     caption = (
         f"{table.title}. Clients' own models (\\%); index: spread over clients, in brackets: over seeds; "
-        "unknown valid: an answer ``unknown'' counts as right outside the client's majority classes."
+        "unknown valid: an answer ``unknown'' counts as right outside the client's majority classes; "
+        "(labels): outside the classes that it holds."
     )
     return _table(table, len(TESTS), lines, caption, under=["", *[*TESTS.values()] * len(table.scenarios)])
 

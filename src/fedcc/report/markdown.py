@@ -127,9 +127,10 @@ printed by the paper. Runs share a cell if they differ in their seed alone, a ta
 HOW_CLIENTS = """\
 The clients' own models after their local training in the last round, mean over clients, then seeds, with both spreads.
 "local": test data distributed like the client's private labels. "global": all test data, known classes alone. "unknown
-valid": all test data, where an answer "unknown" counts as right for a class outside the client's majority set. The
-paper's global column follows that rule, which a method without "unknown" cannot profit from: the two columns measure
-different things.
+valid": all test data, where an answer "unknown" counts as right for a class outside the client's majority set, as its
+probe names it. "(labels)": the same with the classes that the client holds as that set. The paper's global column
+follows the rule, which a method without "unknown" cannot profit from: these columns and "global" measure different
+things. The paper does not say which of the two sets it takes; its number stands beside the probe's.
 """
 
 
