@@ -11,13 +11,16 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
+from datetime import datetime
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from fedcc import __version__
+from fedcc.core.files import write_whole
 from fedcc.core.messages import Predictions, Weights
 from fedcc.core.rng import Key
 from fedcc.flower.codec import EncodedMessage, ExpectedMessage, InvalidMessage, accept, decode, encode
@@ -50,6 +53,22 @@ class Transport(Protocol):
 
     def collect(self, tickets: Sequence[str]) -> list[Answer]:
         """The answers that have arrived."""
+
+
+class RunLog:
+    """What the operator can follow while the server works: the lines of ``run.log``, and ``status.json``."""
+
+    def __init__(self, folder: Path, run: str):
+        self.path, self.status_path = folder / "run.log", folder / "status.json"
+        self.status: dict[str, Any] = {"run": run, "state": "running", "round": 0, "problem": "", "clients": {}}
+
+    def say(self, text: str) -> None:
+        with self.path.open("a") as file:
+            file.write(f"{datetime.now():%H:%M:%S} {text}\n")
+
+    def update(self, **changes: Any) -> None:
+        self.status |= changes
+        write_whole(self.status_path, json.dumps(self.status, indent=1))
 
 
 class NoQuorum(RuntimeError):
@@ -110,21 +129,21 @@ class FlowerCohort:
         run: str,
         transport: Transport,
         dry_run: DryRun,
-        *,
+        log: RunLog,
         device: str = "cpu",
-        say: Callable[[str], None] = print,
-        on_change: Callable[[], None] = lambda: None,
     ):
         self.folder, self.run, self.transport, self.dry_run, self.device = folder, run, transport, dry_run, device
         self.wire: str = folder.experiment.training.wire
-        self.rules, self.names = folder.rules, list(folder.clients)
-        self.say, self.on_change = say, on_change
+        self.rules, self.names, self.log, self.say = folder.rules, list(folder.clients), log, log.say
         self.status = {name: ClientStatus() for name in self.names}
         self.attendance = Attendance()  # of the latest exchange
         self.pending: dict[str, PendingMessage] = {}  # by ticket
         self.absent: set[int] = set()  # clients that were not connected in the last exchange
         self.last_look = -ONLINE_SECONDS
         self.seconds = 0.0  # of the latest exchange
+
+    def show_status(self) -> None:
+        self.log.update(clients={name: asdict(status) for name, status in self.status.items()})
 
     # -- what the clients are asked
 
@@ -251,30 +270,28 @@ class FlowerCohort:
             self.say(f"round {t}: {name} was lost ({answer.error})")
             self.last_look = -ONLINE_SECONDS  # is it still connected?
             return
-        status = self.status[name]
-        if not answer.error:
+        status, failures, reason = self.status[name], self.attendance.failed, answer.error
+        if not reason:
             try:
                 exchange.answers[k] = exchange.read(k, answer.content)
-                status.strikes = 0
-                self.attendance.failed.pop(name, None), self.attendance.refused.pop(name, None)
-                what = "" if exchange.purpose == "train" else f" {exchange.purpose}"
-                self.say(f"round {t}: {name} has answered{what} ({len(exchange.answers)} of {len(self.names)})")
-                if exchange.purpose == "train":
-                    status.answered = t
-                    self.on_change()
-                return
             except InvalidMessage as error:
-                self.attendance.refused[name] = status.problem = str(error)
-                self.say(f"round {t}: {name} is refused: {error}")
+                failures, reason = self.attendance.refused, str(error)
+        if reason:
+            failures[name] = status.problem = reason
+            what = "has failed" if answer.error else "is refused"
+            self.say(f"round {t}: {name} {what}: {reason}")
+            exchange.failures.add(k)
+            status.strikes += 1
+            if status.strikes >= self.rules.strikes:
+                status.aside = True
+                self.say(f"{name} is set aside: it has failed {status.strikes} times in a row")
         else:
-            self.attendance.failed[name] = status.problem = answer.error
-            self.say(f"round {t}: {name} has failed: {answer.error}")
-        exchange.failures.add(k)
-        status.strikes += 1
-        if status.strikes >= self.rules.strikes:
-            status.aside = True
-            self.say(f"{name} is set aside: it has failed {status.strikes} times in a row")
-        self.on_change()
+            status.strikes = 0
+            self.attendance.failed.pop(name, None), self.attendance.refused.pop(name, None)
+            what = "" if exchange.purpose == "train" else f" {exchange.purpose}"
+            self.say(f"round {t}: {name} has answered{what} ({len(exchange.answers)} of {len(self.names)})")
+            status.answered = t if exchange.purpose == "train" else status.answered
+        self.show_status()
 
     def close(self, exchange: Exchange, waiting: list[int], online: set[str]) -> None:
         """Note who took part and who did not."""
@@ -290,7 +307,7 @@ class FlowerCohort:
         for kind in ("absent", "slow"):
             if names := getattr(attendance, kind):
                 self.say(f"round {exchange.t}: without {', '.join(names)} ({kind})")
-        self.on_change()
+        self.show_status()
 
     def online(self) -> set[str]:
         """Who is connected; the transport is asked every few seconds."""
@@ -300,7 +317,7 @@ class FlowerCohort:
                 if status.online != (name in now):
                     status.online = name in now
                     self.say(f"{name} is {'connected' if status.online else 'gone'}")
-                    self.on_change()
+                    self.show_status()
             self.last_look = time.monotonic()
         return {name for name, status in self.status.items() if status.online}
 

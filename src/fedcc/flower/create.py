@@ -18,7 +18,7 @@ from fedcc.data.dataset import PAPER_EPOCHS, PAPER_ROUNDS
 from fedcc.engine import choose_device, default_engine, default_precision
 from fedcc.experiments.experiment import Experiment
 from fedcc.experiments.options import Split
-from fedcc.federation import Federation, several
+from fedcc.federation import Federation, deal, several
 from fedcc.flower.data import read_arrays, site_samples
 from fedcc.flower.folder import FederationFolder, Site, Task
 from fedcc.flower.keys import make_authority, make_key_pair
@@ -81,9 +81,7 @@ def create_federation(
         experiment = _own_experiment(method, settings, options)
         federation = _own_federation(public_file, class_names)
     task = Task.of(federation.public, federation.names)
-    models, number = [str(m) for m in several(experiment.split.models)], len(clients)
-    halves = experiment.split.assignment == "halves"
-    dealt = [models[k * len(models) // number if halves else k % len(models)] for k in range(number)]
+    dealt = deal([str(m) for m in several(experiment.split.models)], len(clients), experiment.split.assignment)
     networks = {name: model or dealt[k] for k, (name, model) in enumerate(clients.items())}
     experiment = experiment.with_options(models=",".join(networks.values()))
     for model in networks.values():

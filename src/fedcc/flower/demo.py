@@ -24,7 +24,7 @@ from fedcc.experiments.store import RunFolder
 from fedcc.flower.create import create_federation
 from fedcc.flower.fingerprint import fingerprint
 from fedcc.flower.folder import FederationFolder
-from fedcc.flower.programs import ChildProcess, FlowerError, free_port
+from fedcc.flower.programs import ChildProcess, FlowerError, LogFollower, free_port
 
 CLIENTS = ("north", "east", "south", "west")
 LIMIT, STOP_SECONDS = 600.0, 30.0  # for a federation to finish; for a program to end those that it has started
@@ -107,19 +107,17 @@ def federated(folder: FederationFolder, say: Callable[[str], None]) -> RunTrace:
         for site in map(folder.site, folder.clients):
             options = ("--data", site / "data.npz", "--device", "cpu", "--share-model")
             clients.append(start(site / "client.log", "client", site, *options))
-        run, shown = start(path / "run.log", "run", path), 0
+        follower = LogFollower(path / "run.log", lambda line: say(line) if " is done with " in line else None)
+        run = start(follower.path, "run", path)
 
-        def ended() -> bool:
-            nonlocal shown
+        def finished() -> bool:
             for client in clients:
                 client.check()
-            lines = [line for line in run.log.read_text().split("\n")[:-1] if " is done with " in line]
-            for line in lines[shown:]:
-                say(line)
-            shown = len(lines)
-            return run.exit_code is not None
+            ended = run.exit_code is not None
+            follower.poll()
+            return ended
 
-        server.wait_until(ended, LIMIT)
+        server.wait_until(finished, LIMIT)
         for client in clients:  # all at once: each takes seconds to end
             client.process.terminate()
     summary = RunFolder(folder.run).summary()

@@ -10,7 +10,6 @@ import socket
 import ssl
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -37,9 +36,7 @@ def environment(home: Path, threads: int = 1, **more: str) -> dict[str, str]:
 class ChildProcess:
     """A program in a session of its own, its output in a log; it ends with this process, however that ends."""
 
-    def __init__(
-        self, arguments: list[str], env: Mapping[str, str], log: Path, *, read: bool = False, patience: float = 10
-    ):
+    def __init__(self, arguments: list[str], env: Mapping[str, str], log: Path, patience: float = 10):
         log.parent.mkdir(parents=True, exist_ok=True)
         self.log, self.patience = log, patience  # seconds for it to end by itself
         with log.open("ab") as file:
@@ -47,30 +44,12 @@ class ChildProcess:
                 arguments,
                 env=dict(env),
                 stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE if read else file,
+                stdout=file,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
                 preexec_fn=lambda: end_with_parent(signal.SIGTERM),
                 cwd=log.parent,
             )
-
-    def follow(self, on_line: Callable[[str], None]) -> None:
-        """Pass on each line that it writes, and log it, until the program ends.
-
-        Its own children keep the pipe open for longer, hence the thread.
-        """
-
-        def read() -> None:
-            assert self.process.stdout is not None
-            with self.log.open("ab") as file:
-                for line in self.process.stdout:
-                    file.write(line)
-                    file.flush()
-                    on_line(line.decode(errors="replace").rstrip())
-
-        threading.Thread(target=read, daemon=True).start()
-        self.process.wait()
-        time.sleep(0.2)  # for its last lines
 
     @property
     def exit_code(self) -> int | None:
@@ -105,6 +84,24 @@ class ChildProcess:
             time.sleep(0.1)
 
 
+class LogFollower:
+    """Passes on the lines that are added to a file."""
+
+    def __init__(self, path: Path, on_line: Callable[[str], None]):
+        self.path, self.on_line = path, on_line
+        self.position = path.stat().st_size if path.exists() else 0
+
+    def poll(self) -> None:
+        """Pass on those since the last call; one that is still being written is left for the next."""
+        if self.path.exists():
+            with self.path.open("rb") as file:
+                file.seek(self.position)
+                lines = file.read().split(b"\n")[:-1]
+            for line in lines:
+                self.position += len(line) + 1
+                self.on_line(line.decode(errors="replace").rstrip())
+
+
 def flwr(arguments: list[str], env: Mapping[str, str], seconds: float = 60) -> dict[str, Any]:
     """Call Flower's command line and return its JSON answer."""
     words = ["flwr", *arguments, "--format", "json"]
@@ -122,22 +119,6 @@ def flwr(arguments: list[str], env: Mapping[str, str], seconds: float = 60) -> d
         reason = answer.get("error-message") or f"{done.stdout} {done.stderr}"
         raise FlowerError(f"`flwr {arguments[0]}` has failed: {' '.join(str(reason).split())[-500:]}")
     return dict(answer)
-
-
-REGISTER = """
-import json, sys
-from flwr.cli.app import app
-for name, key in json.loads(sys.argv[1]).items():
-    app(["supernode", "register", key, sys.argv[2], "--name", name], standalone_mode=False)
-"""
-
-
-def register(keys: Mapping[str, Path], superlink: str, env: Mapping[str, str]) -> None:
-    """Call ``flwr supernode register`` for each public key, in one process: its imports take over a second."""
-    words = [sys.executable, "-P", "-c", REGISTER, json.dumps({n: str(k) for n, k in keys.items()}), superlink]
-    done = subprocess.run(words, env=dict(env), capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise FlowerError(f"could not register the clients' keys: {' '.join(done.stderr.split())[-500:]}")
 
 
 def free_port(host: str = "127.0.0.1") -> int:

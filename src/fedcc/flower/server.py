@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import asdict
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedcc.core.files import open_whole, write_whole
+from fedcc.core.files import open_whole
 from fedcc.core.messages import Predictions
 from fedcc.core.method import Trained
 from fedcc.core.model import Model
@@ -32,26 +30,10 @@ from fedcc.experiments.rounds import FinishedRound, Observer, Observers, follow,
 from fedcc.experiments.run import FolderWriter
 from fedcc.federate import Round, Snapshot, build_server
 from fedcc.federation import Federation
-from fedcc.flower.cohort import FlowerCohort, Transport
+from fedcc.flower.cohort import FlowerCohort, RunLog, Transport
 from fedcc.flower.data import check_images, read_arrays
 from fedcc.flower.dry_run import DryRun
 from fedcc.flower.folder import FederationFolder
-
-
-class RunLog:
-    """What the operator can follow while the server works: the lines of ``run.log``, and ``status.json``."""
-
-    def __init__(self, folder: Path, run: str):
-        self.path, self.status_path = folder / "run.log", folder / "status.json"
-        self.status: dict[str, Any] = {"run": run, "state": "running", "round": 0, "problem": "", "clients": {}}
-
-    def say(self, text: str) -> None:
-        with self.path.open("a") as file:
-            file.write(f"{datetime.now():%H:%M:%S} {text}\n")
-
-    def update(self, **changes: Any) -> None:
-        self.status |= changes
-        write_whole(self.status_path, json.dumps(self.status, indent=1))
 
 
 class FlowerServer(Observer):
@@ -142,16 +124,11 @@ class FlowerServer(Observer):
     def connect(self, start: Checkpoint | None) -> FlowerCohort:
         clients = start.snapshot.clients if start else None
         dry_run = DryRun(self.method, self.server, self.experiment.training.wire, self.run, clients)
-
-        def changed() -> None:
-            self.log.update(clients={n: asdict(s) for n, s in cohort.status.items()})
-
-        cohort = FlowerCohort(self.folder, self.run, self.transport, dry_run, device=str(self.engine.device),
-                              say=self.log.say, on_change=changed)  # fmt: skip
+        cohort = FlowerCohort(self.folder, self.run, self.transport, dry_run, self.log, str(self.engine.device))
         for record in start.records if start else ():
             for name in record["federation"]["present"]:
                 cohort.status[name].answered = record["round"]
-        changed()
+        cohort.show_status()
         return cohort
 
     # -- predicting
@@ -215,6 +192,6 @@ class FlowerServer(Observer):
             "command": f"fedcc federation run {self.folder.path}",
             "federation": {"clients": list(self.folder.clients), "kept_models": keeping},
         })  # fmt: skip
-        self.log.update(state="finished")
         final = result.curve[-1][1] if result.curve else None
         self.log.say("finished" if final is None else f"finished: accuracy {final:.2f} %")
+        self.log.update(state="finished")

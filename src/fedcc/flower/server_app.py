@@ -10,10 +10,10 @@ from pathlib import Path
 from flwr.app import Context, Message, RecordDict
 from flwr.serverapp import Grid, ServerApp
 
-from fedcc.flower.cohort import Answer
+from fedcc.flower.cohort import Answer, RunLog
 from fedcc.flower.folder import ENVIRONMENT, FederationFolder
 from fedcc.flower.keys import public_bytes
-from fedcc.flower.server import FlowerServer, RunLog
+from fedcc.flower.server import FlowerServer
 from fedcc.processes import end_with_parent
 
 DAY = 86_400.0

@@ -15,7 +15,7 @@ from fedcc.flower.data import site_samples
 from fedcc.flower.folder import Site
 from fedcc.flower.fork_server import ForkServer
 from fedcc.flower.gate import supernode_command
-from fedcc.flower.programs import ChildProcess, environment, free_port, unreachable_reason
+from fedcc.flower.programs import ChildProcess, LogFollower, environment, free_port, unreachable_reason
 
 RETRY_SECONDS = 10.0
 Say = Callable[[str], None]
@@ -94,5 +94,10 @@ def _run_supernode(site: Site, server: str, env: dict[str, str], say: Say) -> No
         if "ERROR" in line or "Error:" in line or "fedcc:" in line:
             say(text)
 
-    with closing(ChildProcess(arguments, env, site.state / "supernode.log", read=True)) as child:
-        child.follow(explain)
+    follower = LogFollower(site.state / "supernode.log", explain)
+    with closing(ChildProcess(arguments, env, follower.path)) as child:
+        ended = False
+        while not ended:
+            time.sleep(0.2)
+            ended = child.exit_code is not None  # asked first, so that its last lines are there
+            follower.poll()
