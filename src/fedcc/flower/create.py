@@ -21,9 +21,8 @@ from fedcc.experiments.options import Split
 from fedcc.federation import Federation, deal, several
 from fedcc.flower.data import read_arrays, site_samples
 from fedcc.flower.folder import FederationFolder, Site, Task
-from fedcc.flower.keys import make_authority, make_key_pair
+from fedcc.flower.keys import make_authority, make_key_pair, sign_app
 from fedcc.flower.rules import Rules
-from fedcc.flower.signing import sign_app
 from fedcc.methods import make
 
 OWN = "own"  # the data and skew of a federation without a data set by name

@@ -21,8 +21,8 @@ from fedcc.experiments.experiment import Experiment
 from fedcc.experiments.options import Measurement
 from fedcc.experiments.rounds import Simulation, run_rounds
 from fedcc.experiments.store import RunFolder
+from fedcc.flower.codec import fingerprint
 from fedcc.flower.create import create_federation
-from fedcc.flower.fingerprint import fingerprint
 from fedcc.flower.folder import FederationFolder
 from fedcc.flower.programs import ChildProcess, FlowerError, LogFollower, free_port
 
@@ -45,30 +45,19 @@ def compare(out: Path, methods: Sequence[str], options: Mapping[str, Any], conso
     table = Table("method", "round", *CLIENTS, "accuracy", "took", box=None, header_style="bold", pad_edge=False)
     for method in methods:
         folder = create_federation(
-            out / method,
-            method,
-            dict.fromkeys(CLIENTS),
-            settings={},
+            out / method, method, dict.fromkeys(CLIENTS), settings={}, hosts=[], port=free_port(),
             options={"device": "cpu", "skew": "classes:3", "rounds": 3, **options},
-            hosts=[],
-            port=free_port(),
-            rules={"quorum": len(CLIENTS)},
-            simulate_sites=True,
-        )
+            rules={"quorum": len(CLIENTS)}, simulate_sites=True,
+        )  # fmt: skip
         console.print(f"{method}: a server and {len(CLIENTS)} clients over TLS, each with its key, in {folder.path}")
         real = federated(folder, lambda line: console.print(f"  {line}"))
         console.print(f"{method}: the simulator, the same experiment")
         simulated = simulate(folder.experiment)
+        equal &= (real.uplinks, real.accuracy) == (simulated.uplinks, simulated.accuracy)
         for t in sorted({t for t, _ in simulated.uplinks}):
-            cells = []
-            for name in CLIENTS:
-                a, b = simulated.uplinks[t, name], real.uplinks.get((t, name), "none")
-                equal &= a == b
-                cells.append(f"{a[:8]} =" if a == b else f"{a[:8]} / {b[:8]}")
-            table.add_row(method, str(t), *cells, "", "")
-        same = real.accuracy == simulated.accuracy
-        equal &= same
-        accuracy = f"{simulated.accuracy:.4f} % {'=' if same else f'/ {real.accuracy:.4f} %'}"
+            pairs = [(simulated.uplinks[t, name][:8], real.uplinks.get((t, name), "none")[:8]) for name in CLIENTS]
+            table.add_row(method, str(t), *(_compared(a, b) for a, b in pairs))
+        accuracy = _compared(f"{simulated.accuracy:.4f} %", f"{real.accuracy:.4f} %")
         seconds = f"{simulated.seconds:.0f} s, on Flower {real.seconds:.0f} s"
         table.add_row(method, "", *[""] * len(CLIENTS), accuracy, seconds)
     console.print("\nThe fingerprint of every upload in the simulator; = where a client on Flower sent the same bits.")
@@ -77,6 +66,10 @@ def compare(out: Path, methods: Sequence[str], options: Mapping[str, Any], conso
         "All uplinks and accuracies equal the simulator's, bit for bit" if equal else "NOT EQUAL to the simulator"
     )
     return equal
+
+
+def _compared(simulated: str, real: str) -> str:
+    return f"{simulated} =" if simulated == real else f"{simulated} / {real}"
 
 
 def simulate(experiment: Experiment) -> RunTrace:

@@ -13,8 +13,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -30,7 +29,7 @@ from fedcc.core.samples import Samples, View
 from fedcc.experiments.experiment import Experiment
 from fedcc.experiments.options import OPTIONS
 from fedcc.experiments.toml import dumps, load
-from fedcc.flower.data import images_sha256, read_arrays
+from fedcc.flower.data import errors_named, images_sha256, read_arrays
 from fedcc.flower.rules import Rules
 from fedcc.methods import make, recorded_settings
 from fedcc.nets import network
@@ -103,11 +102,10 @@ class FederationFolder:
 
     @staticmethod
     def read(path: Path) -> FederationFolder:
-        file = path / "federation.toml"
-        if not file.is_file():
+        if not (file := path / "federation.toml").is_file():
             raise ValueError(f"{path} is no federation folder: federation.toml is missing; `fedcc federation init`")
         table, experiment = load(file), read_experiment(path / "experiment.toml")
-        with damage_reported(file):
+        with errors_named(f"{file} is damaged"):
             task, clients, hosts = Task.read(table["task"]), table["clients"], tuple(table["hosts"])
             parse_clients([f"{name}={network(model, task.shape)}" for name, model in clients.items()])
             rules = Rules(**table["rounds"])
@@ -186,11 +184,10 @@ class Site:
 
     @staticmethod
     def read(path: Path) -> Site:
-        file = path / "site.toml"
-        if not file.is_file():
+        if not (file := path / "site.toml").is_file():
             raise ValueError(f"{path} is no site's folder: site.toml is missing; the operator sends it")
         table, experiment = load(file), read_experiment(path / "experiment.toml")
-        with damage_reported(file):
+        with errors_named(f"{file} is damaged"):
             site = Site(path, experiment, Task.read(table.pop("task")), **table)
             check_options(site)
             parse_clients([f"{site.name}={network(site.model, site.task.shape)}"])
@@ -231,7 +228,7 @@ def disagreement_reason(theirs: Mapping[str, Any], mine: Mapping[str, Any]) -> s
 def read_experiment(path: Path) -> Experiment:
     """An experiment whose data may be the sites' own; options that an older file lacks are as they were then."""
     table = load(path)
-    with damage_reported(path):
+    with errors_named(f"{path} is damaged"):
         method, settings = table.pop("method"), table.pop("settings", {})
         check_value("method", method, str)
         settings, reason = recorded_settings(method, settings, table.pop("version", None))
@@ -257,13 +254,3 @@ def parse_clients(texts: list[str]) -> dict[str, str | None]:
     if not clients:
         raise ValueError("a federation needs at least one client: --client NAME[=MODEL], once for each")
     return clients
-
-
-@contextmanager
-def damage_reported(path: Path) -> Iterator[None]:
-    """Errors in the block become a ValueError that calls this file damaged."""
-    try:
-        yield
-    except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
-        reason = f"{error} is missing" if isinstance(error, KeyError) else error
-        raise ValueError(f"{path} is damaged: {reason}") from None

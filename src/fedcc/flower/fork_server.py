@@ -1,9 +1,9 @@
 """A process with everything imported, from which Flower's process for each message is forked.
 
 Flower starts ``flwr-clientapp`` for every message, and importing torch there would take longer than a small round. So a
-client starts a :class:`ForkServer` first and puts a ``flwr-clientapp`` of its own first on Flower's path. That launcher
-sends its arguments, environment and output to the fork server, which forks a child to be the program, and exits as
-the child exits. Without a fork server it becomes Flower's own program.
+client puts a ``flwr-clientapp`` of its own first on Flower's path: a launcher that sends its arguments, environment and
+output to the fork server, which forks a child to be the program, and exits as the child exits. Without a fork server
+it becomes Flower's own program.
 
 As the launcher, this file runs by itself and imports nothing of the project.
 """
@@ -29,10 +29,9 @@ class ForkServer:
     def __init__(self, folder: Path):
         self.folder, parent = folder, os.getpid()
         folder.mkdir(parents=True, exist_ok=True)
-        program = shlex.quote(str(Path(sys.executable).parent / PROGRAM))
-        words = [sys.executable, "-I", "-S", __file__, str(folder)]
+        words = [sys.executable, "-I", "-S", __file__, str(folder), str(Path(sys.executable).parent / PROGRAM)]
         launcher = folder / PROGRAM
-        launcher.write_text(f'#!/bin/sh\nFEDCC_COLD={program} exec {shlex.join(words)} "$@"\n')
+        launcher.write_text(f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n')
         launcher.chmod(0o700)
         (folder / "socket").unlink(missing_ok=True)
         listener = Listener(socket_path(folder), Program)
@@ -102,7 +101,7 @@ class Program(socketserver.BaseRequestHandler):
             flwr_clientapp()
             code = 0
         except SystemExit as end:
-            code = end.code if isinstance(end.code, int) else 1 if end.code else 0
+            code = end.code if isinstance(end.code, int) else int(end.code is not None)
         except BaseException:
             import traceback
 
@@ -115,9 +114,8 @@ class Program(socketserver.BaseRequestHandler):
             os._exit(code & 0xFF)
 
 
-def launch(folder: str, arguments: list[str]) -> int:
+def launch(folder: str, program: str, *arguments: str) -> int:
     """Have the fork server run Flower's program and return its exit code, or become the program."""
-    program = os.environ.pop("FEDCC_COLD")
     try:
         connection = socket.socket(socket.AF_UNIX)
         connection.connect(socket_path(Path(folder)))
@@ -132,4 +130,4 @@ def launch(folder: str, arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(launch(sys.argv[1], sys.argv[2:]))
+    sys.exit(launch(*sys.argv[1:]))

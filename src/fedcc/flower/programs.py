@@ -20,8 +20,6 @@ from fedcc.core.files import uninterrupted
 from fedcc.errors import UserError
 from fedcc.processes import end_with_parent
 
-QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "PYTHONUNBUFFERED": "1"}
-
 
 class FlowerError(UserError):
     """One of Flower's programs has failed, or the federation that they run."""
@@ -30,7 +28,8 @@ class FlowerError(UserError):
 def environment(home: Path, threads: int = 1, **more: str) -> dict[str, str]:
     """The environment of Flower's programs: this home, no telemetry, and this Python's programs first."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
-    return {**os.environ, **QUIET, "FLWR_HOME": str(home), "PATH": path, "OMP_NUM_THREADS": str(threads), **more}
+    quiet = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "PYTHONUNBUFFERED": "1"}
+    return {**os.environ, **quiet, "FLWR_HOME": str(home), "PATH": path, "OMP_NUM_THREADS": str(threads), **more}
 
 
 class ChildProcess:
@@ -41,15 +40,9 @@ class ChildProcess:
         self.log, self.patience = log, patience  # seconds for it to end by itself
         with log.open("ab") as file:
             self.process = subprocess.Popen(
-                arguments,
-                env=dict(env),
-                stdin=subprocess.DEVNULL,
-                stdout=file,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-                preexec_fn=lambda: end_with_parent(signal.SIGTERM),
-                cwd=log.parent,
-            )
+                arguments, env=env, cwd=log.parent, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT,
+                start_new_session=True, preexec_fn=lambda: end_with_parent(signal.SIGTERM),
+            )  # fmt: skip
 
     @property
     def exit_code(self) -> int | None:
@@ -107,8 +100,6 @@ def flwr(arguments: list[str], env: Mapping[str, str], seconds: float = 60) -> d
     words = ["flwr", *arguments, "--format", "json"]
     try:
         done = subprocess.run(words, env=dict(env), capture_output=True, text=True, timeout=seconds, check=False)
-    except FileNotFoundError:
-        raise FlowerError("flwr is not installed; `pip install 'fedcc[flower]'`") from None
     except subprocess.TimeoutExpired:
         raise FlowerError(f"`flwr {' '.join(arguments)}` has not answered within {seconds:g} s") from None
     try:
@@ -121,10 +112,9 @@ def flwr(arguments: list[str], env: Mapping[str, str], seconds: float = 60) -> d
     return dict(answer)
 
 
-def free_port(host: str = "127.0.0.1") -> int:
+def free_port() -> int:
     """A port that nobody listens on now."""
-    with socket.socket() as listener:
-        listener.bind((host, 0))
+    with socket.create_server(("127.0.0.1", 0)) as listener:
         return int(listener.getsockname()[1])
 
 
@@ -141,11 +131,9 @@ def unreachable_reason(address: str, authority: Path) -> str | None:
     host, _, port = address.rpartition(":")
     context = ssl.create_default_context(cafile=str(authority))
     try:
-        with (
-            socket.create_connection((host, int(port)), 5) as plain,
-            context.wrap_socket(plain, server_hostname=host),
-        ):
-            return None
+        with socket.create_connection((host, int(port)), 5) as plain:
+            context.wrap_socket(plain, server_hostname=host).close()
+        return None
     except ssl.SSLCertVerificationError as error:
         raise FlowerError(f"{address} does not show a certificate of this federation: {error.verify_message}") from None
     except OSError as error:
