@@ -25,7 +25,7 @@ from fedcc.flower.cohort import Answer, RunLog
 from fedcc.flower.create import APP, create_federation
 from fedcc.flower.folder import FederationFolder
 from fedcc.flower.programs import free_port
-from fedcc.flower.server import FlowerServer
+from fedcc.flower.server_app import FlowerServer
 from program import Done, Running, descendants, wait_until
 
 NAMES = ("north", "east", "south", "west")

@@ -1,7 +1,4 @@
-"""The app that Flower runs at a site: it answers a message with a round of the method on the site's own data.
-
-Every message is served by a new process, so all that lasts between rounds lies in the site's folder.
-"""
+"""The app that Flower runs at a site, in a new process for every message: what lasts lies in the site's folder."""
 
 from __future__ import annotations
 
@@ -54,12 +51,23 @@ class ClientSnapshot:
 
 
 class SiteClient:
-    """A site's client in one run; its snapshots are files in the format of checkpoints."""
+    """A site's client, asked something by the federation that the site has agreed to; its snapshots are files."""
 
-    def __init__(self, site: Site, run: str, *, data: Path, device: str, threads: int):
-        self.site, self.run, self.data, self.threads = site, run, data, threads
-        self.method, self.device = site.experiment.build_method(), choose_device(device)
-        self.folder = site.state / run
+    def __init__(self, message: Message, context: Context):
+        settings = dict(context.node_config)
+        self.site = site = Site.read(Path(str(settings["site"])))
+        self.message, (self.texts, self.buffers) = message, read_content(message.content)
+        if (theirs := self.texts["version"]) != __version__:
+            raise ValueError(f"the server has fedcc {theirs}, {site.name} has {__version__}; install the same version")
+        if reason := disagreement_reason(json.loads(self.texts["terms"]), site.terms()):
+            raise ValueError(f"{site.name} has agreed to another experiment: {reason}")
+        self.run, self.t = self.texts["run"], int(self.texts["round"])
+        if not self.run.isalnum():  # it names a folder
+            raise ValueError(f"a run is named by letters and digits, got {self.run!r}")
+        self.data, self.threads = Path(str(settings["data"])), int(settings["threads"])
+        self.method, self.device = site.experiment.build_method(), choose_device(str(settings["device"]))
+        self.wire, self.seed = site.experiment.training.wire, site.experiment.training.seed
+        self.folder = site.state / self.run
         self.folder.mkdir(parents=True, exist_ok=True)
         self.files = RoundFiles(self.folder, "round")
         machine = site.experiment.machine
@@ -67,45 +75,53 @@ class SiteClient:
         precision = machine.precision if same else default_precision(self.device)
         self.engine = engine(default_engine(self.device), self.device, precision)
 
-    def round(self, t: int, down: Any) -> ClientSnapshot:
-        """One round; a round that was computed from the same downlink before is not computed again."""
+    def question(self, known: Classes, wire: str = "fp32") -> Any:
+        """The server's message, of one of these classes."""
+        encoded = EncodedMessage.parse(self.texts["kind"], self.texts["header"], self.buffers)
+        return decode(encoded, known, wire, run=self.run, round=self.t, device=str(self.device))
+
+    def answer(self, message: Any, wire: str = "fp32", key: Key | None = None) -> Message:
+        encoded = encode(message, wire, run=self.run, round=self.t, key=key)
+        return Message(write_content({"version": __version__}, encoded), reply_to=self.message)
+
+    @property
+    def upload_key(self) -> Key:
+        """The key of the draws that round an upload."""
+        return Key(self.seed, self.t, self.site.number, "wire", "up")
+
+    def round(self, down: Any) -> Any:
+        """One round's uplink; a round that was computed from the same downlink before is not computed again."""
         from filelock import FileLock
 
+        t = self.t
         with FileLock(self.folder / "lock"), fixed_threads(self.threads):  # a killed node's child may still be working
-            received = fingerprint(down)
-            snapshot = self.after(t)
+            received, snapshot = fingerprint(down), self.after(t)
             if snapshot is not None and snapshot.received == received:
-                return snapshot
-            begun = time.perf_counter()
-            client = self.client_before(t)
+                return snapshot.up
+            begun, client = time.perf_counter(), self.client_before(t)
             client.begin(t)
             up = drive([self.method.client(client, down)], self.engine)[0]
             log = {n: float(v) for n, v in client.log.items()}
             snapshot = ClientSnapshot(t, received, up, client.model, client.memory, log)
             content = to_bytes(snapshot, self.method, ABOUT)
             self.files.write(t, content, obsolete=lambda rounds: [r for r in rounds if not t - KEEP < r <= t])
-            sent = fingerprint(carried(up, self.site.experiment.training.wire, self.upload_key(t)))
+            sent = fingerprint(carried(up, self.wire, self.upload_key))
             line = {"round": t, "sent": sent, "log": log, "seconds": round(time.perf_counter() - begun, 3)}
             with (self.folder / "rounds.jsonl").open("a") as file:  # for the site's own eyes
                 file.write(json.dumps(line) + "\n")
-            return snapshot
+            return up
 
     def client_before(self, t: int) -> Client:
         """The client as round t finds it."""
-        e, task, site = self.site.experiment, self.site.task, self.site
+        site, task, recipe = self.site, self.site.task, self.site.experiment.training.recipe()
         public = task.public_samples(site.path / "public.npz").to(self.device)
         private, arch = site_samples(self.data, task).to(self.device), task.arch(self.method, site.model)
-        seed = e.training.seed
-        client = build_client(public, task.classes, e.training.recipe(), seed, site.number, arch, private)
+        client = build_client(public, task.classes, recipe, self.seed, site.number, arch, private)
         if snapshot := self.before(t):
             client.model, client.memory = snapshot.model, snapshot.memory
         else:
             client.model = self.engine.serve([first_model(client)])[0]
         return client
-
-    def upload_key(self, t: int) -> Key:
-        """The key of the draws that round an upload."""
-        return Key(self.site.experiment.training.seed, t, self.site.number, "wire", "up")
 
     def predict(self, x: Tensor) -> Tensor:
         """Its own model's logits for these images."""
@@ -145,57 +161,26 @@ class SiteClient:
         return snapshot
 
 
-# -- what it answers
-
-
-class Question:
-    """A message from the server, if it comes from the federation that this site has agreed to."""
-
-    def __init__(self, message: Message, context: Context):
-        self.received, settings = message, dict(context.node_config)
-        site = Site.read(Path(str(settings["site"])))
-        self.texts, self.buffers = read_content(message.content)
-        if (theirs := self.texts["version"]) != __version__:
-            raise ValueError(f"the server has fedcc {theirs}, {site.name} has {__version__}; install the same version")
-        if reason := disagreement_reason(json.loads(self.texts["terms"]), site.terms()):
-            raise ValueError(f"{site.name} has agreed to another experiment: {reason}")
-        run = self.texts["run"]
-        if not run.isalnum():  # it names a folder
-            raise ValueError(f"a run is named by letters and digits, got {run!r}")
-        device, threads = str(settings["device"]), int(settings["threads"])
-        self.client = SiteClient(site, run, data=Path(str(settings["data"])), device=device, threads=threads)
-        self.t, self.wire = int(self.texts["round"]), site.experiment.training.wire
-
-    def message(self, known: Classes, wire: str = "fp32") -> Any:
-        encoded = EncodedMessage.parse(self.texts["kind"], self.texts["header"], self.buffers)
-        return decode(encoded, known, wire, run=self.client.run, round=self.t, device=str(self.client.device))
-
-    def answer(self, message: Any, wire: str = "fp32", key: Key | None = None) -> Message:
-        encoded = encode(message, wire, run=self.client.run, round=self.t, key=key)
-        return Message(write_content({"version": __version__}, encoded), reply_to=self.received)
-
-
 @app.train()
 def train(message: Message, context: Context) -> Message:
     """One round of the method."""
-    question = Question(message, context)
-    client, t, wire = question.client, question.t, question.wire
-    snapshot = client.round(t, question.message(message_classes(client.method), wire))
-    return question.answer(snapshot.up, wire, client.upload_key(t))
+    client = SiteClient(message, context)
+    up = client.round(client.question(message_classes(client.method), client.wire))
+    return client.answer(up, client.wire, client.upload_key)
 
 
 @app.query("model")
 def model(message: Message, context: Context) -> Message:
     """The model, if the site shares it."""
-    question = Question(message, context)
+    client = SiteClient(message, context)
     if not context.node_config.get("share-model"):
         return Message(write_content({"version": __version__, "declined": "yes"}), reply_to=message)
-    return question.answer(Weights.of(question.client.latest().model, 1))
+    return client.answer(Weights.of(client.latest().model, 1))
 
 
 @app.query("predict")
 def predict(message: Message, context: Context) -> Message:
     """The own model's logits for the images that the server sent."""
-    question = Question(message, context)
-    inputs: Inputs = question.message({"Inputs": Inputs})
-    return question.answer(Predictions(question.client.predict(inputs.x)))
+    client = SiteClient(message, context)
+    inputs: Inputs = client.question({"Inputs": Inputs})
+    return client.answer(Predictions(client.predict(inputs.x)))

@@ -1,10 +1,7 @@
-"""Messages as bytes, and the checks of an upload at the server.
+"""Messages as bytes, and the checks of an upload at the server (docs/federation.md, "Codecs").
 
-A message becomes a small JSON header and one flat array per number format: its tensors lie end to end in the order of
-its fields, so there are no offsets that could point anywhere. :mod:`fedcc.core.wire` packs each tensor.
-
-An upload is compared with the message that a dry run of the same client makes of the same downlink
-(:mod:`fedcc.flower.dry_run`), so types, fields, shapes and kinds of values are known without code for any method.
+The tensors of a message lie end to end in the order of its fields, so there are no offsets that could point anywhere.
+An upload is compared with what a dry run of its client makes of the same downlink (:mod:`fedcc.flower.dry_run`).
 Whatever is wrong, :class:`InvalidMessage` is raised, naming the value and the rule, and no other error.
 """
 
@@ -157,7 +154,10 @@ def accept(kind: str, text: str, buffers: Mapping[str, bytes], expected: Expecte
     _check_tree(form.kind, form.header["message"], encoded.header["message"])
     message = decode(encoded, expected.messages, wire, run=run, round=t, device=device)
     for (path, form_leaf, mark), (_, leaf, _) in zip(leaves(expected.message, kind), leaves(message), strict=True):
-        _check_leaf(path, form_leaf, leaf, expected, labels=mark == LABELS["holds"])
+        if isinstance(leaf, Tensor):
+            _check_tensor(path, form_leaf, leaf, expected, labels=mark == LABELS["holds"])
+        elif isinstance(leaf, int | float) and not isinstance(leaf, bool):
+            _check_number(path, form_leaf, leaf)
     return message
 
 
@@ -213,15 +213,12 @@ def _describe(tree: Any) -> str:
     return "nothing" if tree is None else f"a {type(tree).__name__} ({shortened(tree)})"
 
 
-def _check_leaf(path: str, form: Any, got: Any, expected: ExpectedMessage, labels: bool) -> None:
-    if isinstance(form, Tensor):
-        _check_tensor(path, form, got, expected, labels)
-    elif isinstance(form, int | float) and not isinstance(form, bool):
-        if not math.isfinite(got):
-            raise InvalidMessage(f"{path} must be finite, got {got}")
-        low, rule = (0, "above 0") if form > 0 else (min(form, 0), f"at least {min(form, 0)}")
-        if got < low or (got == low and form > 0) or abs(got) > LARGEST:
-            raise InvalidMessage(f"{path} must be {rule} and at most {LARGEST:,}, got {got}")
+def _check_number(path: str, form: float, got: float) -> None:
+    if not math.isfinite(got):
+        raise InvalidMessage(f"{path} must be finite, got {got}")
+    low, rule = (0, "above 0") if form > 0 else (min(form, 0), f"at least {min(form, 0)}")
+    if got < low or (got == low and form > 0) or abs(got) > LARGEST:
+        raise InvalidMessage(f"{path} must be {rule} and at most {LARGEST:,}, got {got}")
 
 
 def _check_tensor(path: str, form: Tensor, got: Tensor, expected: ExpectedMessage, labels: bool) -> None:

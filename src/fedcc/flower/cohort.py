@@ -1,9 +1,6 @@
 """The clients at their sites as a cohort: who is asked, who is waited for, and which uploads count.
 
-A client is asked when it is connected and not working on something else. A round ends when everybody has answered; or
-a grace period after a quorum has; or at the deadline, if there is a quorum by then. A client that disconnects is asked
-again when it comes back; one that is late for a round receives the current one's downlink next; one that fails several
-times in a row is set aside.
+docs/federation.md, "Rounds", says when a round ends and what becomes of clients that are away, slow, late or failing.
 """
 
 from __future__ import annotations
@@ -23,16 +20,8 @@ from fedcc import __version__
 from fedcc.core.files import write_whole
 from fedcc.core.messages import Predictions, Weights
 from fedcc.core.rng import Key
-from fedcc.flower.codec import (
-    EncodedMessage,
-    ExpectedMessage,
-    InvalidMessage,
-    accept,
-    decode,
-    encode,
-    read_content,
-    write_content,
-)
+from fedcc.flower import codec
+from fedcc.flower.codec import EncodedMessage, ExpectedMessage, InvalidMessage, decode, encode
 from fedcc.flower.dry_run import DryRun
 from fedcc.flower.folder import FederationFolder
 
@@ -120,8 +109,9 @@ class Exchange:
 
     purpose: str
     t: int
-    clients: list[str]
+    content: Callable[[int], Any]  # what a client is sent
     read: Callable[[int, Any], Any]  # a client's answer from its content
+    clients: list[str]
     answers: dict[str, Any] = field(default_factory=dict)
     failures: set[str] = field(default_factory=set)  # clients that failed and are not asked again for now
     ended: float | None = None
@@ -163,17 +153,17 @@ class FlowerCohort:
                 expected[k] = self.dry_run.upload(k, t, down)
             return self.content(k, t, encoded[shared])
 
-        return self.ask("train", t, content, lambda k, answer: self.accept(answer, expected[k]))
+        return self.ask(Exchange("train", t, content, lambda k, up: self.accept(up, expected[k]), self.names))
 
     def models(self, t: int) -> dict[int, Weights | None]:
         """The clients' models after round t; None for those that keep theirs."""
 
         def read(k: int, answer: Any) -> Any:
             model, _ = self.dry_run.clients[k]
-            declined = read_content(answer)[0].get("declined")
+            declined = codec.read_content(answer)[0].get("declined")
             return None if declined else self.accept(answer, self.whole(Weights.of(model, 1), t))
 
-        return self.ask("query.model", t, lambda k: self.content(k, t), read)
+        return self.ask(Exchange("query.model", t, lambda k: self.content(k, t), read, self.names))
 
     def predictions(self, t: int, x: Tensor, clients: Collection[int]) -> dict[int, Predictions]:
         """The logits of these clients' own models for these inputs."""
@@ -183,53 +173,45 @@ class FlowerCohort:
         def read(k: int, answer: Any) -> Any:
             return self.accept(answer, self.whole(Predictions(torch.zeros(len(x), archs[k].outputs)), t))
 
-        return self.ask("query.predict", t, lambda k: self.content(k, t, question), read, clients)
+        names = [self.names[k] for k in clients]
+        return self.ask(Exchange("query.predict", t, lambda k: self.content(k, t, question), read, names))
 
     def whole(self, message: Any, t: int) -> ExpectedMessage:
         """An answer like this message, which no wire has rounded."""
         return ExpectedMessage(message, self.dry_run.messages, self.folder.task.classes, "fp32", self.run, t)
 
     def accept(self, answer: Any, expected: ExpectedMessage) -> Any:
-        texts, buffers = read_content(answer)
-        return accept(texts["kind"], texts["header"], buffers, expected, device=self.device)
+        texts, buffers = codec.read_content(answer)
+        return codec.accept(texts["kind"], texts["header"], buffers, expected, device=self.device)
 
     def content(self, k: int, t: int, message: EncodedMessage | None = None) -> Any:
         terms = json.dumps(self.folder.terms(self.names[k]))
-        return write_content({"run": self.run, "round": str(t), "version": __version__, "terms": terms}, message)
+        return codec.write_content({"run": self.run, "round": str(t), "version": __version__, "terms": terms}, message)
 
     # -- asking, waiting, ending
 
-    def ask(
-        self,
-        purpose: str,
-        t: int,
-        content: Callable[[int], Any],
-        read: Callable[[int, Any], Any],
-        clients: Collection[int] | None = None,
-    ) -> dict[int, Any]:
-        """Ask these clients (all by default) a question and return the answers that came in time, by client."""
-        rules, begun, numbers = self.rules, time.monotonic(), {name: k for k, name in enumerate(self.names)}
-        asked = [name for name, k in numbers.items() if clients is None or k in clients]
-        quorum = min(rules.quorum, len(asked))
-        exchange, self.attendance = Exchange(purpose, t, asked, read), Attendance()
-        answers, failures = exchange.answers, exchange.failures
+    def ask(self, exchange: Exchange) -> dict[int, Any]:
+        """Ask the question and return the answers that came in time, by client."""
+        rules, begun, t, answers = self.rules, time.monotonic(), exchange.t, exchange.answers
+        quorum = min(rules.quorum, len(exchange.clients))
+        self.attendance = Attendance()
         quorum_at, missed = None, 0
         while True:
             online = self.online()
             self.give_up()
             for name in self.waiting(exchange):
                 if name in online and name not in self.working:
-                    ticket = self.transport.send(name, purpose, t, content(numbers[name]))
-                    if ticket is not None:
+                    content = exchange.content(self.names.index(name))
+                    if (ticket := self.transport.send(name, exchange.purpose, t, content)) is not None:
                         self.pending[ticket] = name, exchange
             for answer in self.transport.collect(list(self.pending)):
                 self.take(answer)
             waiting, now = self.waiting(exchange), time.monotonic()
             if len(answers) + len(waiting) < quorum:
-                if all(self.status[name].aside for name in failures):
+                if all(self.status[name].aside for name in exchange.failures):
                     reasons = {**self.attendance.failed, **self.attendance.refused}
                     raise NoQuorum(f"round {t}: {len(answers)} of {quorum} clients that make a quorum; {reasons}")
-                failures.clear()  # they are needed, so they are asked again until they are set aside
+                exchange.failures.clear()  # they are needed, so they are asked again until they are set aside
             elif not waiting:
                 break
             elif len(answers) >= quorum:
@@ -239,7 +221,7 @@ class FlowerCohort:
                     break
             elif now - begun >= rules.deadline * (missed + 1):
                 missed += 1
-                failures.clear()  # they may do better than those that are waited for
+                exchange.failures.clear()  # they may do better than those that are waited for
                 missing = ", ".join(f"{name} is {'working' if name in online else 'not connected'}" for name in waiting)
                 self.say(f"round {t}: {len(answers)} of {quorum} clients after {missed} deadlines; {missing}")
                 if missed >= rules.patience:
@@ -248,7 +230,7 @@ class FlowerCohort:
         exchange.ended = time.monotonic()
         self.seconds = exchange.ended - begun
         self.close(exchange, waiting, online)
-        return {k: answers[name] for name, k in numbers.items() if name in answers}
+        return {k: answers[name] for k, name in enumerate(self.names) if name in answers}
 
     @property
     def working(self) -> set[str]:

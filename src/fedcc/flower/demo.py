@@ -44,11 +44,11 @@ def compare(out: Path, methods: Sequence[str], options: Mapping[str, Any], conso
     equal = True
     table = Table("method", "round", *CLIENTS, "accuracy", "took", box=None, header_style="bold", pad_edge=False)
     for method in methods:
+        everybody, all_options = dict.fromkeys(CLIENTS), {"device": "cpu", "skew": "classes:3", "rounds": 3, **options}
+        rules, port = {"quorum": len(CLIENTS)}, free_port()
         folder = create_federation(
-            out / method, method, dict.fromkeys(CLIENTS), settings={}, hosts=[], port=free_port(),
-            options={"device": "cpu", "skew": "classes:3", "rounds": 3, **options},
-            rules={"quorum": len(CLIENTS)}, simulate_sites=True,
-        )  # fmt: skip
+            out / method, method, everybody, options=all_options, port=port, rules=rules, simulate_sites=True
+        )
         console.print(f"{method}: a server and {len(CLIENTS)} clients over TLS, each with its key, in {folder.path}")
         real = federated(folder, lambda line: console.print(f"  {line}"))
         console.print(f"{method}: the simulator, the same experiment")
@@ -106,7 +106,7 @@ def federated(folder: FederationFolder, say: Callable[[str], None]) -> RunTrace:
         def finished() -> bool:
             for client in clients:
                 client.check()
-            ended = run.exit_code is not None
+            ended = run.process.poll() is not None
             follower.poll()
             return ended
 

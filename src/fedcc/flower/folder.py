@@ -1,13 +1,4 @@
-"""The operator's federation folder and the folder that each site receives: what they hold, and its checks.
-
-```
-FOLDER/
-  federation.toml  experiment.toml  public.npz
-  operator/    keys, certificates, the test set, Flower's home, logs: stays on this machine
-  sites/NAME/  what the site NAME needs, ready to send
-  run/         the run folder
-```
-"""
+"""The operator's federation folder and the folder that each site receives (docs/federation.md, "The folder")."""
 
 from __future__ import annotations
 
@@ -49,10 +40,6 @@ class Task:
     public: int = option(REQUIRED, "number of public images", low=1)
     public_sha256: str = option(REQUIRED, "digest of the public images")
     view: View = View(scale=1 / 255)
-
-    @staticmethod
-    def of(public: Samples, names: tuple[str, ...]) -> Task:
-        return Task(len(names), names, public.shape, len(public), images_sha256(public.x.numpy()), public.view)
 
     @staticmethod
     def read(table: Mapping[str, Any]) -> Task:

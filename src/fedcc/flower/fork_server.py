@@ -1,11 +1,8 @@
 """A process with everything imported, from which Flower's process for each message is forked.
 
-Flower starts ``flwr-clientapp`` for every message, and importing torch there would take longer than a small round. So a
-client puts a ``flwr-clientapp`` of its own first on Flower's path: a launcher that sends its arguments, environment and
-output to the fork server, which forks a child to be the program, and exits as the child exits. Without a fork server
-it becomes Flower's own program.
-
-As the launcher, this file runs by itself and imports nothing of the project.
+A client puts a ``flwr-clientapp`` of its own first on Flower's path: a launcher that sends its arguments, environment
+and output to the fork server, which forks a child to be the program, and exits as the child exits. Without a fork
+server it becomes Flower's own program. It is this file, run by itself, and imports nothing of the project.
 """
 
 from __future__ import annotations

@@ -1,21 +1,10 @@
-"""The gate: who may call which of Flower's routes.
+"""The gate: who may call which of Flower's routes, and why, is in docs/federation.md, "Who may do what".
 
-Flower serves three kinds of routes on one port: those of the fleet (clients, each request signed with a registered
-key), those that control it (start a run, register a client) and those of its own processes. The last two need no
-credential, so whoever reaches the port could run Python at every site. This module therefore starts Flower's SuperLink
-with a gate in front of all routes, on two addresses:
+This module starts Flower's SuperLink on two addresses: the public one serves the fleet's routes and nothing else, the
+private one, on loopback, serves everything to processes of the user who started it. A SuperNode gets the same gate on
+its loopback port. The gate also adds the signature of the one app that sites run (:mod:`fedcc.flower.keys`).
 
-- the public one serves the fleet's routes and nothing else, so unknown routes stay closed;
-- the private one, on loopback, serves everything, but only to processes of the user who started it: the kernel says
-  who owns the other end of a connection on the same machine.
-
-A client's SuperNode gets the same gate on the loopback port through which it talks to its own processes.
-
-The gate also adds the signature of the one app that sites run (:mod:`fedcc.flower.keys`), which Flower's own
-SuperLink does only for apps from its makers' hub.
-
-This file runs by itself (:func:`superlink_command`, :func:`supernode_command`) and imports nothing of the project, so
-that Flower's processes do not load torch.
+This file runs by itself and imports nothing of the project, so that Flower's processes do not load torch.
 """
 
 from __future__ import annotations

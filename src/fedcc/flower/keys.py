@@ -1,8 +1,7 @@
 """The keys of a federation: its certificate authority, a key pair for each site, and the signature of the app.
 
-An app is a file that names the Python code to run. With ``--trusted-entities`` a site's SuperNode runs only apps that a
-trusted key has signed. The key is made for one signature and forgotten, so whoever takes over the server later, with
-all its files, still cannot make a site run anything else.
+The key that signs the app is made for one signature and forgotten, so whoever takes over the server later, with all its
+files, still cannot make a site run anything else.
 """
 
 from __future__ import annotations

@@ -40,19 +40,20 @@ class ChildProcess:
         self.log, self.patience = log, patience  # seconds for it to end by itself
         with log.open("ab") as file:
             self.process = subprocess.Popen(
-                arguments, env=env, cwd=log.parent, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT,
-                start_new_session=True, preexec_fn=lambda: end_with_parent(signal.SIGTERM),
-            )  # fmt: skip
-
-    @property
-    def exit_code(self) -> int | None:
-        """None while it runs."""
-        return self.process.poll()
+                arguments,
+                env=env,
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                preexec_fn=lambda: end_with_parent(signal.SIGTERM),
+                cwd=log.parent,
+            )
 
     def close(self) -> None:
         """Terminate it, then kill it and its children."""
         with uninterrupted():  # a second Ctrl-C leaves nothing running either
-            if self.exit_code is None:
+            if self.process.poll() is None:
                 self.process.terminate()
                 with suppress(subprocess.TimeoutExpired):
                     self.process.wait(self.patience)
@@ -62,10 +63,10 @@ class ChildProcess:
 
     def check(self) -> None:
         """Raise an error if the program has ended."""
-        if self.exit_code is not None:
+        if (code := self.process.poll()) is not None:
             lines = [line.strip() for line in self.log.read_text(errors="replace").splitlines()[-5:]]
             tail = " / ".join(filter(None, lines))
-            raise FlowerError(f"{self.log.stem} has ended ({self.exit_code}): {tail}; see {self.log}")
+            raise FlowerError(f"{self.log.stem} has ended ({code}): {tail}; see {self.log}")
 
     def wait_until(self, condition: Callable[[], bool], seconds: float = math.inf) -> None:
         """Return as soon as the condition holds; an error if the program ends before, or if it takes longer."""

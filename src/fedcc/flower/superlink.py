@@ -29,6 +29,7 @@ NAME = "fedcc"  # of the SuperLink in Flower's configuration
 LOCAL = "127.0.0.1"
 START_SECONDS = 120.0  # for the SuperLink to start, and for it to start a run
 Say = Callable[[str], None]
+# `flwr supernode register` for each client's key, in one process: its imports take over a second
 REGISTER = """
 import json, sys
 from flwr.cli.app import app
@@ -61,20 +62,15 @@ def serve(folder: FederationFolder, bind: str, say: Say) -> None:
     )
     with closing(ChildProcess(arguments, env, operator / "superlink.log")) as child:
         child.wait_until(lambda: is_listening(LOCAL, port), START_SECONDS)
-        _register(folder, env)
+        keys = json.dumps({name: str(folder.key(name)) for name in folder.clients})
+        words = [sys.executable, "-P", "-c", REGISTER, keys, NAME]
+        done = subprocess.run(words, env=env, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise FlowerError(f"could not register the clients' keys: {' '.join(done.stderr.split())[-500:]}")
         server = {"pid": os.getpid(), "port": folder.port, "inner": port}
         write_whole(operator / "server.json", json.dumps(server))
         say(f"ready: sites connect to {folder.address}; `fedcc federation run` starts the rounds")
         child.wait_until(lambda: False)
-
-
-def _register(folder: FederationFolder, env: dict[str, str]) -> None:
-    """Call ``flwr supernode register`` for each client's key, in one process: its imports take over a second."""
-    keys = json.dumps({name: str(folder.key(name)) for name in folder.clients})
-    words = [sys.executable, "-P", "-c", REGISTER, keys, NAME]
-    done = subprocess.run(words, env=env, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise FlowerError(f"could not register the clients' keys: {' '.join(done.stderr.split())[-500:]}")
 
 
 def is_serving(folder: FederationFolder) -> bool:

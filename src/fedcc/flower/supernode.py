@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Callable
 from contextlib import closing
+from itertools import count
 from pathlib import Path
 
 from fedcc.core.files import write_whole
@@ -61,19 +62,15 @@ def take_part(
         env = environment(site.state / "home", threads)
         env["PATH"] = f"{fork_server.folder}{os.pathsep}{env['PATH']}"
         while True:
-            _wait_until_reachable(server, site.path / "ca.crt", say)
+            for tries in count():
+                if (reason := unreachable_reason(server, site.path / "ca.crt")) is None:
+                    break
+                if not tries:
+                    say(f"the server cannot be reached ({reason}); trying until it can")
+                time.sleep(min(RETRY_SECONDS, 2**tries))
             _run_supernode(site, server, env, say)
             say(f"the connection has ended; trying again in {RETRY_SECONDS:g} s (a server may keep a session a minute)")
             time.sleep(RETRY_SECONDS)
-
-
-def _wait_until_reachable(server: str, authority: Path, say: Say) -> None:
-    tries = 0
-    while (reason := unreachable_reason(server, authority)) is not None:
-        if not tries:
-            say(f"the server cannot be reached ({reason}); trying until it can")
-        time.sleep(min(RETRY_SECONDS, 2**tries))
-        tries += 1
 
 
 def _run_supernode(site: Site, server: str, env: dict[str, str], say: Say) -> None:
@@ -99,5 +96,5 @@ def _run_supernode(site: Site, server: str, env: dict[str, str], say: Say) -> No
         ended = False
         while not ended:
             time.sleep(0.2)
-            ended = child.exit_code is not None  # asked first, so that its last lines are there
+            ended = child.process.poll() is not None  # asked first, so that its last lines are there
             follower.poll()
