@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer import Argument, Option
 
 from fedcc.cli.console import console, table
 from fedcc.cli.options import Json, run_options
@@ -17,7 +18,7 @@ data_app = typer.Typer(help="List, fetch and check data sets.", no_args_is_help=
 @run_options("data", "skew", "clients", "seed", "public", "data_dir")
 def skew(
     options: dict[str, Any],
-    picture: Annotated[Path, typer.Option("--out", help="the picture to write: .png, .pdf or .svg")] = Path("skew.png"),
+    picture: Annotated[Path, Option("--out", help="the picture to write: .png, .pdf or .svg")] = Path("skew.png"),
     as_json: Json = False,
 ) -> None:
     """Show who would hold what: print the client x class table and write the plot."""
@@ -58,7 +59,7 @@ def skew(
             most = ", ".join(f"{c} ({row[c]})" for c in row.argsort()[::-1][:6] if row[c])
             rows.add_row(str(k), str(row.sum()), str((row > 0).sum()), most)
     terminal.print(rows)
-    terminal.print(f"picture: {picture}", soft_wrap=True)
+    terminal.out(f"picture: {picture}")
 
 
 @data_app.command("list")
@@ -85,12 +86,12 @@ def data_list(options: dict[str, Any], as_json: Json = False) -> None:
         numbers = (f"{r['train']:,}", f"{r['test']:,}", str(r["classes"]), "x".join(map(str, r["shape"])))
         listing.add_row(r["name"], r["title"], *numbers, "yes" if r["here"] else "no")
     terminal.print(listing)
-    terminal.print(f"data folder: {folder}", soft_wrap=True)
+    terminal.out(f"data folder: {folder}")
 
 
 @data_app.command("fetch")
 @run_options("data_dir")
-def data_fetch(options: dict[str, Any], name: Annotated[str, typer.Argument(help="the data set")]) -> None:
+def data_fetch(options: dict[str, Any], name: Annotated[str, Argument(help="the data set")]) -> None:
     """Download a data set from upstream, checked, unless it is here."""
     from fedcc.data import find
     from fedcc.data.fetch import fetch
@@ -104,7 +105,7 @@ def data_fetch(options: dict[str, Any], name: Annotated[str, typer.Argument(help
 @data_app.command("check")
 @run_options("data_dir")
 def data_check(
-    options: dict[str, Any], name: Annotated[str, typer.Argument(help="the data set")], as_json: Json = False
+    options: dict[str, Any], name: Annotated[str, Argument(help="the data set")], as_json: Json = False
 ) -> None:
     """Compare a data set's files with upstream's checksums."""
     from fedcc.data.dataset import DataError

@@ -8,6 +8,7 @@ from dataclasses import MISSING
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer import Argument
 
 from fedcc.cli.console import console, table
 from fedcc.cli.options import Json
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def methods(
-    name: Annotated[str | None, typer.Argument(help="one method, with its settings")] = None, as_json: Json = False
+    name: Annotated[str | None, Argument(help="one method, with its settings")] = None, as_json: Json = False
 ) -> None:
     """List the methods, or one method's settings with their meaning and source."""
     from rich.text import Text

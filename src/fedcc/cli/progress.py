@@ -107,7 +107,7 @@ class Progress(Observer):
 @contextmanager
 def show_progress(progress: Progress, console: Console) -> Iterator[Progress]:
     """Show progress on a console while the block runs: a line for each round and, on a terminal, the state now."""
-    progress.round_ended = lambda: console.print(progress.line(), soft_wrap=True)
+    progress.round_ended = lambda: console.out(progress.line())
     if not console.is_terminal:
         yield progress
         return

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer import Argument, Option
 
 from fedcc.cli.console import console, noted, warn
 from fedcc.cli.options import Json, Settings, output_of, run_options
@@ -21,13 +22,11 @@ if TYPE_CHECKING:
 @run_options(*GROUPS, Output)
 def run(
     options: dict[str, Any],
-    method: Annotated[str | None, typer.Argument(help="the method's name; `fedcc methods` lists them")] = None,
-    config: Annotated[Path | None, typer.Option("--config", help="an experiment.toml to start from")] = None,
+    method: Annotated[str | None, Argument(help="the method's name; `fedcc methods` lists them")] = None,
+    config: Annotated[Path | None, Option("--config", help="an experiment.toml to start from")] = None,
     settings: Settings = None,
-    out_dir: Annotated[
-        Path | None, typer.Option("--out", help="run folder; runs/DATA_SKEW/METHOD/seedS by default")
-    ] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="replace the run in the folder")] = False,
+    out_dir: Annotated[Path | None, Option("--out", help="run folder; runs/DATA_SKEW/METHOD/seedS by default")] = None,
+    overwrite: Annotated[bool, Option("--overwrite", help="replace the run in the folder")] = False,
     as_json: Json = False,
 ) -> None:
     """Train one method on one federation and record it in a run folder."""
@@ -64,14 +63,14 @@ def run(
     trackers = check_trackers(output.track, warn)
     with folder.lock():
         federation = prepare(experiment, folder.path, data_dir=output.data_dir, overwrite=overwrite)
-        console(stderr=as_json).print(describe(experiment), soft_wrap=True)
+        console(stderr=as_json).out(describe(experiment))
         train(experiment, folder.path, federation, output, trackers, as_json)
 
 
 @run_options(Output)
 def resume(
     options: dict[str, Any],
-    folder: Annotated[Path, typer.Argument(metavar="RUN", help="the run's folder")],
+    folder: Annotated[Path, Argument(metavar="RUN", help="the run's folder")],
     as_json: Json = False,
 ) -> None:
     """Resume a run from its last checkpoint; results match an uninterrupted one."""
@@ -92,7 +91,7 @@ def _resume(path: Path, output: Output, as_json: bool) -> None:
         except ValueError as error:
             error.add_note(f"remove summary.json and `{folder.resume}` continues or repeats the run")
             raise
-        terminal.print(f"{path} holds a finished run; there is nothing to do", soft_wrap=True)
+        terminal.out(f"{path} holds a finished run; there is nothing to do")
         if as_json:
             typer.echo((path / "summary.json").read_text(), nl=False)
         return True
@@ -109,7 +108,7 @@ def _resume(path: Path, output: Output, as_json: bool) -> None:
         experiment, federation, start, problems = load_unfinished(path, output.data_dir)
         for problem in problems:
             warn(problem)
-        terminal.print(describe(experiment), soft_wrap=True)
+        terminal.out(describe(experiment))
         if start is None:
             terminal.print("no checkpoint to resume from: starting again")
         else:
@@ -154,10 +153,9 @@ def train(
         typer.echo((path / "summary.json").read_text(), nl=False)
         return
     best_round, best = result.best
-    terminal.print(
+    terminal.out(
         f"{result.method.label}: final {result.accuracy:.2f} %, best {best:.2f} % in round {best_round}, "
-        f"{result.seconds:.1f} s, {path}",
-        soft_wrap=True,
+        f"{result.seconds:.1f} s, {path}"
     )
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer import Argument, Option
 
 from fedcc.cli.console import clock, console
 from fedcc.cli.options import Json, output_of, run_options
@@ -31,24 +32,18 @@ if TYPE_CHECKING:
 @run_options(Machine, Output)
 def sweep(
     options: dict[str, Any],
-    file: Annotated[
-        Path, typer.Argument(metavar="FILE.toml", help="methods, scenarios and seeds; docs/experiments.md")
-    ],
-    root: Annotated[Path, typer.Option("--out", help="folder of the runs")] = Path("runs"),
-    jobs: Annotated[
-        int | None, typer.Option(help="runs at a time; 1 by default, on Ray what the cluster holds")
-    ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="list the runs and how far they are")] = False,
-    shard: Annotated[str | None, typer.Option(help="do part i/n of the runs, such as 2/4")] = None,
-    only: Annotated[
-        list[str] | None, typer.Option(help="do runs whose folder matches, such as 'cifar10_*/fedcc/*'")
-    ] = None,
-    time_limit: Annotated[str | None, typer.Option(help="stop at a checkpoint after this time, such as 90m")] = None,
+    file: Annotated[Path, Argument(metavar="FILE.toml", help="methods, scenarios and seeds; docs/experiments.md")],
+    root: Annotated[Path, Option("--out", help="folder of the runs")] = Path("runs"),
+    jobs: Annotated[int | None, Option(help="runs at a time; 1 by default, on Ray what the cluster holds")] = None,
+    dry_run: Annotated[bool, Option("--dry-run", help="list the runs and how far they are")] = False,
+    shard: Annotated[str | None, Option(help="do part i/n of the runs, such as 2/4")] = None,
+    only: Annotated[list[str] | None, Option(help="do runs whose folder matches, such as 'cifar10_*/fedcc/*'")] = None,
+    time_limit: Annotated[str | None, Option(help="stop at a checkpoint after this time, such as 90m")] = None,
     changes: Annotated[
-        list[str] | None, typer.Option("--with", help="an option of a run, name=value; overrides the file")
+        list[str] | None, Option("--with", help="an option of a run, name=value; overrides the file")
     ] = None,
-    on: Annotated[str, typer.Option(help="local or ray: where runs happen")] = "local",
-    address: Annotated[str | None, typer.Option(help="the Ray cluster; RAY_ADDRESS, else one is started here")] = None,
+    on: Annotated[str, Option(help="local or ray: where runs happen")] = "local",
+    address: Annotated[str | None, Option(help="the Ray cluster; RAY_ADDRESS, else one is started here")] = None,
     as_json: Json = False,
 ) -> None:
     """Run methods x scenarios x seeds: skip finished runs, resume unfinished ones, continue past failures."""
@@ -89,7 +84,7 @@ def sweep(
             raise ValueError(f"{file}: {error}") from None
 
     def warn(text: str) -> None:
-        terminal.print(f"warning: {text}", soft_wrap=True)
+        terminal.out(f"warning: {text}")
 
     output = replace(
         output,
@@ -103,10 +98,9 @@ def sweep(
     todo = deque(run for run in runs if states[run.folder][0] != "finished")
     work = Sweep(todo, shared.deadline)
     board = Board(work, len(runs), len(runs) - len(todo), root, terminal)
-    terminal.print(
+    terminal.out(
         f"{file}: {len(runs)} runs{f' of {whole}' if len(runs) < whole else ''}, {board.before} finished before, "
-        f"{len(todo)} to do",
-        soft_wrap=True,
+        f"{len(todo)} to do"
     )
     if todo:
         action = partial(perform, options=shared)
@@ -162,7 +156,7 @@ def show_plan(
             reason = f"{final:.2f} %" if final is not None else ""
         elif state == "unfinished":
             reason = f"{len(RunFolder(root / run.folder).metrics())} rounds"
-        terminal.print(f"{state:<11} {run.folder}  {reason}".rstrip(), soft_wrap=True)
+        terminal.out(f"{state:<11} {run.folder}  {reason}".rstrip())
     kinds = [state for state, _ in states.values()]
     counts = ", ".join(f"{kinds.count(kind)} {kind}" for kind in dict.fromkeys(kinds))
     terminal.print(f"{len(runs)} runs: {counts}")
@@ -186,7 +180,7 @@ class Board:
 
     def ended(self, run: Run, outcome: Outcome) -> None:
         for warning in outcome.warnings:
-            self.console.print(f"warning: {run.folder}: {warning}", soft_wrap=True)
+            self.console.out(f"warning: {run.folder}: {warning}")
         words = {"before": "finished by another process", "elsewhere": "in use elsewhere"}
         what = words.get(outcome.kind, outcome.kind)
         if outcome.accuracy is not None:
@@ -196,7 +190,7 @@ class Board:
         if outcome.text and outcome.kind in ("failed", "stopped"):
             what += f": {outcome.text}"
         done = self.before + len(self.work.outcomes)
-        self.console.print(f"[{done:>{len(str(self.runs))}}/{self.runs}] {run.folder}  {what}", soft_wrap=True)
+        self.console.out(f"[{done:>{len(str(self.runs))}}/{self.runs}] {run.folder}  {what}")
 
     def now(self, jobs: int) -> Table:
         """The state now, for a terminal."""
@@ -230,7 +224,7 @@ class Board:
         for reason, folders in failed.items():
             more = f" and {len(folders) - 3} more" if len(folders) > 4 else ""
             text = folders[:3] if more else folders
-            self.console.print(f"failed: {', '.join(text)}{more}: {reason}", soft_wrap=True)
+            self.console.out(f"failed: {', '.join(text)}{more}: {reason}")
         work = self.work
         counts = {
             "finished": work.count("finished"),
@@ -242,7 +236,7 @@ class Board:
         }
         said = ", ".join(f"{n} {kind}" for kind, n in counts.items() if n or kind == "finished")
         late = "; the time is up, run the same command to continue" if work.late and work.todo else ""
-        self.console.print(f"{said}; {clock(time.monotonic() - self.started)}{late}", soft_wrap=True)
+        self.console.out(f"{said}; {clock(time.monotonic() - self.started)}{late}")
 
     def plain(self, runs: list[Run]) -> list[dict[str, Any]]:
         """Every run and how it ended, for programs."""
