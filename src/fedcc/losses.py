@@ -81,9 +81,7 @@ def cross_entropy(z: Tensor, y: Tensor) -> Tensor:
     Under ``torch.vmap`` torch would make some twenty small operations of it; here they are few.
     """
     if any(torch._C._functorch.is_batchedtensor(t) for t in (z, y)):
-        run: Any = _OfAllLanes.apply
-        found: Tensor = run(z, y)
-        return found
+        return _OfAllLanes.apply(z, y)  # type: ignore[no-any-return, no-untyped-call]
     return F.cross_entropy(z, y)
 
 

@@ -35,30 +35,23 @@ def skew(
     title = f"{federation.data}, {federation.skew}, {len(counts)} clients, seed {seed}"
     save(partition_figure(counts.tolist(), title), picture)
     if as_json:
-        typer.echo(
-            json.dumps(
-                {
-                    "data": federation.data, "skew": federation.skew, "seed": seed, "public": len(split.public),
-                    "counts": counts.tolist(), "moved": split.moved, "sha256": split.sha256, "picture": str(picture),
-                }
-            )
-        )  # fmt: skip
+        about = {"data": federation.data, "skew": federation.skew, "seed": seed, "public": len(split.public)}
+        about |= {"counts": counts.tolist(), "moved": split.moved, "sha256": split.sha256, "picture": str(picture)}
+        typer.echo(json.dumps(about))
         return
     terminal = console()
-    terminal.print(
-        f"{title}; {len(split.public)} public samples"
-        + (f"; {split.moved} samples moved to reach the minimum" if split.moved else "")
-    )
+    moved = f"; {split.moved} samples moved to reach the minimum" if split.moved else ""
+    terminal.print(f"{title}; {len(split.public)} public samples{moved}")
+    rows: list[list[object]] = []
     if counts.shape[1] <= 20:
-        rows = table("client", *map(str, range(counts.shape[1])), "all")
-        for k, row in enumerate(counts):
-            rows.add_row(str(k), *(str(n) if n else "." for n in row), str(row.sum()))
+        columns = ["client", *map(str, range(counts.shape[1])), "all"]
+        rows += ([k, *(n or "." for n in row), row.sum()] for k, row in enumerate(counts))
     else:
-        rows = table("client", "samples", "classes", "most of")
+        columns = ["client", "samples", "classes", "most of"]
         for k, row in enumerate(counts):
             most = ", ".join(f"{c} ({row[c]})" for c in row.argsort()[::-1][:6] if row[c])
-            rows.add_row(str(k), str(row.sum()), str((row > 0).sum()), most)
-    terminal.print(rows)
+            rows.append([k, row.sum(), (row > 0).sum(), most])
+    terminal.print(table(*columns, rows=rows))
     terminal.out(f"picture: {picture}")
 
 
@@ -70,21 +63,17 @@ def data_list(options: dict[str, Any], as_json: Json = False) -> None:
     from fedcc.data.fetch import data_folder
 
     folder = data_folder(options.get("data_dir"))
-    rows: list[dict[str, Any]] = [
-        {
-            "name": d.name, "title": d.title, "train": d.train, "test": d.test, "classes": d.classes,
-            "shape": list(d.shape), "source": d.source, "here": d.embedded or not d.missing(folder),
-        }
-        for d in DATASETS.values()
-    ]  # fmt: skip
+    here = {d.name: d.embedded or not d.missing(folder) for d in DATASETS.values()}
     if as_json:
+        names = ("name", "title", "train", "test", "classes", "shape", "source")
+        rows = [{n: getattr(d, n) for n in names} | {"here": here[d.name]} for d in DATASETS.values()]
         typer.echo(json.dumps(rows, indent=1))
         return
     terminal = console()
     listing = table("name", "title", "train", "test", "classes", "shape", "here")
-    for r in rows:
-        numbers = (f"{r['train']:,}", f"{r['test']:,}", str(r["classes"]), "x".join(map(str, r["shape"])))
-        listing.add_row(r["name"], r["title"], *numbers, "yes" if r["here"] else "no")
+    for d in DATASETS.values():
+        numbers = (f"{d.train:,}", f"{d.test:,}", str(d.classes), "x".join(map(str, d.shape)))
+        listing.add_row(d.name, d.title, *numbers, "yes" if here[d.name] else "no")
     terminal.print(listing)
     terminal.out(f"data folder: {folder}")
 
@@ -115,9 +104,7 @@ def data_check(
     if as_json:
         typer.echo(json.dumps([c._asdict() for c in files], indent=1))
     else:
-        listing = table("file", "expected", "found", "")
-        for c in files:
-            listing.add_row(c.file, c.expected, c.found, "ok" if c.ok else "differs")
-        console().print(listing)
+        rows = ((c.file, c.expected, c.found, "ok" if c.ok else "differs") for c in files)
+        console().print(table("file", "expected", "found", "", rows=rows))
     if odd := sum(not c.ok for c in files):
         raise DataError(f"{name}: {odd} of {len(files)} files are missing or not upstream's")

@@ -15,6 +15,7 @@ from typer import Option
 
 from fedcc.cli.console import clock, console, noted, table
 from fedcc.cli.options import Json, run_options
+from fedcc.core.options import check_value
 from fedcc.experiments.options import Output
 
 if TYPE_CHECKING:
@@ -44,8 +45,7 @@ def demo(
     common = {"data": "digits", "skew": "classes:1", "device": "cpu"} | options
     experiments = {name: Experiment.resolve(name, **common) for name in COMPARED}
     first = experiments["fedcc"]
-    if jobs is not None and jobs < 1:
-        raise ValueError(f"jobs must be at least 1, got {jobs}")
+    check_value("jobs", jobs, int | None, 1)
     for name, experiment in experiments.items():
         RunFolder(out / name).check(experiment, overwrite=is_demo(out / name, experiment))
     prepare(first, out / "fedcc", overwrite=True)

@@ -12,8 +12,7 @@ import typer
 from typer import Argument, Option
 
 from fedcc.cli.console import console, table
-from fedcc.cli.options import Json, Settings, run_options
-from fedcc.core.options import options_of
+from fedcc.cli.options import Json, Settings, run_options, take
 from fedcc.experiments.options import OPTIONS
 from fedcc.flower.rules import Rules
 
@@ -61,7 +60,7 @@ def init(
         method,
         parse_clients(client),
         settings=parse_settings(method, settings or []),
-        rules={name: options.pop(name) for name in options_of(Rules) if name in options},
+        rules=take(Rules, options),
         data_dir=options.pop("data_dir", None),
         options=options,
         hosts=host or [],

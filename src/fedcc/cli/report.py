@@ -10,8 +10,9 @@ import typer
 from typer import Argument, Option
 
 from fedcc.cli.console import console, noted, say, warn
-from fedcc.cli.options import Json, run_options
+from fedcc.cli.options import Json, run_options, take
 from fedcc.core.digests import DIGEST, UNCHECKED
+from fedcc.experiments.options import Analysis
 
 
 def report(
@@ -53,23 +54,17 @@ def report(
         typer.echo(f"{len(records.runs)} runs, {len(files)} files: {printable(files[0])}")
 
 
-@run_options("device", "data_dir")
+@run_options(Analysis, "device", "data_dir")
 def analyse(
     options: dict[str, Any],
     folders: Annotated[list[Path], Argument(metavar="RUN...", help="folders of finished runs")],
-    samples: Annotated[int, Option(help="test samples of the embeddings")] = 1000,
-    variance: Annotated[float, Option(help="share of the variance that PCA whitening keeps")] = 0.9,
-    client: Annotated[int, Option(help="the client whose model is the local one")] = 0,
-    public_index: Annotated[
-        int | None, Option(help="the example's position in the training set; chosen by default")
-    ] = None,
     as_json: Json = False,
 ) -> None:
     """Compute margins, embeddings and an example from a run's models into its analysis.json."""
-    from fedcc.experiments.analyse import Options, check
     from fedcc.experiments.analyse import analyse as compute
+    from fedcc.experiments.analyse import check
 
-    settings = Options(samples, variance, client, public_index)
+    settings = Analysis(**take(Analysis, options))
     device, data_dir = options.get("device", "auto"), options.get("data_dir")
     for folder in folders:  # before anything is computed
         if DIGEST not in check(folder):

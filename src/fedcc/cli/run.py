@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,7 +12,7 @@ import typer
 from typer import Argument, Option
 
 from fedcc.cli.console import console, noted, warn
-from fedcc.cli.options import Json, Settings, output_of, run_options
+from fedcc.cli.options import Json, Settings, run_options, take
 from fedcc.experiments.options import GROUPS, Output
 
 if TYPE_CHECKING:
@@ -38,7 +40,7 @@ def run(
     from fedcc.experiments.tracking import check_trackers
     from fedcc.methods import METHODS
 
-    output, stored = output_of(options), {}
+    output, stored = Output(**take(Output, options)), {}
     if config is not None:
         Experiment.read(config)  # says what is wrong with the file itself
         values = load(config)
@@ -60,11 +62,11 @@ def run(
             raise
         _resume(folder.path, output, as_json)
         return
-    trackers = check_trackers(output.track, warn)
+    output = replace(output, track=check_trackers(output.track, warn))
     with folder.lock():
         federation = prepare(experiment, folder.path, data_dir=output.data_dir, overwrite=overwrite)
         console(stderr=as_json).out(describe(experiment))
-        train(experiment, folder.path, federation, output, trackers, as_json)
+        train(experiment, folder.path, federation, output, as_json)
 
 
 @run_options(Output)
@@ -74,7 +76,7 @@ def resume(
     as_json: Json = False,
 ) -> None:
     """Resume a run from its last checkpoint; results match an uninterrupted one."""
-    _resume(folder, output_of(options), as_json)
+    _resume(folder, Output(**take(Output, options)), as_json)
 
 
 def _resume(path: Path, output: Output, as_json: bool) -> None:
@@ -101,7 +103,7 @@ def _resume(path: Path, output: Output, as_json: bool) -> None:
     if finished():
         folder.tidy()
         return
-    trackers = check_trackers(output.track, warn)
+    output = replace(output, track=check_trackers(output.track, warn))
     with folder.lock():
         if finished():  # by another process, meanwhile
             return
@@ -114,7 +116,7 @@ def _resume(path: Path, output: Output, as_json: bool) -> None:
         else:
             size = f"{start.size / 1e6:,.1f} MB"
             terminal.print(f"resuming after round {start.snapshot.t}, from a checkpoint of {size}")
-        train(experiment, path, federation, output, trackers, as_json, start=start)
+        train(experiment, path, federation, output, as_json, start)
 
 
 def train(
@@ -122,33 +124,24 @@ def train(
     path: Path,
     federation: Federation,
     output: Output,
-    trackers: tuple[str, ...],
     as_json: bool,
     start: Checkpoint | None = None,
 ) -> None:
     """Run an experiment into its folder, with progress, and say how it ended."""
-    from fedcc.cli.progress import Progress, show_progress
+    from fedcc.cli.progress import Progress
     from fedcc.experiments.run import execute
     from fedcc.experiments.store import RunFolder
     from fedcc.experiments.tracking import Trackers
 
     terminal = console(stderr=as_json)
     total = experiment.build_method().rounds(experiment.training.rounds)
-    progress = Progress(total, start.snapshot.t if start else 0)
+    progress = Progress(terminal, total, start.snapshot.t if start else 0)
+    observers = (progress, Trackers(output.track, experiment, path, warn))
     with (
-        show_progress(progress, terminal),
+        progress.live if terminal.is_terminal else nullcontext(),
         noted(f"see {path}", f"resume with `{RunFolder(path).resume}`"),
     ):
-        result = execute(
-            experiment,
-            path,
-            federation,
-            start=start,
-            observers=(progress, Trackers(trackers, experiment, path, warn)),
-            save_models=output.save_models,
-            checkpoint_every=output.interval,
-            keep_checkpoints=output.keep_checkpoints,
-        )
+        result = execute(experiment, path, federation, start=start, observers=observers, output=output)
     if as_json:
         typer.echo((path / "summary.json").read_text(), nl=False)
         return

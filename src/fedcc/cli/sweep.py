@@ -17,8 +17,9 @@ import typer
 from typer import Argument, Option
 
 from fedcc.cli.console import clock, console
-from fedcc.cli.options import Json, output_of, run_options
+from fedcc.cli.options import Json, run_options, take
 from fedcc.core.digests import DamagedFile
+from fedcc.core.options import check_value
 from fedcc.experiments.options import Machine, Output
 
 if TYPE_CHECKING:
@@ -57,11 +58,10 @@ def sweep(
 
     if on not in ("local", "ray"):
         raise unknown("place to run on", on, ("local", "ray"))
-    if jobs is not None and jobs < 1:
-        raise ValueError(f"jobs must be at least 1, got {jobs}")
+    check_value("jobs", jobs, int | None, 1)
     if address is not None and on != "ray":
         raise ValueError(f"--address goes with --on ray, got {address!r}")
-    output, overrides = output_of(options), parse_changes(changes or []) | options
+    output, overrides = Output(**take(Output, options)), parse_changes(changes or []) | options
     runs = read(file, overrides)
     whole = len(runs)
     runs = [r for r in runs if not only or any(fnmatch(r.folder.as_posix(), pattern) for pattern in only)]
@@ -91,19 +91,19 @@ def sweep(
         data_dir=output.data_dir.absolute() if output.data_dir else None,
         track=check_trackers(output.track, warn),
     )
-    shared = SweepOptions(root.absolute(), output, time.time() + limit if limit else None)
+    common = SweepOptions(root.absolute(), output, time.time() + limit if limit else None)
     for run in runs:
         if states[run.folder][0] == "finished":
             RunFolder(root / run.folder).tidy()
     todo = deque(run for run in runs if states[run.folder][0] != "finished")
-    work = Sweep(todo, shared.deadline)
+    work = Sweep(todo, common.deadline)
     board = Board(work, len(runs), len(runs) - len(todo), root, terminal)
     terminal.out(
         f"{file}: {len(runs)} runs{f' of {whole}' if len(runs) < whole else ''}, {board.before} finished before, "
         f"{len(todo)} to do"
     )
     if todo:
-        action = partial(perform, options=shared)
+        action = partial(perform, options=common)
         pool: Pool[Run, Outcome]
         if on == "ray":
             pool = RayPool(action, jobs, address, options.get("threads", 1), overrides.get("device", "auto"))
@@ -200,8 +200,8 @@ class Board:
         from fedcc.experiments.store import RunFolder
 
         done, now = self.before + len(self.work.outcomes), time.monotonic()
-        taken = [o.seconds for o in self.work.outcomes.values() if o.kind == "finished"]
-        left = sum(taken) / len(taken) * (self.runs - done) / jobs if taken else None
+        times = [o.seconds for o in self.work.outcomes.values() if o.kind == "finished"]
+        left = sum(times) / len(times) * (self.runs - done) / jobs if times else None
         table = Table.grid(padding=(0, 2, 0, 0))
         bar = ProgressBar(total=self.runs, completed=done, width=24)
         rest = f"about {clock(left)} left" if left is not None else ""
@@ -223,8 +223,8 @@ class Board:
                 failed.setdefault(outcome.text, []).append(str(folder))
         for reason, folders in failed.items():
             more = f" and {len(folders) - 3} more" if len(folders) > 4 else ""
-            text = folders[:3] if more else folders
-            self.console.out(f"failed: {', '.join(text)}{more}: {reason}")
+            names = ", ".join(folders[:3] if more else folders)
+            self.console.out(f"failed: {names}{more}: {reason}")
         work = self.work
         counts = {
             "finished": work.count("finished"),
@@ -234,9 +234,9 @@ class Board:
             "stopped": work.count("stopped"),
             "not begun": len(work.todo),
         }
-        said = ", ".join(f"{n} {kind}" for kind, n in counts.items() if n or kind == "finished")
+        text = ", ".join(f"{n} {kind}" for kind, n in counts.items() if n or kind == "finished")
         late = "; the time is up, run the same command to continue" if work.late and work.todo else ""
-        self.console.out(f"{said}; {clock(time.monotonic() - self.started)}{late}")
+        self.console.out(f"{text}; {clock(time.monotonic() - self.started)}{late}")
 
     def plain(self, runs: list[Run]) -> list[dict[str, Any]]:
         """Every run and how it ended, for programs."""

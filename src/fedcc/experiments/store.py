@@ -176,8 +176,8 @@ class RunFolder:
         digests = self.digests | {"metrics.jsonl": hashlib.sha256(lines(records)).hexdigest()}
         if (models := self.path / "models.json").exists():
             digests[models.name] = file_digest(models)
-        kept = [path.name for path in checkpoints]
-        write_json(self.path / "summary.json", {**summary, "checkpoints": kept, BESIDE: digests})
+        names = [path.name for path in checkpoints]
+        write_json(self.path / "summary.json", {**summary, "checkpoints": names, BESIDE: digests})
 
     def tidy(self) -> None:
         """Remove the files of a process that was killed between writing its summary and removing them."""
