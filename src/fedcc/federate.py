@@ -151,9 +151,6 @@ def first_model(client: Client) -> Init:
     return Init(client.arch, client.key.of(round=0, phase="init"))
 
 
-# ------------------------------------------------------------------------------------------------- roles
-
-
 def build_roles(
     method: AnyMethod, federation: Federation, recipe: Recipe, seed: int, device: torch.device | str
 ) -> tuple[Server, list[Client]]:

@@ -19,8 +19,7 @@ from fedcc.experiments.rounds import FinishedRound, Observer
 class Progress(Observer):
     """Shows the phase, the speed and the time left of a run: a line for each round and, inside ``live``, the state now.
 
-    The time left is judged by the last finished round, so it is not known in the first, and too short after one that
-    has no sync phase.
+    The time left is judged by the last finished round.
     """
 
     def __init__(self, console: Console, rounds: int, done: int = 0):

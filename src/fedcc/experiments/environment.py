@@ -37,10 +37,7 @@ def environment(device: str, threads: int) -> dict[str, Any]:
 
 
 def commit() -> str | None:
-    """The commit of the checkout this code runs from, with ``+`` added if files were changed; None if there is none.
-
-    The environment variable ``FEDCC_COMMIT`` takes precedence: a copy on another machine may lack its history.
-    """
+    """``FEDCC_COMMIT``, else the commit of this code's checkout, with ``+`` if files were changed, or None."""
     here = Path(__file__).resolve().parent
     git, override = shutil.which("git"), os.environ.get("FEDCC_COMMIT")
     if git is None or override:

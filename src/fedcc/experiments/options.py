@@ -152,9 +152,6 @@ MEASUREMENT = tuple(options_of(Measurement))
 MACHINE = tuple(options_of(Machine))
 """What a run takes from the machine unless it is given; a run made on another machine is the same run."""
 
-PROTOCOL = tuple(options_of(Split)) + tuple(options_of(Training))
-"""What decides the numbers of a run, up to rounding, beside its method."""
-
 
 def group_of(group: type[G], values: Mapping[str, Any]) -> G:
     """A group of those values that it declares; options that are not given have their defaults."""

@@ -1,7 +1,4 @@
-"""The result of a run: its rounds, and a predictor that saves and loads.
-
-``models.safetensors`` holds the trained models, ``models.json`` describes them.
-"""
+"""The result of a run: its rounds, and a predictor that saves and loads."""
 
 from __future__ import annotations
 
@@ -160,9 +157,6 @@ class Result:
         return Result(method, trained, view, about["dtype"], about["rounds"], about["seconds"], tuple(labels), stopped)
 
 
-# ------------------------------------------------------------------------------------------------------------- files
-
-
 def read_about(folder: Path) -> dict[str, Any]:
     """The description of saved models, checked."""
     path = folder / ABOUT
@@ -220,9 +214,6 @@ def check_state(where: str, arch: Arch, state: State) -> None:
             raise DamagedFile(f"{where}: {name} should be {fresh.dtype}, found {value.dtype}")
         if not bool((value.isfinite() | ~fresh.isfinite()).all()):  # a network may have infinite constants
             raise DamagedFile(f"{where}: {name} has values that are not finite")
-
-
-# ------------------------------------------------------------------------------------------------------- architectures
 
 
 def describe_archs(archs: Mapping[str, Arch]) -> dict[str, Any]:

@@ -140,9 +140,6 @@ def check_method(method: AnyMethod, federation: Federation) -> None:
     drive([method.start(server)], Plain("cpu"))
 
 
-# ------------------------------------------------------------------------------------------------------- run folders
-
-
 def prepare(experiment: Experiment, out: Path, *, data_dir: Path | None = None, overwrite: bool = False) -> Federation:
     """Read and split the data. Whatever is wrong with the call is raised here, before anything is written."""
     check_threads(experiment.machine.threads)

@@ -66,13 +66,11 @@ class RunFolder:
                 same = Experiment.read(self.path / "experiment.toml") == experiment
             except ValueError:
                 same = False
-            run = "this run already" if same else "another run"
             state = "finished" if "summary.json" in names else "unfinished"
+            text = f"{self.path} holds {'this run already' if same else 'another run'} ({state})"
             if same and state == "unfinished":
-                raise Unfinished(
-                    f"{self.path} holds {run} ({state}); resume it with `{self.resume}`, or --overwrite it"
-                )
-            raise RunFolderError(f"{self.path} holds {run} ({state}); choose another --out, or --overwrite it")
+                raise Unfinished(f"{text}; resume it with `{self.resume}`, or --overwrite it")
+            raise RunFolderError(f"{text}; choose another --out, or --overwrite it")
 
     @property
     def resume(self) -> str:
@@ -129,10 +127,9 @@ class RunFolder:
 
     def clear(self) -> None:
         """Remove a run's own files, ``experiment.toml`` last; others stay."""
-        paths = {p.name: p for p in self.path.iterdir()}
-        partial = [n for n in paths if _is_temporary(n) or re.fullmatch(CHECKPOINT, n)]
-        for name in partial + [n for n in FILES if n in paths]:
-            paths[name].unlink()
+        partial = [path for path in self.path.iterdir() if _is_partial(path.name)]
+        for path in (*partial, *(self.path / name for name in FILES)):
+            path.unlink(missing_ok=True)
 
     def check_description(self) -> list[str]:
         """Refuse an unfinished run whose description has changed since it began; notes on what cannot be checked."""
@@ -190,11 +187,7 @@ class RunFolder:
         summary = self.summary()
         if summary is None or "checkpoints" not in summary:  # older ones do not say which checkpoints stay
             return []
-        return [
-            p
-            for p in self.path.iterdir()
-            if _is_temporary(p.name) or (re.fullmatch(CHECKPOINT, p.name) and p.name not in summary["checkpoints"])
-        ]
+        return [p for p in self.path.iterdir() if _is_partial(p.name) and p.name not in summary["checkpoints"]]
 
     def add(self, record: Record) -> None:
         """Append a round; if the line does not fit on the disk, none of it stays."""
@@ -249,6 +242,11 @@ def lines(records: Sequence[Record]) -> bytes:
 def _is_temporary(name: str) -> bool:
     """Whether a file is one that ``write_whole`` had begun when it was killed."""
     return name.startswith(".") and name.endswith(".tmp")
+
+
+def _is_partial(name: str) -> bool:
+    """Whether a file is a temporary one or a checkpoint."""
+    return _is_temporary(name) or re.fullmatch(CHECKPOINT, name) is not None
 
 
 def _missing_folders(path: Path) -> list[Path]:

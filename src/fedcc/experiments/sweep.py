@@ -87,9 +87,6 @@ def _without_machine(method: str, settings: Mapping[str, Any], options: Mapping[
     return Experiment.resolve(method, settings=settings, device="cpu", **rest)
 
 
-# ------------------------------------------------------------------------------------------------------- the file
-
-
 def read(path: Path, changes: Mapping[str, Any] | None = None) -> list[Run]:
     """The runs of a file, in its order: by seed, then scenario, then method; ``changes`` win over what it says."""
     try:
@@ -200,9 +197,6 @@ def duration(text: str) -> float:
     raise ValueError(f"a time is given as 90m, 1h30m or 45s, got {text!r}")
 
 
-# --------------------------------------------------------------------------------------------------------- one run
-
-
 @dataclass(frozen=True)
 class SweepOptions:
     """What the runs of a sweep have in common that does not decide their numbers."""
@@ -272,9 +266,6 @@ def perform(run: Run, options: SweepOptions) -> Outcome:
         if os.environ.get("FEDCC_DEBUG"):
             traceback.print_exc()
         return outcome("failed", error_line(error))
-
-
-# -------------------------------------------------------------------------------------------------------- all of them
 
 
 @dataclass

@@ -51,9 +51,6 @@ class Pool(Protocol[Item, Result]):
         """End the workers."""
 
 
-# --------------------------------------------------------------------------------------------------- this machine
-
-
 class ProcessPool(Generic[Item, Result]):
     """Processes that each work on one item after another; one that dies loses only its own item."""
 
@@ -117,9 +114,6 @@ def _serve(pipe: Connection, work: Callable[[Any], Any], parent: int) -> None:
     with suppress(EOFError, Interrupted):
         while True:
             pipe.send(work(pipe.recv()))
-
-
-# ------------------------------------------------------------------------------------------------------------ Ray
 
 
 class RayPool(Generic[Item, Result]):
