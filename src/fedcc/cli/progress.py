@@ -24,14 +24,13 @@ class Progress(Observer):
 
     def __init__(self, console: Console, rounds: int, done: int = 0):
         self.console, self.rounds, self.done = console, rounds, done
-        self.live = Live(console=console, transient=True, get_renderable=self.row, auto_refresh=False)
-        self.refreshed = 0.0
         self.phase, self.client = "starting", SERVER
         self.accuracy: float | None = None
         self.started = self.round_started = 0.0  # set when the first fit begins: reading data is no training
         self.samples = self.round_samples = 0
         self.expected = 0  # samples of a round
-        self.round_seconds = 0.0
+        self.round_seconds = self.refreshed = 0.0
+        self.live = Live(console=console, transient=True, get_renderable=self.row, auto_refresh=False)
 
     def fit_started(self, fit: Fit) -> None:
         self.phase, self.client = fit.key.phase, fit.key.client
