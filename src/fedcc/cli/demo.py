@@ -58,7 +58,7 @@ def demo(
         f"{first.split.clients} clients with one digit each, T={first.training.rounds}, E={first.training.epochs}; "
         f"{len(experiments)} methods, {workers} at a time"
     )
-    started = time.perf_counter()
+    start_time = time.perf_counter()
     with noted(f"see {out}"):
         run_all(experiments, common, out, workers, terminal)
     summaries = {name: RunFolder(out / name).summary() or {} for name in experiments}
@@ -67,7 +67,7 @@ def demo(
         typer.echo(json.dumps({"runs": summaries, "pictures": [str(p) for p in pictures], "out": str(out)}))
         return
     terminal.print(comparison(summaries))
-    terminal.out(f"\n{clock(time.perf_counter() - started)} in all. Run folders: {out}/<method>. Pictures:")
+    terminal.out(f"\n{clock(time.perf_counter() - start_time)} in all. Run folders: {out}/<method>. Pictures:")
     for picture in pictures:
         terminal.out(f"  {picture}")
 
@@ -103,7 +103,9 @@ def run_all(
         rows = Table.grid(padding=(0, 2))
         for name, experiment in experiments.items():
             records = RunFolder(out / name).metrics()
-            state = f"round {len(records)}/{experiment.training.rounds}" if Path(name) in sweep.began else "waiting"
+            state = (
+                f"round {len(records)}/{experiment.training.rounds}" if Path(name) in sweep.start_times else "waiting"
+            )
             state = "done" if Path(name) in sweep.outcomes else state
             rows.add_row(name, state, f"{records[-1]['accuracy']:.1f} %" if records else "")
         return rows

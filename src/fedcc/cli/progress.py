@@ -26,16 +26,16 @@ class Progress(Observer):
         self.console, self.rounds, self.done = console, rounds, done
         self.phase, self.client = "starting", SERVER
         self.accuracy: float | None = None
-        self.started = self.round_started = 0.0  # set when the first fit begins: reading data is no training
+        self.start_time = self.round_start = 0.0  # set when the first fit begins: reading data is no training
         self.samples = self.round_samples = 0
         self.expected = 0  # samples of a round
-        self.round_seconds = self.refreshed = 0.0
+        self.round_seconds = self.last_refresh = 0.0
         self.live = Live(console=console, transient=True, get_renderable=self.row, auto_refresh=False)
 
     def fit_started(self, fit: Fit) -> None:
         self.phase, self.client = fit.key.phase, fit.key.client
-        if not self.started:
-            self.started = self.round_started = time.perf_counter()
+        if not self.start_time:
+            self.start_time = self.round_start = time.perf_counter()
         self.refresh()
 
     def samples_trained(self, number: int) -> None:
@@ -45,21 +45,21 @@ class Progress(Observer):
 
     def round(self, done: FinishedRound) -> None:
         record, now = done.record, time.perf_counter()
-        self.done, self.round_seconds = record["round"], now - (self.round_started or now)
+        self.done, self.round_seconds = record["round"], now - (self.round_start or now)
         self.accuracy = record.get("accuracy", self.accuracy)
-        self.expected, self.round_samples, self.round_started = self.round_samples, 0, now
+        self.expected, self.round_samples, self.round_start = self.round_samples, 0, now
         self.console.out(self.line())
 
     def refresh(self) -> None:
         """Show the state now, at most ten times a second."""
-        if self.live.is_started and time.perf_counter() - self.refreshed > 0.1:
-            self.refreshed = time.perf_counter()
+        if self.live.is_started and time.perf_counter() - self.last_refresh > 0.1:
+            self.last_refresh = time.perf_counter()
             self.live.refresh()
 
     @property
     def speed(self) -> float:
         """Samples a second so far."""
-        return self.samples / max(1e-9, time.perf_counter() - self.started) if self.started else 0.0
+        return self.samples / max(1e-9, time.perf_counter() - self.start_time) if self.start_time else 0.0
 
     @property
     def rounds_done(self) -> float:

@@ -167,7 +167,7 @@ class Board:
 
     def __init__(self, work: Sweep, runs: int, before: int, root: Path, console: Console):
         self.work, self.runs, self.before, self.root, self.console = work, runs, before, root, console
-        self.started = time.monotonic()
+        self.start_time = time.monotonic()
 
     def follow(self, pool: Pool[Run, Outcome]) -> None:
         if not self.console.is_terminal:
@@ -205,14 +205,14 @@ class Board:
         table = Table.grid(padding=(0, 2, 0, 0))
         bar = ProgressBar(total=self.runs, completed=done, width=24)
         rest = f"about {clock(left)} left" if left is not None else ""
-        table.add_row(f"{done}/{self.runs} runs", bar, clock(now - self.started), rest)
-        for folder, started in self.work.began.items():
+        table.add_row(f"{done}/{self.runs} runs", bar, clock(now - self.start_time), rest)
+        for folder, start_time in self.work.start_times.items():
             records = []
             with suppress(DamagedFile):  # the run itself says so, and writes it anew
                 records = RunFolder(self.root / folder).metrics()
             accuracy = records[-1].get("accuracy") if records else None
             text = f"{accuracy:.1f} %" if accuracy is not None else ""
-            table.add_row(str(folder), f"{len(records)} rounds", clock(now - started), text)
+            table.add_row(str(folder), f"{len(records)} rounds", clock(now - start_time), text)
         return table
 
     def end(self) -> None:
@@ -236,7 +236,7 @@ class Board:
         }
         text = ", ".join(f"{n} {kind}" for kind, n in counts.items() if n or kind == "finished")
         late = "; the time is up, run the same command to continue" if work.late and work.todo else ""
-        self.console.out(f"{text}; {clock(time.monotonic() - self.started)}{late}")
+        self.console.out(f"{text}; {clock(time.monotonic() - self.start_time)}{late}")
 
     def plain(self, runs: list[Run]) -> list[dict[str, Any]]:
         """Every run and how it ended, for programs."""

@@ -109,13 +109,14 @@ def inspect_models(
         panels.append({"name": "local", "client": options.client, **panel(own, classes, options.variance)})
     if whole is not None:
         panels.append({"name": "global", **panel(features[rows].numpy(), classes, options.variance)})
+    known = {k: out.logits[:, : trained.classes].softmax(-1) for k, out in clients.items()}
     absent = {
         "has no global model, each client predicts alone": whole is None,
         "trains no models of clients": not clients,
         'has no answer "unknown", so there is no example': not isinstance(method, FedCC),
     }
     return {
-        "margins": histograms(whole, {k: out.logits.softmax(-1) for k, out in clients.items()}, labels),
+        "margins": histograms(whole, known, labels),
         "embeddings": {"samples": len(rows), "labels": classes.tolist(), "panels": panels},
         "example": public_example(result, federation, options, engine) if isinstance(method, FedCC) else None,
         "notes": [f"{method.name} {text}" for text, true in absent.items() if true],
@@ -123,9 +124,9 @@ def inspect_models(
 
 
 def client_outputs(result: Result, samples: Samples, engine: Executor) -> dict[int, Outputs]:
-    """Every client's own outputs over the known classes."""
+    """Every client's own outputs."""
     outputs = {k: engine.serve([Predict(m, samples)])[0] for k, m in result.trained.clients.items()}
-    return {k: Outputs(o.logits[:, : result.trained.classes].cpu(), o.features.cpu()) for k, o in outputs.items()}
+    return {k: Outputs(out.logits.cpu(), out.features.cpu()) for k, out in outputs.items()}
 
 
 def public_example(result: Result, federation: Federation, options: Analysis, engine: Executor) -> dict[str, Any]:
@@ -139,8 +140,7 @@ def public_example(result: Result, federation: Federation, options: Analysis, en
         if not len(positions):
             raise ValueError(f"public_index must be the position of a public sample, got {options.public_index}")
         row = int(positions[0])
-    outputs = [engine.serve([Predict(m, public)])[0] for m in clients.values()]
-    logits = torch.stack([o.logits for o in outputs]).cpu()
+    logits = torch.stack([out.logits for out in client_outputs(result, public, engine).values()])
     parts = example(logits, federation.hidden, row, result.method.trust)
     row = int(parts.pop("row"))
     return {

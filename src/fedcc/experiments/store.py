@@ -117,7 +117,7 @@ class RunFolder:
             self.clear()
             text = experiment.toml().encode()
             self._describe(experiment, partition, hashlib.sha256(text).hexdigest())
-            self._rewrite(())
+            write_whole(self.path / "metrics.jsonl", b"")
             write_whole(self.path / "experiment.toml", text)  # last: it says that the run has begun
         except BaseException:
             with contextlib.suppress(OSError):
@@ -148,7 +148,7 @@ class RunFolder:
             if _is_temporary(path.name):
                 path.unlink()
         self._describe(experiment, partition, file_digest(self.path / "experiment.toml"))
-        self._rewrite(records)
+        write_whole(self.path / "metrics.jsonl", lines(records))
 
     def _describe(self, experiment: Experiment, partition: Partition | None, digest: str) -> None:
         """Write ``partition.npz`` and ``environment.json``, unless they are there."""
@@ -164,9 +164,6 @@ class RunFolder:
             about = read_json(machine) if machine.exists() else environment(options.device, options.threads)
             write_json(machine, about | {BESIDE: dict(self.digests)})
         self.digests[machine.name] = file_digest(machine)
-
-    def _rewrite(self, records: Sequence[Record]) -> None:
-        write_whole(self.path / "metrics.jsonl", lines(records))
 
     def finish(self, summary: Mapping[str, Any], records: Sequence[Record], checkpoints: Sequence[Path]) -> None:
         """Write the summary of the finished run, with the digests of its files and the checkpoints that stay."""

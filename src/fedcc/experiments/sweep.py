@@ -233,12 +233,12 @@ class Deadline(Observer):
 
 def perform(run: Run, options: SweepOptions) -> Outcome:
     """Run it in its folder, or resume it; whatever goes wrong is the outcome."""
-    folder, output, started = options.root / run.folder, options.output, time.perf_counter()
+    folder, output, start_time = options.root / run.folder, options.output, time.perf_counter()
     warnings: list[str] = []
     resumed = 0
 
     def outcome(kind: Any, text: str = "", accuracy: float | None = None) -> Outcome:
-        return Outcome(kind, text, accuracy, time.perf_counter() - started, resumed, tuple(warnings))
+        return Outcome(kind, text, accuracy, time.perf_counter() - start_time, resumed, tuple(warnings))
 
     try:
         with RunFolder(folder).lock(), warnings_to(warnings.append):
@@ -274,7 +274,7 @@ class Sweep:
 
     todo: deque[Run]
     deadline: float | None = None
-    began: dict[Path, float] = field(default_factory=dict)  # when those under way did
+    start_times: dict[Path, float] = field(default_factory=dict)  # of those under way
     outcomes: dict[Path, Outcome] = field(default_factory=dict)
 
     def go(self, pool: Pool[Run, Outcome], on_end: Callable[[Run, Outcome], None], tick: Callable[[], None]) -> None:
@@ -284,7 +284,7 @@ class Sweep:
                 while self.todo and len(pool.busy) < pool.jobs and not self.late:
                     run = self.todo.popleft()
                     pool.give(run)
-                    self.began[run.folder] = time.monotonic()
+                    self.start_times[run.folder] = time.monotonic()
                 if not pool.busy:
                     break
                 self._take(pool.wait(0.25), on_end)
@@ -309,7 +309,7 @@ class Sweep:
         for run, answer in answers:
             if isinstance(answer, WorkerDeath):
                 answer = Outcome("stopped") if stopping else Outcome("failed", answer.reason)
-            self.began.pop(run.folder, None)
+            self.start_times.pop(run.folder, None)
             self.outcomes[run.folder] = answer
             on_end(run, answer)
 
