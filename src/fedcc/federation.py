@@ -43,7 +43,7 @@ class Federation:
     public: Samples  # only x: labels, if there were any, are removed
     test: Samples  # x and y
     classes: int
-    models: tuple[str | Factory, ...]  # networks to the clients by ``assignment``
+    models: tuple[str | Factory, ...]  # dealt to the clients by ``assignment``
     shared_model: str | Factory | None = None  # for methods with one network, unless the caller chose the models
     assignment: Assignment = "alternate"
     data: str = "own data"

@@ -103,10 +103,8 @@ def run_all(
         rows = Table.grid(padding=(0, 2))
         for name, experiment in experiments.items():
             records = RunFolder(out / name).metrics()
-            state = (
-                f"round {len(records)}/{experiment.training.rounds}" if Path(name) in sweep.start_times else "waiting"
-            )
-            state = "done" if Path(name) in sweep.outcomes else state
+            state = f"round {len(records)}/{experiment.training.rounds}"
+            state = "done" if Path(name) in sweep.outcomes else state if Path(name) in sweep.start_times else "waiting"
             rows.add_row(name, state, f"{records[-1]['accuracy']:.1f} %" if records else "")
         return rows
 

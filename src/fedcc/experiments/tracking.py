@@ -159,7 +159,7 @@ class Trackers(Observer):
             write_json(path, self.states)
 
     def end(self, result: Result | None) -> None:
-        for name in self.open.keys() & set(self.names):
+        for name in [name for name in self.names if name in self.open]:
             with self._attempt(name):
                 self.open[name].close(result is not None)
 
