@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +14,7 @@ from typer import Argument, Option
 
 from fedcc.cli.console import console, noted, warn
 from fedcc.cli.options import Json, Settings, run_options, take
-from fedcc.experiments.options import GROUPS, Output
+from fedcc.experiments.options import GROUPS, OPTIONS, Output
 
 if TYPE_CHECKING:
     from fedcc.experiments.checkpoint import Checkpoint
@@ -40,17 +41,16 @@ def run(
     from fedcc.experiments.tracking import check_trackers
     from fedcc.methods import METHODS
 
-    output, stored = Output(**take(Output, options)), {}
+    output = Output(**take(Output, options))
+    stored: Mapping[str, Any] = {}
     if config is not None:
-        Experiment.read(config)  # says what is wrong with the file itself
-        values = load(config)
-        name, stored = values.pop("method"), values.pop("settings", {})
-        if method is not None and method.lower() != name.lower():
-            stored = {}
-        method, options = method or name, values | options
+        written = Experiment.read(config)  # says what is wrong with the file itself
+        values = {name: value for name, value in load(config).items() if name in OPTIONS}
+        method, options = method or written.method, values | options
+        stored = written.settings if method.lower() == written.method else {}
     if method is None:
         raise ValueError(f"name a method ({', '.join(METHODS)}; `fedcc methods` explains them), or give --config FILE")
-    experiment = Experiment.resolve(method, settings=stored | parse_settings(method, settings or []), **options)
+    experiment = Experiment.resolve(method, settings={**stored, **parse_settings(method, settings or [])}, **options)
     folder = RunFolder(out_dir or Path("runs") / experiment.folder)
     check_threads(experiment.machine.threads)
     try:
