@@ -38,11 +38,7 @@ class SoftCrossEntropy(Loss):
 
 @dataclass(frozen=True)
 class Distill(Loss):
-    """KL(target || softmax), the mean over the batch, Eq. (2).
-
-    A row whose target is all zero adds neither loss nor gradient. ``known`` restricts the softmax to that many
-    first outputs.
-    """
+    """KL(target || softmax) over the first ``known`` outputs, the mean over the batch; all-zero targets add nothing."""
 
     stream: str
     known: int | None = None
@@ -76,14 +72,9 @@ class Proximal(Loss):
 
 
 def cross_entropy(z: Tensor, y: Tensor) -> Tensor:
-    """The mean cross entropy of labels ``y`` [B], given logits ``z`` [B, C].
-
-    Under ``torch.vmap`` torch would make some twenty small operations of it; here they are few.
-    """
+    """The mean cross entropy of labels ``y`` [B] and logits ``z`` [B, C], in few operations under ``vmap`` too."""
     if any(torch._C._functorch.is_batchedtensor(t) for t in (z, y)):
-        run: Any = _OfAllLanes.apply
-        found: Tensor = run(z, y)
-        return found
+        return _OfAllLanes.apply(z, y)  # type: ignore[no-any-return, no-untyped-call]
     return F.cross_entropy(z, y)
 
 

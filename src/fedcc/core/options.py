@@ -7,7 +7,7 @@ read off the declarations.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from types import UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -121,7 +121,7 @@ def check_options(instance: Any) -> None:
             object.__setattr__(instance, name, float(value))
 
 
-def check_names(kind: str, values: Mapping[str, Any], known: Mapping[str, Any]) -> None:
+def check_names(kind: str, values: Iterable[str], known: Collection[str]) -> None:
     """Refuse a name that is not declared, with the nearest one that is."""
     for name in values:
         if name not in known:

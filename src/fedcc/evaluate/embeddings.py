@@ -11,7 +11,6 @@ Array = NDArray[np.floating[Any]]
 
 NEIGHBOURS = 10
 PERPLEXITY = 30
-FEWEST = 20  # samples for a picture that makes sense
 
 
 def whiten(features: Array, variance: float) -> Array:
