@@ -42,10 +42,7 @@ class Layout:
 def unpickled(path: Path, content: bytes) -> dict[bytes, Any]:
     """The dictionary in a pickle of Python 2 or 3; its keys are bytes."""
     try:
-        loaded = unpickle(content)
-        if not isinstance(loaded, dict):
-            raise DataError(f"{path}: expected a pickled dictionary, found {type(loaded).__name__}")
-        return {key.encode() if isinstance(key, str) else key: value for key, value in loaded.items()}
+        return {key.encode() if isinstance(key, str) else key: value for key, value in unpickle(content).items()}
     except ValueError as error:  # also for text that is none
         raise DataError(f"{path}: expected a pickle of arrays, found: {error}") from error
 
