@@ -15,17 +15,16 @@ from numpy.typing import NDArray
 
 from fedcc.core.samples import View
 from fedcc.data.dataset import (
-    Checked,
     DataError,
     Dataset,
     Description,
     Images,
     Labels,
     Remote,
+    hexdigest,
     paper_defaults,
     readable,
     same_as_upstream,
-    sha256,
 )
 
 CLASSES = (
@@ -103,19 +102,6 @@ def read(folder: Path, sizes: tuple[int, int] = (60_000, 10_000), digests: Mappi
     return Dataset(FASHION.name, CLASSES, train_x, train_y, test_x, test_y, view, FASHION.defaults)
 
 
-def inspect(folder: Path) -> list[Checked]:
-    """Each file by its content, packed or not."""
-    lines = []
-    for file, expected in SHA256.items():
-        path = readable(folder / file)
-        try:
-            found = sha256(unpacked(path)) if path.is_file() else "not there"
-        except DataError as error:
-            found = str(error).removeprefix(f"{path}: ")
-        lines.append(Checked(f"{folder.name}/{path.name}", expected, found, found == expected))
-    return lines
-
-
 FASHION = Description(
     name="fashion-mnist",
     title="Fashion-MNIST",
@@ -128,7 +114,7 @@ FASHION = Description(
     read=read,
     aliases=("fashionmnist", "fashion", "fmnist"),
     folders=("fashion-mnist", "FashionMNIST/raw"),
-    files=MD5,
+    files=SHA256,
+    digest=lambda path: hexdigest(unpacked(path), "sha256"),
     remotes=tuple(Remote(file, tuple(base + file for base in UPSTREAM), md5) for file, md5 in MD5.items()),
-    inspect=inspect,
 )

@@ -7,8 +7,7 @@ A skew is a small frozen value with a text form, so that it can be typed, stored
     iid
 
 NIID-Bench's names are understood as well: ``noniid-labeldir[:BETA]`` is ``dirichlet:BETA`` (0.5 by default),
-``noniid-#label2`` is ``classes:2`` and ``homo`` is ``iid``. They name the *kind* of skew; what NIID-Bench does
-differently (balanced sizes, classes without a holder) stays an explicit option.
+``noniid-#label2`` is ``classes:2`` and ``homo`` is ``iid``. What it does differently stays an explicit option.
 """
 
 from __future__ import annotations

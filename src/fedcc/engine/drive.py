@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Coroutine, Hashable, Sequence
 from typing import Any, TypeVar
 
-import torch
+from torch import Tensor
 from torch.utils._pytree import keystr, tree_leaves_with_path
 
 from fedcc.core.requests import Executor, Fit, Gather, Init, Predict, Recalibrate, Request
@@ -77,12 +77,11 @@ def kind(request: Request[Any]) -> Hashable:
             s: tuple((n, c.dtype, c.shape[1:]) for n, c in v.columns.items()) for s, v in request.streams.items()
         }
         streams = ((s, request.recipe.batch_of(s), v.view, columns[s]) for s, v in request.streams.items())
-        constants = ((keystr(path), *_format(leaf)) for path, leaf in tree_leaves_with_path(request.constants))
+        constants = (
+            (keystr(path), (leaf.shape, leaf.dtype) if isinstance(leaf, Tensor) else leaf)
+            for path, leaf in tree_leaves_with_path(request.constants)
+        )
         teachers = ((name, f.model.arch, f.stream) for name, f in request.frozen.items())
         own = request.loss, request.gradient, request.only, request.joint, request.recipe.momentum
         return (Fit, *own, tuple(streams), tuple(constants), tuple(teachers))
     raise TypeError(f"no engine serves {type(request).__name__}")
-
-
-def _format(leaf: Any) -> tuple[Hashable, ...]:
-    return (leaf.shape, leaf.dtype) if isinstance(leaf, torch.Tensor) else (leaf,)

@@ -10,12 +10,10 @@ from dataclasses import replace
 from typing import Any, cast
 
 import torch
-from torch import Tensor
 
 from fedcc.core.model import Arch, Model, Outputs
 from fedcc.core.options import Precision
 from fedcc.core.requests import Fit, Fitted, Predict, Request
-from fedcc.core.samples import Samples
 from fedcc.engine import cuda
 from fedcc.engine.drive import signature
 from fedcc.engine.finite import check_predictions, magnitudes, nonfinite_reason
@@ -108,16 +106,14 @@ class Fused:
             pixels = math.prod(part[0].samples.x.shape[2:])
             rows, outputs = max(1, min(PREDICT_ROWS // len(part), PREDICT_PIXELS // pixels)), []
             for start in range(0, len(part[0].samples), rows):
-                x = torch.stack([self._clean(r.samples, start, rows) for r in part])
-                outputs.append(self.compute.outputs(stack, x))
+                images = [r.samples.x[start : start + rows].to(self.device) for r in part]
+                views = [r.samples.view.clean(x, self.dtype) for r, x in zip(part, images, strict=True)]
+                outputs.append(self.compute.outputs(stack, torch.stack(views)))
             logits, features = (torch.cat(parts, 1) for parts in zip(*outputs, strict=True))
             stack.slots.clear()
             check_predictions(part, logits)
             answers += [Outputs(logits[k], features[k]) for k in range(len(part))]
         return answers
-
-    def _clean(self, samples: Samples, start: int, rows: int) -> Tensor:
-        return samples.view.clean(samples.x[start : start + rows].to(self.device), self.dtype)
 
     def fit(self, groups: list[list[Fit]]) -> list[list[Fitted]]:
         """Train groups, one per network, side by side; the fits' keys, lengths, learning rates and sizes may differ."""
