@@ -4,8 +4,6 @@ The key ``sha256`` covers the values of all other keys, not the file's name or l
 digests of other files of the folder. Files of older versions have neither and cannot be checked.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

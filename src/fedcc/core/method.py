@@ -1,7 +1,5 @@
 """What a method is: hyper-parameters, and coroutines that send requests to an engine."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field, fields, replace

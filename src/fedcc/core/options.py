@@ -1,7 +1,5 @@
 """Options declared once, as fields of a frozen dataclass: type, default, meaning and range. Imports no torch."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields
@@ -25,10 +23,9 @@ Wire = Literal["fp32", "fp16", "int8", "int8-stochastic"]
 def option(
     default: T, meaning: str, source: str = "", *, images: bool = False, agreed: bool = False, **limits: float
 ) -> T:
-    """A field with its meaning, the place its default comes from, and the range it may take: see :func:`check_value`.
+    """A field with its meaning, the place its default comes from, and its limits (see :func:`check_value`).
 
-    ``images``: keeps its default where inputs are no images. ``agreed``: the sites of a federation must have the same
-    value.
+    ``images``: keeps its default where inputs are no images. ``agreed``: all sites of a federation have the same value.
     """
     marks = {"images": images, "agreed": agreed}
     return field(default=default, metadata={"meaning": meaning, "source": source, "limits": limits} | marks)

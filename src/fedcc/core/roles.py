@@ -4,8 +4,6 @@ A server has no attribute through which it could reach a client's model or data,
 the split drops them, and only the evaluator keeps them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any

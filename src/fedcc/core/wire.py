@@ -10,8 +10,6 @@ reasons for each coding.
   largest. Dividing by the row's sum restores them.
 """
 
-from __future__ import annotations
-
 from math import prod
 from typing import Any
 

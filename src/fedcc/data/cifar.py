@@ -1,7 +1,5 @@
 """CIFAR-10 and CIFAR-100 from their upstream pickles, which are read without running anything they contain."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """A data set: its arrays, its view, its defaults, and its files upstream."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Digits: 1,797 handwritten digits of 8x8 pixels that come with scikit-learn, so that nothing has to be downloaded."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np
@@ -20,10 +18,7 @@ def _arrays() -> tuple[Images, Labels]:
 
 
 def read(_folder: Path) -> Dataset:
-    """The fixed, stratified split: of each class, every fifth sample is a test sample.
-
-    No random generator takes part, so the split is the same with every version of every library.
-    """
+    """Of each class, every fifth sample is a test sample: the same with every version of every library."""
     x, y = _arrays()
     of_class = y[:, None] == np.arange(10)
     number = of_class.cumsum(axis=0)[of_class]  # of each sample in its class, from 1 on

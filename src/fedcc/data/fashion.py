@@ -1,9 +1,4 @@
-"""Fashion-MNIST from its four idx files.
-
-It is not augmented: its images are centred and upright, and the paper's protocol does not cover it.
-"""
-
-from __future__ import annotations
+"""Fashion-MNIST from its four idx files."""
 
 import gzip
 import zlib
@@ -110,7 +105,7 @@ FASHION = Description(
     classes=10,
     shape=(1, 28, 28),
     source="https://github.com/zalandoresearch/fashion-mnist",
-    defaults=paper_defaults("classes:2", augment=False),
+    defaults=paper_defaults("classes:2", augment=False),  # images are centred and upright
     read=read,
     aliases=("fashionmnist", "fashion", "fmnist"),
     folders=("fashion-mnist", "FashionMNIST/raw"),

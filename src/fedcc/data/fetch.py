@@ -5,8 +5,6 @@ upstream's checksum gets its own name; an archive is unpacked beside its destina
 its final name is complete, and processes that start together wait for the one that downloads.
 """
 
-from __future__ import annotations
-
 import errno
 import gzip
 import os

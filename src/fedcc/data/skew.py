@@ -10,8 +10,6 @@ NIID-Bench's names are understood as well: ``noniid-labeldir[:BETA]`` is ``diric
 ``noniid-#label2`` is ``classes:2`` and ``homo`` is ``iid``. What it does differently stays an explicit option.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Callable, Sequence
@@ -25,14 +23,11 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Dirichlet:
-    """Each class is cut among the clients in proportions drawn from Dir(eta); small eta is strong skew.
-
-    ``balance`` stops giving to clients that already hold n/K samples, as NIID-Bench does.
-    """
+    """Each class is cut among the clients in proportions drawn from Dir(eta); small eta is strong skew."""
 
     eta: float
     minimum: int = 10
-    balance: bool = False
+    balance: bool = False  # stop giving to clients that already hold n/K samples, as NIID-Bench does
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.eta) and self.eta > 0):

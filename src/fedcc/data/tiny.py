@@ -4,8 +4,6 @@ Decoding 110,000 JPEGs takes half a minute, so the arrays are cached beside them
 the names and sizes of the images do not change. A copy with fewer images or classes is read in the same way.
 """
 
-from __future__ import annotations
-
 import hashlib
 import math
 import os

@@ -5,8 +5,6 @@ recognised by name. So a hostile file can neither run code nor build an object t
 keys are texts, no list holds another, and time and memory are linear in the size of the file.
 """
 
-from __future__ import annotations
-
 import math
 import pickletools
 import re

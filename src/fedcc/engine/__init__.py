@@ -1,7 +1,5 @@
 """Engines serve the requests of methods: ``plain`` is the reference, ``fused`` trains clients together on a GPU."""
 
-from __future__ import annotations
-
 import os
 import warnings
 

@@ -1,7 +1,5 @@
 """The number of images that networks process: counted from the requests, so it is the same for every engine."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The fused engine: the clients of a group train together, stacked in lanes, each step one captured graph on a GPU."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections import deque
@@ -28,10 +26,7 @@ PREDICT_PIXELS = 2**26  # of one client in one forward pass: kernels count its n
 
 
 class Fused:
-    """Serves groups of equal requests together; what cannot be stacked goes to the plain engine.
-
-    By default the number of ``lanes`` follows from memory, and ``graphs`` and ``kernels`` are used where they run.
-    """
+    """Serves groups of equal requests together; what cannot be stacked goes to the plain engine."""
 
     name = "fused"
 
@@ -40,8 +35,8 @@ class Fused:
         device: str | torch.device = "cpu",
         precision: Precision = "bf16",
         monitor: Monitor | None = None,
-        lanes: int | None = None,
-        graphs: bool | None = None,
+        lanes: int | None = None,  # None: as many as memory allows
+        graphs: bool | None = None,  # None: where they run
         kernels: bool | None = None,
     ):
         self.plain = Plain(device, precision, monitor)
@@ -150,10 +145,7 @@ class Fused:
             job.fitted = replace(fitted, loss=total / job.steps)
 
     def _side_by_side(self, groups: dict[Arch, Iterator[None]]) -> None:
-        """Advance the groups; on a GPU each has its own stream, so that one fills the gaps of another.
-
-        Each group queues a little work in advance, and more when some of that is done.
-        """
+        """Advance the groups; on a GPU each queues a little work on its own stream, so one fills another's gaps."""
         if self.device.type != "cuda" or len(groups) == 1:
             for group in groups.values():
                 deque(group, maxlen=0)

@@ -1,7 +1,5 @@
 """The plain engine: one request after another. The reference for every other engine, and the one for CPUs."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 import time

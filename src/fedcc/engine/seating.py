@@ -1,7 +1,5 @@
 """Which client trains in which lane: the longest first; when nobody waits, the rest move to fewer lanes."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Iterator
 from itertools import islice

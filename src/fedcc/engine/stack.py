@@ -5,8 +5,6 @@ ones, BatchNorm runs over all channels at once, and layers without parameters st
 inside modules; :func:`unstackable_reason` tests this on the network itself, so there is no list of known networks.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Mapping
 from functools import lru_cache
