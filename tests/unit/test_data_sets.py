@@ -501,6 +501,6 @@ def test_real_tiny_sample():
     assert d.shape == (3, 64, 64)
     assert len(np.unique(d.train_y)) == len(d.classes)
     assert np.array_equal(np.unique(d.test_y), np.unique(d.train_y))
-    first = tiny.listing(folder / "tiny-imagenet-200").train[0]
+    first, _ = tiny.listing(folder / "tiny-imagenet-200").train[0]
     with Image.open(first) as stored:
         assert np.array_equal(d.train_x[0], np.asarray(stored.convert("RGB")).transpose(2, 0, 1))

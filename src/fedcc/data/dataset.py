@@ -152,14 +152,16 @@ def hexdigest(content: bytes, name: str) -> str:
     return hashlib.new(name, content, usedforsecurity=False).hexdigest()
 
 
-def content_of(path: Path, limit: int | None = None) -> bytes:
-    """The bytes of a file, of at most ``limit``, or a DataError that names it."""
+def content_of(path: Path, limit: int | None = None, expected: str = "") -> bytes:
+    """The bytes of a file, of at most ``limit`` and with this digest, or a DataError that names it."""
     try:
         if limit is not None and (size := path.stat().st_size) > limit:
             raise DataError(f"{path}: expected at most {limit:,} bytes, found {size:,}")
-        return path.read_bytes()
+        content = path.read_bytes()
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror or error})") from error
+    same_as_upstream(path, content, expected)
+    return content
 
 
 def same_as_upstream(path: Path, content: bytes, expected: str) -> None:
