@@ -1,7 +1,5 @@
 """Data sets by name. Who holds what is in ``skew``, ``split`` and ``partition``; downloads are in ``fetch``."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from fedcc.data.dataset import DataError, Dataset, Defaults, Description
