@@ -156,7 +156,10 @@ def load_unfinished(
     notes = RunFolder(out).check_description()
     experiment = Experiment.read(out / "experiment.toml")
     check_threads(experiment.machine.threads)
-    federation = experiment.federation(data_dir)
+    try:
+        federation = experiment.federation(data_dir)
+    except ValueError as error:  # options that are valid one by one, but not together
+        raise ValueError(f"{out / 'experiment.toml'}: {error}") from None
     start, problems = Checkpoints(out, experiment, federation).latest()
     return experiment, federation, start, notes + problems
 
