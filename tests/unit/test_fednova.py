@@ -9,7 +9,8 @@ from torch import Tensor
 from fedcc.core.messages import Weights, nbytes
 from fedcc.core.requests import Recipe
 from fedcc.methods import FedAvg, FedNova
-from fedcc.methods.fednova import Update, coefficients, extrapolated, heavy_ball, shares
+from fedcc.methods.fedavg import shares
+from fedcc.methods.fednova import Update, coefficients, extrapolated, heavy_ball
 from private_steps import initial
 from tiny import Tiny
 
