@@ -45,8 +45,7 @@ class Distill(Loss):
 
     def __call__(self, step: Step) -> Tensor:
         batch = step[self.stream]
-        q = batch["target"]
-        return (torch.xlogy(q, q) - q * F.log_softmax(batch.logits[:, : self.known], -1)).sum(-1).mean()  # Eq. (2)
+        return kl(batch["target"], batch.logits[:, : self.known])  # Eq. (2)
 
 
 @dataclass(frozen=True)
@@ -69,6 +68,11 @@ class Proximal(Loss):
     def __call__(self, step: Step) -> Tensor:
         w = step.constants["w"]
         return (joined(step.params.values()) - joined(w[name] for name in step.params)).square().sum()
+
+
+def kl(q: Tensor, z: Tensor) -> Tensor:
+    """The mean of KL(q || softmax(z)), [B, C] both."""
+    return (torch.xlogy(q, q) - q * F.log_softmax(z, -1)).sum(-1).mean()
 
 
 def cross_entropy(z: Tensor, y: Tensor) -> Tensor:

@@ -142,7 +142,7 @@ class Method(ABC, Generic[Up, Down]):
 AnyMethod = Method[Any, Any]
 
 
-def shares(scores: Tensor) -> Tensor:
+def shares(scores: Tensor, dim: int = -1) -> Tensor:
     """Scores that are not negative (votes, sums of probabilities), divided by their sum; equal if all are 0."""
-    total = scores.sum(-1, keepdim=True)
-    return torch.where(total > 0, scores / total.where(total > 0, 1), 1 / scores.shape[-1])
+    total = scores.sum(dim, keepdim=True)
+    return torch.where(total > 0, scores / total.where(total > 0, 1), 1 / scores.shape[dim])
