@@ -21,11 +21,11 @@ from flwr.app import Context, Metadata, RecordDict
 from flwr.app.message import make_message
 
 from fedcc.flower import client_app
-from fedcc.flower.cohort import Answer
+from fedcc.flower.cohort import Answer, RunLog
 from fedcc.flower.create import APP, create_federation
 from fedcc.flower.folder import FederationFolder
 from fedcc.flower.programs import free_port
-from fedcc.flower.server import FlowerServer, RunLog
+from fedcc.flower.server_app import FlowerServer
 from program import Done, Running, descendants, wait_until
 
 NAMES = ("north", "east", "south", "west")

@@ -56,11 +56,12 @@ IRRELEVANT = re.compile(
     r"^from (program|federation|fuzz|launches|fedcc\.(cli|flower|report|experiments))\b|def \w+\(device\b", re.MULTILINE
 )
 """... and what it has if it is about something else."""
+RELEVANT_TOO = {"test_readings.py", "test_versions.py"}  # of methods, with records and runs besides
 SLOW = {"test_engines.py", "test_digits_oracles.py"}  # what they reach, faster tests reach too
 
 SHARE = 0.24  # of all mutants that are tried
 SEED = 17
-BUDGET = 12  # seconds of tests for one mutant; a mutant that they let through needs a faster test
+BUDGET = 0.08  # of the CPU time of all tests, for one mutant: a busy machine slows down both
 LIMIT = 120  # seconds of CPU time; a mutant that never ends is a dead one
 
 Place = tuple[str, int]
@@ -443,10 +444,10 @@ class Runner:
         """The tests that reach a mutant: first those that have killed others of its function, then the fastest."""
         able = self.reach.get(mutant.place, [])
         order = sorted(able, key=lambda name: (name not in self.killers[mutant.function], self.seconds[name]))
-        chosen, total = [], 0.0
+        chosen, total, budget = [], 0.0, BUDGET * sum(self.seconds.values())
         for name in order:
             total += self.seconds[name]
-            if total > BUDGET and chosen:
+            if total > budget and chosen:
                 break
             chosen.append(name)
         return chosen
@@ -479,7 +480,8 @@ def test_files(kind: str) -> list[Path]:
     return [
         path
         for path, text in texts.items()
-        if RELEVANT.search(text) and not IRRELEVANT.search(text) and path.name not in SLOW
+        if (RELEVANT.search(text) and not IRRELEVANT.search(text) and path.name not in SLOW)
+        or path.name in RELEVANT_TOO
     ]
 
 
@@ -488,7 +490,10 @@ def say(line: str) -> None:
 
 
 def report(ends: dict[Mutant, tuple[str, str]], explained: dict[tuple[str, str, str], str], whole: bool = True) -> int:
-    """The table by file; 1 if a mutant is alive and not explained, or explained and dead or not there."""
+    """The table by file; 1 if a mutant is alive and not explained, or explained and dead or not there.
+
+    A mutant whose explanation begins with "Open" lacks a test; it may die.
+    """
     counts = defaultdict[str, Counter[str]](Counter)
     wrong = []
     for mutant, (end, test) in ends.items():
@@ -497,7 +502,7 @@ def report(ends: dict[Mutant, tuple[str, str]], explained: dict[tuple[str, str, 
             continue  # Python compiles it to the same code
         word = "explained" if reason and end == "alive" else end
         counts[mutant.file].update([word, "all"])
-        if word in ("alive", "broken") or (reason and end == "killed"):
+        if word in ("alive", "broken") or (reason and end == "killed" and not reason.startswith("Open")):
             wrong.append(f"{'explained, yet killed' if reason else word}: {mutant}  {test}")
     total: Counter[str] = sum(counts.values(), Counter())
     print(f"\n{'file':<24} | mutants | killed | explained")

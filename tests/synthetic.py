@@ -28,7 +28,7 @@ def record(
     e = Experiment.resolve(method, settings=settings, device="cpu", **given)
     rng = np.random.default_rng([e.training.seed, *map(ord, e.method + e.split.data + e.split.skew)])
     classes, clients = find(e.split.data).classes, range(e.split.clients)
-    near = paper.TABLE1.get((e.method, (e.split.data, e.split.skew)), paper.Printed(50.0, 5.0))
+    near = paper.TABLE1.get((e.method, (e.split.data, e.split.skew)), paper.Value(50.0, 5.0))
     end = np.clip(rng.normal(near.mean, max(near.spread, 0.2)), 1, 99) if final is None else final
     climb = end * (1 - np.exp(-np.arange(1, e.training.rounds + 1) / 3)) + rng.normal(0, 0.5, e.training.rounds)
     known = [round(float(v), 4) for v in np.clip(climb, 0, 100)]

@@ -6,7 +6,7 @@ import errno
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TextIO
+from typing import Any
 
 from fedcc.signals import Interrupted
 
@@ -24,18 +24,11 @@ def warnings_to(say: Callable[[str], None]) -> Iterator[None]:
     """Pass the warnings of this package to ``say`` while the block runs; others are shown as usual."""
     before = warnings.showwarning
 
-    def show(
-        message: Warning | str,
-        category: type[Warning],
-        filename: str,
-        lineno: int,
-        file: TextIO | None = None,
-        line: str | None = None,
-    ) -> None:
+    def show(message: Warning | str, category: type[Warning], *rest: Any, **named: Any) -> None:
         if category.__module__.partition(".")[0] == "fedcc":
             say(str(message))
         else:
-            before(message, category, filename, lineno, file, line)
+            before(message, category, *rest, **named)
 
     warnings.showwarning = show
     try:

@@ -11,11 +11,11 @@ import torch
 from fedcc.core.messages import carried, nbytes
 from fedcc.core.method import AnyMethod, Trained
 from fedcc.core.model import Arch, Model
+from fedcc.core.options import Wire, check_value
 from fedcc.core.requests import Executor, Init, Recipe, gather
 from fedcc.core.rng import Key
 from fedcc.core.roles import Client, Server
 from fedcc.core.samples import Samples
-from fedcc.core.wire import WIRE
 from fedcc.engine.drive import drive
 from fedcc.engine.finite import check_models
 from fedcc.federation import Federation
@@ -45,10 +45,7 @@ class Round:
 
 @dataclass(frozen=True, eq=False)
 class Snapshot:
-    """A federation between two rounds: all that the next one depends on, since randomness is keyed.
-
-    The memories are those of server and clients, not copies: a snapshot is valid until the next round begins.
-    """
+    """All that the next round depends on. The memories are no copies: it is valid until the next round begins."""
 
     t: int  # the last finished round
     downs: Mapping[int, Any]
@@ -102,10 +99,8 @@ class Simulated:
         wire: str = "fp32",
         start: Snapshot | None = None,
     ):
-        if not 0 < participation <= 1:
-            raise ValueError(f"participation must be above 0 and at most 1, got {participation}")
-        if wire not in WIRE:
-            raise ValueError(f"wire must be one of {', '.join(WIRE)}, got {wire!r}")
+        check_value("participation", participation, float, high=1, above=0)
+        check_value("wire", wire, Wire)
         self.method, self.clients, self.executor = method, clients, executor
         self.participation, self.wire = participation, wire
         self.present: list[Client] = []  # those of the latest round
@@ -156,9 +151,6 @@ def first_model(client: Client) -> Init:
     return Init(client.arch, client.key.of(round=0, phase="init"))
 
 
-# ------------------------------------------------------------------------------------------------- roles
-
-
 def build_roles(
     method: AnyMethod, federation: Federation, recipe: Recipe, seed: int, device: torch.device | str
 ) -> tuple[Server, list[Client]]:
@@ -185,11 +177,8 @@ def build_server(
     """The server of clients with these networks, wherever the clients are."""
     if reason := method.unusable_reason(public):
         raise ValueError(reason)
-    return Server(
-        public=public,
-        classes=classes,
-        recipe=recipe,
-        key=Key(seed),
-        archs=archs,
-        networks=lambda name: Arch((network(name, public.shape),), method.outputs(classes), public.shape),
-    )
+
+    def build(name: str) -> Arch:
+        return Arch((network(name, public.shape),), method.outputs(classes), public.shape)
+
+    return Server(public=public, classes=classes, recipe=recipe, key=Key(seed), archs=archs, networks=build)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from fedcc.core.method import AnyMethod
 from fedcc.core.model import Arch, Factory
-from fedcc.core.options import check_value
+from fedcc.core.options import Assignment, check_value
 from fedcc.core.samples import IDENTITY, Samples, View
 from fedcc.nets import network
 
@@ -27,8 +27,6 @@ Models = str | Factory | Sequence[str | Factory]
 
 Array = Any
 """A numpy array, a tensor, or nested lists."""
-
-Assignment = Literal["alternate", "halves"]
 
 MAX_CLASSES = 65_536
 
@@ -92,8 +90,8 @@ class Federation:
 
         dataset = load(data, Path(folder) if folder is not None else None, resize=resize, label=label, test=test)
         x, y, defaults = dataset.train_x, dataset.train_y, dataset.defaults
-        if not 0 < fraction <= 1:
-            raise ValueError(f"fraction must be above 0 and at most 1, got {fraction}")
+        check_value("fraction", fraction, float, high=1, above=0)
+        check_value("validation", validation, float, 0, below=1)
         if fraction < 1:
             part = np.sort(np.random.default_rng([seed, 3]).permutation(len(y))[: max(1, round(fraction * len(y)))])
             x, y = x[part], y[part]
@@ -106,8 +104,6 @@ class Federation:
         view = dataset.view.with_augment(augment or "standard")
         if augment == "standard" and not view.augments:
             raise ValueError(f"{dataset.name} has no augmentation to turn on")
-        if not 0 <= validation < 1:
-            raise ValueError(f"validation must be at least 0 and below 1, got {validation}")
         if own_public is None and not len(split.public):
             raise ValueError(f"the public set is empty: public must be above 0, got {public}")
         public_x, test_x, encoding = x[split.public] if own_public is None else own_public, dataset.test_x, None
@@ -122,11 +118,11 @@ class Federation:
             return Samples({"x": torch.from_numpy(x), "y": torch.from_numpy(y)}, view)
 
         parts = [_divide(rows, validation, seed, k) for k, rows in enumerate(split.clients)]
-        tested = np.concatenate([held_out for _, held_out in parts])
+        held_out = np.concatenate([rest for _, rest in parts])
         return Federation(
             private=tuple(samples(x[rows], y[rows]) for rows, _ in parts),
             public=Samples({"x": torch.from_numpy(public_x)}, view),
-            test=samples(x[tested], y[tested]) if validation else samples(test_x, dataset.test_y),
+            test=samples(x[held_out], y[held_out]) if validation else samples(test_x, dataset.test_y),
             classes=len(dataset.classes),
             models=several(defaults.models if models is None else models),
             shared_model=defaults.shared_model if models is None else None,
@@ -162,20 +158,20 @@ class Federation:
         """
         if not clients:
             raise ValueError("a federation needs at least one client, got none")
-        named = {f"client {k}": pair for k, pair in enumerate(clients)} | {"the test set": test}
-        labelled = [_labelled(who, pair, view) for who, pair in named.items()]
+        pairs = {f"client {k}": pair for k, pair in enumerate(clients)} | {"the test set": test}
+        samples = [_labelled(who, pair, view) for who, pair in pairs.items()]
         shared = as_samples("the public set", public, view)
-        labelled, labels = _numbered(labelled, classes)
+        samples, labels = _numbered(samples, classes)
         total = len(labels)
-        for who, s in zip(named, labelled, strict=True):
+        for who, s in zip(pairs, samples, strict=True):
             if s.shape != shared.shape or s.x.dtype != shared.x.dtype:
                 raise ValueError(
                     f"inputs must be alike: the public set has {shared.x.dtype} of shape {shared.shape}, "
                     f"{who} has {s.x.dtype} of shape {s.shape}"
                 )
         own = () if labels == tuple(range(total)) else labels
-        *private, tested = labelled
-        federation = Federation(tuple(private), shared, tested, total, several(models), labels=own)
+        *private, test_set = samples
+        federation = Federation(tuple(private), shared, test_set, total, several(models), labels=own)
         per_class = federation.counts().sum(0).tolist()
         missing = [label for label, number in zip(labels, per_class, strict=True) if not number]
         if missing and not allow_missing:
@@ -200,8 +196,8 @@ class Federation:
         outputs = method.outputs(self.classes)
         tokens = not self.public.x.is_floating_point() and self.public.view == IDENTITY
         factories = [network(m, self.public.shape) if isinstance(m, str) else m for m in models]
-        dealt = deal(factories, len(self.private), self.assignment)
-        return {k: Arch((factory,), outputs, self.public.shape, tokens) for k, factory in enumerate(dealt)}
+        networks = deal(factories, len(self.private), self.assignment)
+        return {k: Arch((factory,), outputs, self.public.shape, tokens) for k, factory in enumerate(networks)}
 
     def counts(self) -> Tensor:
         """Private samples per client and class, [clients, classes]."""
@@ -222,9 +218,9 @@ def deal(models: Sequence[T], clients: int, assignment: Assignment) -> list[T]:
 def _divide(rows: np.ndarray, share: float, seed: int, client: int) -> tuple[np.ndarray, np.ndarray]:
     """A client's samples to train on, at least one, and those held out; both in their order."""
     number = min(round(share * len(rows)), len(rows) - 1)
-    held_out = np.zeros(len(rows), bool)
-    held_out[np.random.default_rng([seed, 4, client]).permutation(len(rows))[:number]] = True
-    return rows[~held_out], rows[held_out]
+    rest = np.zeros(len(rows), bool)
+    rest[np.random.default_rng([seed, 4, client]).permutation(len(rows))[:number]] = True
+    return rows[~rest], rows[rest]
 
 
 def several(models: Models) -> tuple[str | Factory, ...]:
@@ -286,18 +282,18 @@ def _tensor(who: str, values: Array) -> Tensor:
     return tensor
 
 
-def _numbered(labelled: list[Samples], classes: int | None) -> tuple[list[Samples], tuple[int, ...]]:
+def _numbered(samples: list[Samples], classes: int | None) -> tuple[list[Samples], tuple[int, ...]]:
     """The samples with the number of their class as ``y``, and the caller's label of each class."""
-    values = torch.unique(torch.cat([s["y"] for s in labelled]))
+    values = torch.unique(torch.cat([s["y"] for s in samples]))
     if classes is not None:
         check_value("classes", classes, int, 1)
         check_value("classes", classes, int, high=MAX_CLASSES)
         if (highest := int(values[-1])) >= classes:
             raise ValueError(f"labels must lie in 0 .. {classes - 1}, got {highest}")
-        return labelled, tuple(range(classes))
+        return samples, tuple(range(classes))
     if len(values) > MAX_CLASSES:
         raise ValueError(f"labels must have at most {MAX_CLASSES:,} distinct values, got {len(values):,}")
-    return [s.with_(y=torch.searchsorted(values, s["y"])) for s in labelled], tuple(values.tolist())
+    return [s.with_(y=torch.searchsorted(values, s["y"])) for s in samples], tuple(values.tolist())
 
 
 def _labelled(who: str, pair: tuple[Array, Array], view: View | None) -> Samples:

@@ -38,19 +38,14 @@ class SoftCrossEntropy(Loss):
 
 @dataclass(frozen=True)
 class Distill(Loss):
-    """KL(target || softmax), the mean over the batch, Eq. (2).
-
-    A row whose target is all zero adds neither loss nor gradient. ``known`` restricts the softmax to that many
-    first outputs.
-    """
+    """KL(target || softmax) over the first ``known`` outputs, the mean over the batch; all-zero targets add nothing."""
 
     stream: str
     known: int | None = None
 
     def __call__(self, step: Step) -> Tensor:
         batch = step[self.stream]
-        q = batch["target"]
-        return (torch.xlogy(q, q) - q * F.log_softmax(batch.logits[:, : self.known], -1)).sum(-1).mean()  # Eq. (2)
+        return kl(batch["target"], batch.logits[:, : self.known])  # Eq. (2)
 
 
 @dataclass(frozen=True)
@@ -75,15 +70,15 @@ class Proximal(Loss):
         return (joined(step.params.values()) - joined(w[name] for name in step.params)).square().sum()
 
 
-def cross_entropy(z: Tensor, y: Tensor) -> Tensor:
-    """The mean cross entropy of labels ``y`` [B], given logits ``z`` [B, C].
+def kl(q: Tensor, z: Tensor) -> Tensor:
+    """The mean of KL(q || softmax(z)), [B, C] both."""
+    return (torch.xlogy(q, q) - q * F.log_softmax(z, -1)).sum(-1).mean()
 
-    Under ``torch.vmap`` torch would make some twenty small operations of it; here they are few.
-    """
+
+def cross_entropy(z: Tensor, y: Tensor) -> Tensor:
+    """The mean cross entropy of labels ``y`` [B] and logits ``z`` [B, C], in few operations under ``vmap`` too."""
     if any(torch._C._functorch.is_batchedtensor(t) for t in (z, y)):
-        run: Any = _OfAllLanes.apply
-        found: Tensor = run(z, y)
-        return found
+        return _OfAllLanes.apply(z, y)  # type: ignore[no-any-return, no-untyped-call]
     return F.cross_entropy(z, y)
 
 

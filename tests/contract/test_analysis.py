@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from fedcc.experiments.analyse import Options, analyse
+from fedcc.experiments.analyse import analyse
 from fedcc.experiments.experiment import Experiment
+from fedcc.experiments.options import Analysis
 from fedcc.experiments.run import execute
 from fedcc.experiments.store import RunFolder
 from fedcc.methods import METHODS, FedMD, make
@@ -33,7 +34,7 @@ def analysed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
         ),
         place,
     )
-    analyse(place, Options(samples=40, client=1), device="cpu")
+    analyse(place, Analysis(samples=40, client=1), device="cpu")
     summary = RunFolder(place).summary()
     assert summary is not None
     return summary, json.loads((place / "analysis.json").read_text(), parse_constant=pytest.fail)

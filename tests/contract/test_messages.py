@@ -15,7 +15,7 @@ from fedcc.core.rng import Key
 from fedcc.core.tree import message_classes
 from fedcc.core.wire import WIRE
 from fedcc.federate import federate
-from fedcc.flower.codec import EncodedMessage, InvalidMessage, accept, decode, encode
+from fedcc.flower.codec import EncodedMessage, ExpectedMessage, InvalidMessage, accept, decode, encode
 from fedcc.flower.dry_run import DryRun
 from fedcc.methods import METHODS, make
 from tiny import Tiny
@@ -44,7 +44,7 @@ class Remote:
     def __init__(self, tiny: Tiny, wire: str, everyone: bool = True):
         self.wire, self.tiny, self.everyone = wire, tiny, everyone
         self.known = message_classes(tiny.method)
-        self.dry_run = DryRun(tiny.method, tiny.server, wire, "run", dtype=torch.float32)
+        self.dry_run = DryRun(tiny.method, tiny.server, wire, "run")
 
     def round(self, t: int, downs: Mapping[int, Any]) -> dict[int, Any]:
         ups = {}
@@ -106,7 +106,9 @@ def test_models_at_the_end() -> None:
     tiny = Tiny(make("fedcc"), precision="fp32").run(1)
     dry_run = DryRun(tiny.method, tiny.server, "fp16", "run")
     sent = encode(Weights.of(tiny.clients[0].model, 20), "fp16", run="run", round=1)
-    came = accept(sent.kind, sent.text, sent.buffers, dry_run.model_upload(0, 1))
+    model, _ = dry_run.clients[0]
+    expected = ExpectedMessage(Weights.of(model, 1), dry_run.messages, tiny.server.classes, "fp16", "run", 1)
+    came = accept(sent.kind, sent.text, sent.buffers, expected)
     assert equal(came.state, {n: v.half().float() for n, v in tiny.clients[0].model.floating.items()})
 
 

@@ -15,8 +15,9 @@ from torch import Tensor
 
 from fedcc.core.method import AnyMethod
 from fedcc.core.requests import Recipe
+from fedcc.core.rng import SERVER
 from fedcc.methods import METHODS, make
-from recording import changed
+from recording import changed, record
 from tiny import Mlp, Tiny
 
 QUICK: dict[str, dict[str, Any]] = {"fedconcat": {"classifier_rounds": 2, "classifier_lr": 0.5}}
@@ -195,6 +196,29 @@ def test_the_order_of_uplinks_does_not_matter(name: str) -> None:
 
 
 # -- randomness and labels
+
+PHASES: dict[str, tuple[list[str], list[str]]] = {
+    "fedconcat": (["fit", "fit", "head", "head"], []),
+    "fedmd": (["fit", "sync", "fit"], []),
+    "feddf": (["fit", "fit"], ["distill"]),
+    "lsr": (["fit", "sync", "fit"], []),
+    "fedet": (["fit", "fit"], ["consensus"]),
+    "fedhkt": (["fit", "fit"], ["down", "up"]),
+    "fedcc": (["fit", "refine", "sync", "fit", "refine"], []),
+    "ssl": (["fit", "refine"] * 2, []),
+    "centralized": ([], ["fit"]),
+}
+"""A client's phases in two rounds, and the server's, where they are not a fit every round."""
+
+
+@every
+def test_phases_have_fixed_names(name: str) -> None:
+    """Batches are drawn by them, so another name gives other numbers."""
+    asked = record(tiny := federation(name))
+    tiny.run(2)
+    clients, server = PHASES.get(name, (["fit", "fit"], []))
+    assert [fit.key.phase for fit in asked.fits(client=0)] == clients
+    assert sorted({fit.key.phase for fit in asked.fits(client=SERVER)}) == server
 
 
 @every

@@ -18,6 +18,7 @@ from fedcc.experiments.experiment import Experiment
 from fedcc.experiments.run import execute
 from fedcc.experiments.store import RunFolder
 from fedcc.report import analysis_figures, figures
+from fedcc.report.records import find_records
 from program import QUICK, call
 
 Capsys = pytest.CaptureFixture[str]
@@ -105,14 +106,13 @@ def test_another_example_client_and_number_of_samples(runs: dict[str, Path], cap
 
 
 def test_all_figures_are_drawn(runs: dict[str, Path], analyses: dict[str, dict[str, Any]], tmp_path: Path) -> None:
-    summaries = {a["method"]: RunFolder(runs[name]).summary() or {} for name, a in analyses.items()}
-    margins = {"digits": {a["method"]: a["margins"] for a in analyses.values()}}
+    records = {run.label: run for run in find_records(list(runs.values())).runs}
     made = {
-        "margins": analysis_figures.margins_figure(margins),
+        "margins": analysis_figures.margins_figure({a["method"]: a["margins"] for a in analyses.values()}),
         "embeddings": analysis_figures.embeddings_figure({a["method"]: a["embeddings"] for a in analyses.values()}),
         "example": analysis_figures.example_figure(analyses["fedcc"]["example"]),
-        "bytes": figures.bytes_figure(summaries),
-        "log": figures.log_figure(summaries["FedCC"]["log"]),
+        "bytes": figures.bytes_figure(records),
+        "log": figures.log_figure(records["FedCC"].log),
     }
     for name, figure in made.items():
         with Image.open(figures.save(figure, tmp_path / f"{name}.png")) as image:

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.slow
 import httpx  # noqa: E402 - comes with flwr
 
 from fedcc.flower.gate import FLEET, superlink_command, supernode_command  # noqa: E402
-from fedcc.flower.signing import sign_app  # noqa: E402
+from fedcc.flower.keys import sign_app  # noqa: E402
 
 BIN = Path(sys.executable).parent
 APP = """

@@ -29,6 +29,8 @@ def test_two_interrupts_at_any_moment_print_no_traceback(tmp_path: Path) -> None
             if run.poll() is None:
                 os.kill(run.pid, signal.SIGINT)
         _, err = run.communicate(timeout=120)
+        if err.startswith("Fatal Python error: init"):
+            continue  # the interpreter was still starting, before the first line of the program
         assert "Traceback" not in err, (offset, err)
         assert "Exception ignored" not in err, (offset, err)
         assert run.returncode in (0, 130, -signal.SIGINT), (offset, err)

@@ -135,7 +135,6 @@ def test_the_whole_of_table_one(tmp_path: Path, capsys: pytest.CaptureFixture[st
         print(f"\n576 run folders: {took:.1f} s ({worked:.1f} s of work in this process), page {size / 1e6:.1f} MB")
     assert size < 20e6
     assert worked < 20
-    assert took < 240  # in under 20 s on two cores of its own; others may be at work beside this test
 
 
 # ------------------------------------------------------------------------------------------------------ a real browser

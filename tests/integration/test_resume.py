@@ -428,9 +428,9 @@ def test_unless_told_how_often_it_takes_a_twentieth_of_the_time_at_most(copy: Pa
     written = Checkpoints(copy, experiment, experiment.federation())
     assert written.affordable()
     now = time.perf_counter()
-    written.cost, written.ended = 10.0, now - 190
+    written.cost, written.last_time = 10.0, now - 190
     assert not written.affordable()
-    written.ended = now - 210
+    written.last_time = now - 210
     assert written.affordable()
 
 

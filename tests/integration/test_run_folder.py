@@ -133,10 +133,10 @@ def test_images_processed_are_steps_times_batches(folder: Path) -> None:
     summary, records = RunFolder(folder).summary(), RunFolder(folder).metrics()
     assert summary is not None
     split = Partition.load(folder / "partition.npz")
-    epochs, batch = summary["epochs"], 64  # fit has two epochs here
+    epochs, batch = summary["epochs"], 64
     private = [epochs * math.ceil(len(rows) / batch) for rows in split.clients]
     public = epochs * math.ceil(len(split.public) / batch)
-    fit, sync = 2 * batch * sum(private), batch * public * len(split.clients)
+    fit, sync = batch * sum(private), batch * public * len(split.clients)
     refine = 2 * batch * sum(max(steps, public) for steps in private)  # a batch of each stream
     assert [r["images"]["trained"] for r in records] == [
         {"fit": fit, "refine": refine},

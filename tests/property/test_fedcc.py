@@ -173,7 +173,8 @@ def test_a_pseudo_label_is_one_majority_class_and_unknown(
     assert (found >= 0).all()
     assert torch.allclose(found.sum(-1), torch.ones(9, dtype=found.dtype))
     assert ((found > 0).sum(-1) <= 2).all()
-    majority = client.memory["majority"]
+    majority = client.majority
+    assert majority is not None
     for row, scores in zip(found[:, :-1], logits[:, :-1], strict=True):
         if row.any():
             label = int(row.argmax())

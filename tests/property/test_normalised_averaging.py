@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedcc.methods.fednova import coefficients, shares
+from fedcc.methods.fedavg import shares
+from fedcc.methods.fednova import coefficients
 
 clients = st.lists(st.tuples(st.integers(1, 10_000), st.integers(1, 3_000)), min_size=1, max_size=12)
 

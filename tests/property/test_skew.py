@@ -85,7 +85,7 @@ def test_iid_parts_are_equal_to_one_sample(seed, clients, more):
 def test_the_public_split_is_the_fraction_and_the_rest(seed, n, fraction, stratified):
     assume(fraction == 0 or round(n * fraction) > 0)
     y = labels_of(n, 4, seed)
-    public, private = public_split(n, fraction, np.random.default_rng(seed), stratified, y)
+    public, private = public_split(y, fraction, np.random.default_rng(seed), stratified)
     assert dealt_once([public, private], n)
     assert len(public) == round(n * fraction)
     if stratified:

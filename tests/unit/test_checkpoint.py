@@ -17,7 +17,7 @@ from fedcc.core.files import uninterrupted
 from fedcc.core.messages import Labels, Weights
 from fedcc.core.model import Arch, Model
 from fedcc.core.tree import message_classes
-from fedcc.experiments.checkpoint import _difference
+from fedcc.experiments.experiment import first_difference
 from fedcc.experiments.packing import from_bytes, read_header, to_bytes
 from fedcc.federate import Round, Snapshot, federate
 from fedcc.methods import METHODS, make
@@ -162,4 +162,6 @@ def test_a_signal_waits_for_the_end_of_a_write() -> None:
     ],
 )
 def test_what_differs_is_named(other: object, own: object, words: str) -> None:
-    assert _difference("settings", other, own) == words
+    difference = first_difference({"settings": other}, {"settings": own})
+    assert difference is not None
+    assert "{} is {}, here {}".format(*difference) == words

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+import sklearn.cluster
 import torch
 
 from fedcc.methods.clusters import join
@@ -33,6 +35,20 @@ def test_the_order_of_clients_does_not_matter_and_the_seed_decides() -> None:
     assert shuffled == [labels[i] for i in order]
     assert clusters(ONE_HOT, 4, seed=7) == labels
     assert len({tuple(clusters(ONE_HOT, 4, seed=seed)) for seed in range(8)}) > 1  # equal distances: arbitrary
+
+
+def test_what_is_asked_of_scikit_learn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ten starts, and the low 32 bits of the seed, which is all that it takes."""
+    asked: list[dict[str, Any]] = []
+
+    class Noting(sklearn.cluster.KMeans):  # type: ignore[misc]
+        def __init__(self, n_clusters: int, **options: Any):
+            asked.append({"n_clusters": n_clusters, **options})
+            super().__init__(n_clusters, **options)
+
+    monkeypatch.setattr(sklearn.cluster, "KMeans", Noting)
+    clusters(ONE_HOT, 4, seed=5 * 2**32 + 2**31 + 7)
+    assert asked == [{"n_clusters": 4, "n_init": 10, "random_state": 2**31 + 7}]
 
 
 def test_no_cluster_is_empty() -> None:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import FrozenInstanceError, dataclass
+from functools import partial
 from typing import Any, Literal
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedcc.core.messages import Data, Labels, Predictions, Weights, carried, nbytes
 from fedcc.core.method import Method, option
-from fedcc.core.model import Arch, Model, Outputs
+from fedcc.core.model import Arch, Model, Outputs, factory_name
 from fedcc.core.requests import Fit, Recipe
 from fedcc.core.rng import SERVER, Key
 from fedcc.core.samples import Samples, View
@@ -365,6 +366,10 @@ def test_a_name_nothing_is_near_to() -> None:
         make("zzzzzz")
     assert "did you mean" not in str(error.value)
     assert all(name in str(error.value) for name in METHODS)
+
+
+def test_a_network_is_named_with_its_arguments() -> None:
+    assert factory_name(partial(nn.Linear, 8, bias=False)) == "Linear(8, bias=False)"
 
 
 def test_a_method_is_abstract() -> None:

@@ -344,6 +344,9 @@ def test_trust_is_finite_where_nearly_all_abstain() -> None:
     votes = torch.tensor([[[2e-5, 0.0, 1.0]], [[0.0, 1e-5, 1.0]]])
     assert trust(votes, 4.0)[:, 0].tolist() == pytest.approx([16 / 17, 1 / 17])
     assert trust(torch.tensor([[[0.0, 0.0, 1.0]]] * 2), 4.0)[:, 0].tolist() == [0.5, 0.5]
+    least = torch.tensor([[[1e-12, 0.0, 1.0]], [[0.0, 5e-13, 1.0]]], dtype=torch.float64)
+    assert trust(least)[:, 0].tolist() == pytest.approx([2 / 3, 1 / 3])
+    assert trust(least / 2)[:, 0].tolist() == [0.5, 0.5]
 
 
 def test_a_whole_number_becomes_the_number_that_the_option_holds() -> None:
@@ -389,7 +392,8 @@ def test_probe_kind_noise_is_uniform_between_black_and_white() -> None:
         assert low <= values.min() < low + 0.1
         assert high - 0.1 < values.max() <= high
         assert float(values.mean()) == pytest.approx((low + high) / 2, abs=0.15)
-    assert torch.equal(seen, featureless(client, "noise").x)  # drawn from the key
+    draws = client.key.of(phase="probe").generator().random((100, 2, 4, 4))
+    assert torch.equal(seen, client.public.view.normalised(torch.from_numpy(draws)))
     client.begin(2)
     assert not torch.equal(seen, featureless(client, "noise").x)
 
@@ -435,6 +439,12 @@ def test_probe_kind_for_inputs_that_are_indices(kind: Any) -> None:
     )
     tiny.cohort = type(tiny.cohort)(method, [client], tiny.executor)
     assert tiny.ask(method.client(client, None)).values.isfinite().all()
+    probe = featureless(client, kind).x
+    if kind == "noise":
+        draws = client.key.of(phase="probe").generator().integers(0, 9, (100, 4))
+        assert torch.equal(probe, torch.from_numpy(draws))
+    else:
+        assert probe.tolist() == [[int(kind in ("cdmad_ones", "white"))] * 4]
 
 
 # -- BatchNorm at the end

@@ -17,6 +17,7 @@ from fedcc.engine.plan import Plan
 from fedcc.federation import Federation
 from fedcc.losses import CrossEntropy
 from fedcc.methods import FedAvg, FedConcat
+from fedcc.methods.clusters import join
 from fedcc.methods.fedavg import average
 from fedcc.methods.fedconcat import Classifier, Encoder, label_shares
 from private_steps import draw, same
@@ -304,8 +305,9 @@ def test_inferred_histograms_are_the_models_own_and_nothing_is_told(monkeypatch:
     found = tiny.ask(label_shares(tiny.server, ups))
     noise = seen[0].samples.view.clean(seen[0].samples.x)
     assert noise.shape == (50, DIMENSIONS)
-    assert 0 <= float(noise.min()) < 0.05
-    assert 0.95 < float(noise.max()) <= 1
+    draws = tiny.server.key.of(round=0, phase="noise").generator().integers(0, 256, (50, DIMENSIONS), "uint8")
+    assert torch.equal(seen[0].samples.x, torch.from_numpy(draws))
+    assert (float(noise.min()), float(noise.max())) == pytest.approx((draws.min() / 255, draws.max() / 255))
     for k, up in ups.items():
         own = outputs(tiny, tiny.server.models["init"].with_(up.state), noise).logits.softmax(-1).mean(0)
         torch.testing.assert_close(found[k], own)
@@ -313,6 +315,13 @@ def test_inferred_histograms_are_the_models_own_and_nothing_is_told(monkeypatch:
     assert told[0].tolist() == [0.5, 0.5, 0.0]
     centres = [torch.stack([found[k] for k in group]).mean(0) for group in tiny.server.memory["clusters"]]
     torch.testing.assert_close(tiny.server.memory["centres"], torch.stack(centres))
+
+
+def test_clusters_depend_on_the_seed_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    seeds: list[int] = []
+    monkeypatch.setattr("fedcc.methods.fedconcat.join", lambda *a: seeds.append(a[3]) or join(*a))  # type: ignore[func-returns-value]
+    tiny = run(FedConcat(clusters=2, classifier_rounds=0))
+    assert seeds == [tiny.server.key.of(round=0, phase="cluster").integer()]
 
 
 def test_large_federations_of_many_classes_have_capped_clusters() -> None:

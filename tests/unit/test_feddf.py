@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -170,10 +171,40 @@ def held_out(tiny: Tiny, model: Model) -> float:
 
 def test_early_stopping_returns_the_start_if_nothing_is_better_and_gives_up() -> None:
     clients = Recipe(lr=1e-2, batch=8, epochs=2)
-    tiny = Tiny(FedDF(early_stop="kl", epochs=50, patience=9), labels=UNEQUAL, publics=40, recipe=clients)
+    tiny = Tiny(FedDF(early_stop="kl", epochs=50, patience=10), labels=UNEQUAL, publics=40, recipe=clients)
     fits = watch(tiny)
     tiny.server.recipe = Recipe(lr=1e3, batch=8)
     tiny.run(1)
     distilled = servers(fits)
     assert equal(tiny.server.models["global"].state, distilled[0].model.state)
-    assert len(distilled) == 2  # 5 steps an epoch: 10 without gain are over the patience of 9
+    assert len(distilled) == 2  # 5 steps an epoch: 10 without gain are the patience
+
+
+def test_patience_counts_from_the_last_gain(monkeypatch: pytest.MonkeyPatch) -> None:
+    kl = iter([5.0, 4.0, 3.0] + [6.0] * 9)
+
+    async def told(*_: Any) -> float:
+        return next(kl)
+
+    monkeypatch.setattr("fedcc.methods.feddf.divergence", told)
+    tiny = Tiny(FedDF(early_stop="kl", epochs=9, patience=10), publics=40)
+    fits = watch(tiny)
+    tiny.run(1)
+    assert [f.steps for f in servers(fits)] == [5] * 4  # two with gain, then 10 steps without
+    assert equal(tiny.server.models["global"].state, servers(fits)[2].model.state)
+    assert tiny.server.log["kl, group 0"] == 3.0
+
+
+@pytest.mark.parametrize(("publics", "held"), [(2, 1), (12, 1), (25, 2), (40, 4)])
+def test_how_many_are_held_out(publics: int, held: int) -> None:
+    tiny = Tiny(FedDF(), publics=publics)
+    assert [len(part) for part in holdout(tiny.server, tiny.public)] == [held, publics - held]
+
+
+def test_the_norm_is_kept_from_zero() -> None:
+    """As torch's clip_grad_norm_: 1e-6 is added to the norm."""
+    grads = {"a": torch.tensor([3e-6, 0.0], dtype=torch.float64), "b": torch.tensor([4e-6], dtype=torch.float64)}
+    found = Clip(3e-6).transform(grads)
+    assert found["a"].tolist() == pytest.approx([1.5e-6, 0.0])
+    assert found["b"].tolist() == pytest.approx([2e-6])
+    assert torch.equal(Clip(1.0).transform(grads)["b"], grads["b"])

@@ -56,6 +56,7 @@ def test_selection_against_a_loop() -> None:
             assert found[n] == (agree or float(q[n].max()) >= kappa)
         assert 0 < sum(found) < 40
     assert selected(q, g, 0.0).all()
+    assert selected(torch.tensor([[0.75, 0.25]]), torch.tensor([[0.0, 1.0]]), 0.75).tolist() == [True]
 
 
 def test_clusters_gather_similar_clients_and_never_mix_networks() -> None:
@@ -104,6 +105,15 @@ def test_label_counts_are_sent_until_a_cluster_comes_back() -> None:
     assert first.ups[0].counts.tolist() == [15, 5, 0]
     assert all(up.counts is None for up in second.ups.values())
     assert first.bytes_up - second.bytes_up == 8 * 3 * 4  # eight clients, three classes, four bytes
+
+
+def test_who_sends_counts_again_stays_where_it_is() -> None:
+    """A client that missed the downlink does not know that it has a cluster."""
+    tiny = Tiny(FedHKT(), labels=EIGHT, factories=TWO).run(1)
+    before = [list(group) for group in tiny.server.memory["clusters"]]
+    tiny.server.begin(2)
+    tiny.ask(tiny.method.server(tiny.server, tiny.rounds[0].ups))
+    assert tiny.server.memory["clusters"] == before
 
 
 def test_who_was_away_gets_a_cluster_when_it_first_appears() -> None:

@@ -117,6 +117,7 @@ def test_the_papers_mode_sends_class_means_and_uses_them_from_round_two() -> Non
     assert extra == nbytes(down) - nbytes(Weights(down.state)) == 4 * 8 * 4 + 4 * 4  # C x d floats and C counts
     first, second = CrossEntropy("private") + 0.2 * Decorrelation(), 0.3 * PrototypeMargin()
     assert [fit.loss for fit in fits] == [first] * 3 + [first + second] * 3
+    assert {fit.key.phase for fit in fits} == {"fit"}
     assert fits[3].constants["known"].tolist() == [True, True, True, False]
     assert torch.equal(fits[3].constants["means"], down.means)
 

@@ -9,7 +9,8 @@ from torch import Tensor
 from fedcc.core.messages import Weights, nbytes
 from fedcc.core.requests import Recipe
 from fedcc.methods import FedAvg, FedNova
-from fedcc.methods.fednova import Update, coefficients, extrapolated, heavy_ball, shares
+from fedcc.methods.fedavg import shares
+from fedcc.methods.fednova import Update, coefficients, extrapolated, heavy_ball
 from private_steps import initial
 from tiny import Tiny
 
@@ -78,6 +79,7 @@ def test_an_extrapolated_variance_does_not_fall_below_zero() -> None:
     w, values = torch.tensor([1.0, 1.0, 1.0]), [torch.tensor([0.1, 0.8, -0.1]), torch.tensor([0.3, 0.6, 0.5])]
     # twice the mean move: 1 + 2 (0.2 - 1) would be -0.6; where a client has a negative value it is no variance
     torch.testing.assert_close(extrapolated(w, [1.0, 1.0], values), torch.tensor([0.0, 0.4, -0.6]))
+    assert float(extrapolated(torch.tensor(1.0), [2.0], [torch.tensor(0.0)])) == 0.0
 
 
 def test_with_equal_sizes_it_is_fedavg() -> None:
@@ -95,6 +97,10 @@ def test_equal_steps_are_enough_whatever_the_sizes() -> None:
 def test_one_client_is_fedavg() -> None:
     nova, plain = (Tiny(m, labels=UNEQUAL[:1]).run(2) for m in (FedNova(), FedAvg()))
     torch.testing.assert_close(nova.server.models["global"].state, plain.server.models["global"].state)
+
+
+def test_the_normaliser_is_the_number_of_steps_and_at_least_one() -> None:
+    assert [FedNova().normalised(steps) for steps in (0, 1, 2, 7)] == [1.0, 1.0, 2.0, 7.0]
 
 
 def test_no_step_leaves_the_weights() -> None:

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 
 from fedcc.core.requests import Recipe
 from fedcc.core.step import norm
-from fedcc.engine.plain import Training
+from fedcc.engine.plain import Training, _frozen_statistics
 from fedcc.gradients import Ascent
 from fedcc.losses import CrossEntropy
 from fedcc.methods import FedAvg, FedSAM
@@ -29,6 +29,8 @@ def test_on_a_quadratic_the_gradient_is_taken_at_the_worst_point() -> None:
 
 
 def test_the_offset_has_norm_rho_over_all_tensors_together() -> None:
+    for rho in (0.5, 1.0, 2.0):
+        assert float(norm(Ascent(rho).ascent({"a": draw(3, 4)}) or {})) == pytest.approx(rho, rel=1e-9)
     offsets = Ascent(0.1).ascent({"a": draw(3, 4), "b": 10 * draw(7, seed=1)})
     assert offsets is not None
     assert float(norm(offsets)) == pytest.approx(0.1, rel=1e-9)
@@ -85,6 +87,14 @@ def test_exactly_two_backward_passes_a_step(monkeypatch: pytest.MonkeyPatch) -> 
         passes.clear()
         Tiny(method, recipe=STEPS).run()
         assert len(passes) == 3 * 3 * each
+
+
+def test_batchnorm_that_keeps_no_statistics_still_keeps_none() -> None:
+    norms = torch.nn.ModuleList([torch.nn.BatchNorm1d(2), torch.nn.BatchNorm1d(2, track_running_stats=False)])
+    with _frozen_statistics(norms):
+        assert [m.track_running_stats for m in norms] == [False, False]
+    assert [m.track_running_stats for m in norms] == [True, False]
+    assert not hasattr(norms, "track_running_stats")
 
 
 def test_it_approaches_fedavg_linearly_in_rho() -> None:

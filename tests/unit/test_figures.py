@@ -6,6 +6,7 @@ import base64
 import io
 import itertools
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from xml.etree import ElementTree
 
@@ -15,6 +16,7 @@ from PIL import Image
 
 from fedcc.report.analysis_figures import decoded, embeddings_figure, example_figure, margins_figure
 from fedcc.report.figures import accuracy_by_bytes, bytes_figure, curves_figure, log_figure, partition_figure, save
+from fedcc.report.parts import Traffic
 
 CURVES = {"FedCC": [(1, 30.0), (2, 90.0)], "FedAvg": [(1, 10.0), (2, 12.0)], "nothing yet": []}
 
@@ -121,21 +123,19 @@ def boxes(figure: Any) -> dict[str, Any]:
     return {t.get_text(): t.get_window_extent(canvas.get_renderer()) for t in shown}
 
 
-def record(up: list[int], down: list[int], accuracy: list[float | None], models: int = 0) -> dict[str, Any]:
-    return {
-        "bytes": {"up": sum(up), "down": sum(down), "models": models, "rounds": {"up": up, "down": down}},
-        "accuracy": {"rounds": accuracy},
-    }
+def record(sent: list[int], accuracy: list[float | None], models: int = 0) -> Any:
+    """A run that sent so many bytes in each round."""
+    return SimpleNamespace(traffic=Traffic(sum(sent), tuple(sent), models), curve=tuple(accuracy))
 
 
 def test_bytes_add_up_over_rounds() -> None:
-    assert accuracy_by_bytes(record([10, 10, 10], [0, 5, 5], [20.0, None, 40.0])) == [(10, 20.0), (40, 40.0)]
-    assert accuracy_by_bytes(record([0, 0], [0, 0], [20.0, 30.0])) == []  # nothing was sent: no place on a log axis
-    assert accuracy_by_bytes({"bytes": {"up": 1, "down": 1, "models": 0}, "accuracy": {"rounds": [1.0]}}) == []
+    assert accuracy_by_bytes(record([10, 15, 15], [20.0, None, 40.0])) == [(10, 20.0), (40, 40.0)]
+    assert accuracy_by_bytes(record([0, 0], [20.0, 30.0])) == []  # nothing was sent: no place on a log axis
+    assert accuracy_by_bytes(record([], [1.0])) == []  # an old record has the sum alone
 
 
 def test_bytes_figure_shows_the_models_too(tmp_path: Path) -> None:
-    runs = {"FedCC": record([10**6] * 2, [0, 10**6], [50.0, 90.0], 5 * 10**6), "FedAvg": record([7], [7], [10.0])}
+    runs = {"FedCC": record([10**6, 2 * 10**6], [50.0, 90.0], 5 * 10**6), "FedAvg": record([14], [10.0])}
     figure = bytes_figure(runs, "digits")
     lines = figure.axes[0].get_lines()
     assert [line.get_xdata().tolist()[-1] if hasattr(line.get_xdata(), "tolist") else line.get_xdata()[-1]
@@ -143,13 +143,13 @@ def test_bytes_figure_shows_the_models_too(tmp_path: Path) -> None:
     assert "models" in texts(figure)
     assert "models" not in texts(bytes_figure({"FedAvg": runs["FedAvg"]}))
     drawn(figure, tmp_path)
-    drawn(bytes_figure({"local": record([0], [0], [9.0])}), tmp_path)
+    drawn(bytes_figure({"local": record([0], [9.0])}), tmp_path)
 
 
 @pytest.mark.parametrize("spread", [1, 10_000])
 def test_no_label_is_cut_or_overlaps_another(spread: int) -> None:
     names = ["FedCC", "FedHKT (reconstruction), clusters=10", "FedAvg"]
-    runs = {n: record([10**6 * (1 + spread * i)] * 3, [0] * 3, [9.0, 8.0, 7.0], 10**7) for i, n in enumerate(names)}
+    runs = {n: record([10**6 * (1 + spread * i)] * 3, [9.0, 8.0, 7.0], 10**7) for i, n in enumerate(names)}
     curves = {n: [(1, 9.0), (2, 8.0)] for n in names}
     for figure in (bytes_figure(runs, "Table I: CIFAR-10, N = 2"), curves_figure(curves, "Table I: CIFAR-10, N = 2")):
         for text, box in boxes(figure).items():
@@ -185,19 +185,20 @@ def histogram(mean: float, place: int) -> dict[str, Any]:
 
 
 def test_margins_figure_prints_the_means(tmp_path: Path) -> None:
-    panels = {"classes:1": {"FedCC": histogram(0.33, 30), "FedAvg": histogram(-0.5, 5)}, "classes:2": {}}
-    figure = margins_figure(panels)
-    assert len(figure.axes) == 2
-    assert all(axes.get_yscale() == "log" for axes in figure.axes)
+    unknown = {"edges": [-1, 1], "models": [{"name": "global", "mean": 0.5, "counts": [1]}]}
+    methods = {"FedCC": histogram(0.33, 30), "FedAvg": histogram(-0.5, 5), "FedMD": unknown}
+    figure = margins_figure(methods, "classes:1")
+    (axes,) = figure.axes
+    assert (axes.get_yscale(), axes.get_title()) == ("log", "classes:1")
     assert "FedCC, mean +0.33" in texts(figure)
     assert "FedAvg, mean −0.50" in texts(figure)
-    assert "mean" not in texts(margins_figure(panels, model="global"))  # nobody has one
+    assert "FedMD" not in texts(figure)  # it has no margins of clients
     drawn(figure, tmp_path)
     drawn(margins_figure({}), tmp_path)
 
 
 def test_the_legend_of_margins_hides_no_line() -> None:
-    figure = margins_figure({"classes:1": {"FedCC": histogram(0.1, 30), "FedAvg": histogram(-0.1, 5)}})
+    figure = margins_figure({"FedCC": histogram(0.1, 30), "FedAvg": histogram(-0.1, 5)})
     written = boxes(figure)
     (axes,) = figure.axes
     assert not axes.get_legend().get_window_extent().overlaps(axes.bbox)

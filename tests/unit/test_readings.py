@@ -20,8 +20,7 @@ from fedcc.core.rng import Key
 from fedcc.core.samples import Samples, View
 from fedcc.engine import Plain, drive
 from fedcc.evaluate import evaluate
-from fedcc.evaluate.accuracy import percent
-from fedcc.evaluate.ensembles import ensembles
+from fedcc.evaluate.accuracy import ensembles, percent
 from fedcc.evaluate.predictions import PredictionCache
 from fedcc.experiments.record import readings
 from fedcc.experiments.run import check_method

@@ -15,6 +15,7 @@ from fedcc import FedAvg, FedCC, Federation, FinishedRound, Local, Observer, Pau
 from fedcc.core.model import Model
 from fedcc.core.requests import Fit, Recipe
 from fedcc.experiments.experiment import Experiment
+from fedcc.experiments.options import Output
 from fedcc.experiments.rounds import Paused
 from fedcc.experiments.run import execute, load_unfinished
 from fedcc.experiments.store import RunFolder
@@ -194,7 +195,12 @@ def test_a_paused_run_has_a_checkpoint_and_resumes_to_the_same_numbers(tmp_path:
     experiment, diary = digits(), Diary()
     whole = execute(experiment, tmp_path / "whole")
     with pytest.raises(Paused, match="stopped after round 2 of 4: out of time"):
-        execute(experiment, tmp_path / "r", observers=[After(2, Pause("out of time")), diary], checkpoint_every=0)
+        execute(
+            experiment,
+            tmp_path / "r",
+            observers=[After(2, Pause("out of time")), diary],
+            output=Output(checkpoint=False),
+        )
     assert diary.ends == [None]
     [checkpoint] = (tmp_path / "r").glob("checkpoint-*")
     assert checkpoint.name.startswith("checkpoint-000002-")

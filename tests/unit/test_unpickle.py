@@ -84,9 +84,9 @@ def test_plain_values_are_read_as_python_reads_them(tmp_path: Path, protocol: in
         b"fortran": np.asfortranarray(ROWS),
         b"again": ROWS + 1,
         b"labels": [0, 255, 256, 65_536, -1, 2**63 - 1, True, None, 0.5],
-        "text": ["a", "\u00e4", "\U0001f600", "", b"\x00\xff", (), (1,), (1, 2), (1, 2, 3), (1, 2, 3, 4)],
-        "nested": {"a": {"b": [(1, [2])]}},
-        "shared": [shared, shared],
+        "text": ["a", "\u00e4", "\U0001f600", "", b"\x00\xff"],
+        "shared": shared,
+        "shared again": shared,
         "long": list(range(2500)),
     }
     content = pickle.dumps(value, protocol)
@@ -137,17 +137,19 @@ ENCODE = b"c_codecs\nencode\n"
         (b"}K\x01K\x02K\x03e.", "without its mark"),
         (b"}(X\x01\x00\x00\x00au.", "a key that is no text, or that has no value"),
         (b"}K\x01a.", "items for something that takes none"),
-        (b"]q\x00h\x00a.", "a container that holds itself"),
-        (b"]q\x00]q\x01h\x00ah\x00K\x01a.", "grows after it was stored"),
+        (b"]q\x00h\x00a.", "a list of something other than numbers and texts"),
+        (pickle.dumps({"a": [[1]]}), "a list of something other than numbers and texts"),
+        (pickle.dumps({"a": {"b": 1}}), "a value that is no number, text, list or whole array"),
+        (pickle.dumps({"a": (1,)}), "a value that is no number, text, list or whole array"),
         (b"(" * 5 + b".", "an end in the middle of a value"),
         (b"K\x01K\x02.", "an end in the middle of a value"),
         (b"0.", "the opcode POP"),
         (b"h\x07.", "a reference to 7, which is not there"),
         (b"\x85.", "an opcode without its value"),
-        (b"]" * 17 + b"a" * 16 + b".", "more than 16 deep"),
-        (b"cnumpy\nndarray\n.", "a part of an array by itself"),
-        (b"]cnumpy\nndarray\nK\x01\x86a.", "a part of an array by itself"),
-        (b"]" + EMPTY + b"a.", "a part of an array by itself"),
+        (b"cnumpy\nndarray\n.", "no dictionary"),
+        (pickle.dumps([1]), "no dictionary but a value of the type list"),
+        (b"]cnumpy\nndarray\na.", "a list of something other than numbers and texts"),
+        (b"}" + text("a") + EMPTY + b"s.", "a value that is no number, text, list or whole array"),
         (b"cnumpy\ndtype\n)R.", "a call that makes no uint8 array"),
         (array_of(text("u1"), b"K\x09\x85", b"12345678"), r"shape \(9,\) with 8 bytes"),
         (array_of(text("u1"), b"K\x08J\xff\xff\xff\xffJ\xff\xff\xff\xff\x87", b"12345678"), "up to 8 whole numbers"),
@@ -175,7 +177,7 @@ def test_the_number_of_opcodes_is_limited(tmp_path: Path, monkeypatch: pytest.Mo
         cifar.unpickled(tmp_path, pickle.dumps({"a": [None] * 1000}))
 
 
-@pytest.mark.parametrize("names", [[b"\xff"] * 10, ["\ud800"] * 10, [1] * 10, [[b"a"]] * 10])
+@pytest.mark.parametrize("names", [[b"\xff"] * 10, ["\ud800"] * 10, [1] * 10])
 def test_class_names_are_texts(tmp_path: Path, names: list[Any]) -> None:
     path = tmp_path / "batches.meta"
     path.write_bytes(pickle.dumps({b"label_names": names}, 2))

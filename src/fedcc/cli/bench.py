@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from typing import Annotated, Any
 
 import typer
+from typer import Option
 
 from fedcc.cli.console import console, table
 from fedcc.cli.options import Json, run_options
@@ -15,9 +17,9 @@ from fedcc.core.options import check_value
 @run_options("device", "batch", "augment", "threads")
 def bench(
     options: dict[str, Any],
-    clients: Annotated[str | None, typer.Option(help="numbers of clients; 1,10,100 on a GPU, 1,4 on a CPU")] = None,
-    steps: Annotated[int | None, typer.Option(help="steps per client; 200 on a GPU, 4 on a CPU")] = None,
-    model: Annotated[str, typer.Option(help="the network")] = "resnet20",
+    clients: Annotated[str | None, Option(help="numbers of clients; 1,10,100 on a GPU, 1,4 on a CPU")] = None,
+    steps: Annotated[int | None, Option(help="steps per client; 200 on a GPU, 4 on a CPU")] = None,
+    model: Annotated[str, Option(help="the network")] = "resnet20",
     as_json: Json = False,
 ) -> None:
     """Measure the engines here: one table, ratios within one run."""
@@ -38,14 +40,12 @@ def bench(
     for what, number in (("steps", length), ("batch", batch), *(("clients", n) for n in numbers)):
         check_value(what, number, int, 1, 65_536)
     terminal = console(stderr=as_json)
-    terminal.print(
-        f"{model}, batch {batch}, 32x32 images, {length} steps, {device}; predict is per 1,000 images", soft_wrap=True
-    )
+    terminal.out(f"{model}, batch {batch}, 32x32 images, {length} steps, {device}; predict is per 1,000 images")
     rows = []
     listing = table("phase", "engine", "clients", "ms / client-step", "faster", "first s", "GiB", "busy %")
     with terminal.status("measuring"), fixed_threads(threads):
         for row in measure(device, numbers, length, model, batch, augment):
-            rows.append(row.plain())
+            rows.append(asdict(row))
             formats = {"ratio": "{:.1f}x", "first": "{:.1f}", "memory": "{:.2f}", "busy": "{:.0f}"}
             rest = ["" if rows[-1][n] is None else text.format(rows[-1][n]) for n, text in formats.items()]
             listing.add_row(row.phase, row.engine, str(row.clients), f"{row.ms:.3f}", *rest)

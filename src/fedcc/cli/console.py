@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -24,11 +24,14 @@ def console(stderr: bool = False) -> Console:
     return terminal
 
 
-def table(*columns: str) -> Table:
+def table(*columns: str, rows: Iterable[Iterable[object]] = ()) -> Table:
     """A table without lines."""
     from rich.table import Table
 
-    return Table(*columns, box=None, header_style="bold", pad_edge=False)
+    table = Table(*columns, box=None, header_style="bold", pad_edge=False)
+    for row in rows:
+        table.add_row(*map(str, row))
+    return table
 
 
 def say(text: str) -> None:

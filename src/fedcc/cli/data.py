@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer import Argument, Option
 
 from fedcc.cli.console import console, table
 from fedcc.cli.options import Json, run_options
@@ -17,7 +18,7 @@ data_app = typer.Typer(help="List, fetch and check data sets.", no_args_is_help=
 @run_options("data", "skew", "clients", "seed", "public", "data_dir")
 def skew(
     options: dict[str, Any],
-    picture: Annotated[Path, typer.Option("--out", help="the picture to write: .png, .pdf or .svg")] = Path("skew.png"),
+    picture: Annotated[Path, Option("--out", help="the picture to write: .png, .pdf or .svg")] = Path("skew.png"),
     as_json: Json = False,
 ) -> None:
     """Show who would hold what: print the client x class table and write the plot."""
@@ -34,31 +35,24 @@ def skew(
     title = f"{federation.data}, {federation.skew}, {len(counts)} clients, seed {seed}"
     save(partition_figure(counts.tolist(), title), picture)
     if as_json:
-        typer.echo(
-            json.dumps(
-                {
-                    "data": federation.data, "skew": federation.skew, "seed": seed, "public": len(split.public),
-                    "counts": counts.tolist(), "moved": split.moved, "sha256": split.sha256, "picture": str(picture),
-                }
-            )
-        )  # fmt: skip
+        about = {"data": federation.data, "skew": federation.skew, "seed": seed, "public": len(split.public)}
+        about |= {"counts": counts.tolist(), "moved": split.moved, "sha256": split.sha256, "picture": str(picture)}
+        typer.echo(json.dumps(about))
         return
     terminal = console()
-    terminal.print(
-        f"{title}; {len(split.public)} public samples"
-        + (f"; {split.moved} samples moved to reach the minimum" if split.moved else "")
-    )
+    moved = f"; {split.moved} samples moved to reach the minimum" if split.moved else ""
+    terminal.print(f"{title}; {len(split.public)} public samples{moved}")
+    rows: list[list[object]] = []
     if counts.shape[1] <= 20:
-        rows = table("client", *map(str, range(counts.shape[1])), "all")
-        for k, row in enumerate(counts):
-            rows.add_row(str(k), *(str(n) if n else "." for n in row), str(row.sum()))
+        columns = ["client", *map(str, range(counts.shape[1])), "all"]
+        rows += ([k, *(n or "." for n in row), row.sum()] for k, row in enumerate(counts))
     else:
-        rows = table("client", "samples", "classes", "most of")
+        columns = ["client", "samples", "classes", "most of"]
         for k, row in enumerate(counts):
             most = ", ".join(f"{c} ({row[c]})" for c in row.argsort()[::-1][:6] if row[c])
-            rows.add_row(str(k), str(row.sum()), str((row > 0).sum()), most)
-    terminal.print(rows)
-    terminal.print(f"picture: {picture}", soft_wrap=True)
+            rows.append([k, row.sum(), (row > 0).sum(), most])
+    terminal.print(table(*columns, rows=rows))
+    terminal.out(f"picture: {picture}")
 
 
 @data_app.command("list")
@@ -69,28 +63,24 @@ def data_list(options: dict[str, Any], as_json: Json = False) -> None:
     from fedcc.data.fetch import data_folder
 
     folder = data_folder(options.get("data_dir"))
-    rows: list[dict[str, Any]] = [
-        {
-            "name": d.name, "title": d.title, "train": d.train, "test": d.test, "classes": d.classes,
-            "shape": list(d.shape), "source": d.source, "here": d.embedded or not d.missing(folder),
-        }
-        for d in DATASETS.values()
-    ]  # fmt: skip
+    here = {d.name: d.embedded or not d.missing(folder) for d in DATASETS.values()}
     if as_json:
+        names = ("name", "title", "train", "test", "classes", "shape", "source")
+        rows = [{n: getattr(d, n) for n in names} | {"here": here[d.name]} for d in DATASETS.values()]
         typer.echo(json.dumps(rows, indent=1))
         return
     terminal = console()
     listing = table("name", "title", "train", "test", "classes", "shape", "here")
-    for r in rows:
-        numbers = (f"{r['train']:,}", f"{r['test']:,}", str(r["classes"]), "x".join(map(str, r["shape"])))
-        listing.add_row(r["name"], r["title"], *numbers, "yes" if r["here"] else "no")
+    for d in DATASETS.values():
+        numbers = (f"{d.train:,}", f"{d.test:,}", str(d.classes), "x".join(map(str, d.shape)))
+        listing.add_row(d.name, d.title, *numbers, "yes" if here[d.name] else "no")
     terminal.print(listing)
-    terminal.print(f"data folder: {folder}", soft_wrap=True)
+    terminal.out(f"data folder: {folder}")
 
 
 @data_app.command("fetch")
 @run_options("data_dir")
-def data_fetch(options: dict[str, Any], name: Annotated[str, typer.Argument(help="the data set")]) -> None:
+def data_fetch(options: dict[str, Any], name: Annotated[str, Argument(help="the data set")]) -> None:
     """Download a data set from upstream, checked, unless it is here."""
     from fedcc.data import find
     from fedcc.data.fetch import fetch
@@ -104,7 +94,7 @@ def data_fetch(options: dict[str, Any], name: Annotated[str, typer.Argument(help
 @data_app.command("check")
 @run_options("data_dir")
 def data_check(
-    options: dict[str, Any], name: Annotated[str, typer.Argument(help="the data set")], as_json: Json = False
+    options: dict[str, Any], name: Annotated[str, Argument(help="the data set")], as_json: Json = False
 ) -> None:
     """Compare a data set's files with upstream's checksums."""
     from fedcc.data.dataset import DataError
@@ -114,9 +104,7 @@ def data_check(
     if as_json:
         typer.echo(json.dumps([c._asdict() for c in files], indent=1))
     else:
-        listing = table("file", "expected", "found", "")
-        for c in files:
-            listing.add_row(c.file, c.expected, c.found, "ok" if c.ok else "differs")
-        console().print(listing)
+        rows = ((c.file, c.expected, c.found, "ok" if c.ok else "differs") for c in files)
+        console().print(table("file", "expected", "found", "", rows=rows))
     if odd := sum(not c.ok for c in files):
         raise DataError(f"{name}: {odd} of {len(files)} files are missing or not upstream's")

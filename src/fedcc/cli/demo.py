@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import json
 import time
+from collections import deque
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer import Option
 
 from fedcc.cli.console import clock, console, noted, table
 from fedcc.cli.options import Json, run_options
+from fedcc.core.options import check_value
+from fedcc.experiments.options import Output
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -25,8 +30,8 @@ COMPARED = ("fedcc", "fedmd", "fedavg", "local", "centralized")  # the longest f
 @run_options("rounds", "epochs", "clients", "seed")
 def demo(
     options: dict[str, Any],
-    out: Annotated[Path, typer.Option("--out", help="folder for the runs and pictures")] = Path("runs/demo"),
-    jobs: Annotated[int | None, typer.Option(help="methods at once; one per core by default")] = None,
+    out: Annotated[Path, Option("--out", help="folder for the runs and pictures")] = Path("runs/demo"),
+    jobs: Annotated[int | None, Option(help="methods at once; one per core by default")] = None,
     as_json: Json = False,
 ) -> None:
     """Ten clients with one digit each: FedCC against FedAvg, FedMD and the two bounds, one method per core."""
@@ -40,8 +45,7 @@ def demo(
     common = {"data": "digits", "skew": "classes:1", "device": "cpu"} | options
     experiments = {name: Experiment.resolve(name, **common) for name in COMPARED}
     first = experiments["fedcc"]
-    if jobs is not None and jobs < 1:
-        raise ValueError(f"jobs must be at least 1, got {jobs}")
+    check_value("jobs", jobs, int | None, 1)
     for name, experiment in experiments.items():
         RunFolder(out / name).check(experiment, overwrite=is_demo(out / name, experiment))
     prepare(first, out / "fedcc", overwrite=True)
@@ -50,25 +54,22 @@ def demo(
             RunFolder(out / name).clear()
     make_folder(out)
     workers = min(len(experiments), jobs or cores())
-    terminal.print(
+    terminal.out(
         f"{first.split.clients} clients with one digit each, T={first.training.rounds}, E={first.training.epochs}; "
-        f"{len(experiments)} methods, {workers} at a time",
-        soft_wrap=True,
+        f"{len(experiments)} methods, {workers} at a time"
     )
-    started = time.perf_counter()
+    start_time = time.perf_counter()
     with noted(f"see {out}"):
-        run_all(experiments, out, workers, terminal)
+        run_all(experiments, common, out, workers, terminal)
     summaries = {name: RunFolder(out / name).summary() or {} for name in experiments}
     pictures = draw(summaries, out)
     if as_json:
         typer.echo(json.dumps({"runs": summaries, "pictures": [str(p) for p in pictures], "out": str(out)}))
         return
     terminal.print(comparison(summaries))
-    terminal.print(
-        f"\n{clock(time.perf_counter() - started)} in all. Run folders: {out}/<method>. Pictures:", soft_wrap=True
-    )
+    terminal.out(f"\n{clock(time.perf_counter() - start_time)} in all. Run folders: {out}/<method>. Pictures:")
     for picture in pictures:
-        terminal.print(f"  {picture}", soft_wrap=True)
+        terminal.out(f"  {picture}")
 
 
 def is_demo(folder: Path, experiment: Experiment) -> bool:
@@ -83,37 +84,27 @@ def is_demo(folder: Path, experiment: Experiment) -> bool:
     return experiment.with_options(**{name: values[name] for name in ("rounds", "epochs", "clients", "seed")}) == stored
 
 
-def _execute(run: tuple[Experiment, Path]) -> Exception | None:
-    """One run, in a worker: the error that ended it, if one did."""
-    from fedcc.experiments.run import execute
-
-    experiment, out = run
-    try:
-        execute(experiment, out, checkpoint_every=0)
-    except Exception as error:
-        error.add_note(experiment.method)
-        return error
-    return None
-
-
-def run_all(experiments: dict[str, Experiment], out: Path, jobs: int, terminal: Console) -> None:
+def run_all(
+    experiments: dict[str, Experiment], options: dict[str, Any], out: Path, jobs: int, terminal: Console
+) -> None:
     """Run all experiments, so many at a time, and show what they write into their folders."""
     from rich.live import Live
     from rich.table import Table
 
     from fedcc.errors import UserError
     from fedcc.experiments.store import RunFolder
-    from fedcc.experiments.workers import ProcessPool, WorkerDeath, drain
+    from fedcc.experiments.sweep import Run, Sweep, SweepOptions, perform
+    from fedcc.experiments.workers import ProcessPool
 
-    waiting, done = list(experiments), set()
-    printed: dict[str, int] = dict.fromkeys(experiments, 0)  # rounds
+    sweep = Sweep(deque(Run(Path(name), name, options=options) for name in experiments))
+    printed = dict.fromkeys(experiments, 0)  # rounds
 
     def grid() -> Table:
         rows = Table.grid(padding=(0, 2))
         for name, experiment in experiments.items():
             records = RunFolder(out / name).metrics()
             state = f"round {len(records)}/{experiment.training.rounds}"
-            state = "done" if name in done else "waiting" if name in waiting else state
+            state = "done" if Path(name) in sweep.outcomes else state if Path(name) in sweep.start_times else "waiting"
             rows.add_row(name, state, f"{records[-1]['accuracy']:.1f} %" if records else "")
         return rows
 
@@ -122,28 +113,18 @@ def run_all(experiments: dict[str, Experiment], out: Path, jobs: int, terminal: 
             for record in RunFolder(out / name).metrics()[printed[name] :]:
                 printed[name] += 1
                 line = f"round {record['round']}/{experiment.training.rounds}  accuracy {record['accuracy']:6.2f} %"
-                terminal.print(f"{name:<12} {line}", soft_wrap=True)
+                terminal.out(f"{name:<12} {line}")
 
-    pool = ProcessPool(_execute, jobs)
-    live = Live(grid(), console=terminal, refresh_per_second=4, transient=True) if terminal.is_terminal else None
-    with live or nullcontext():
-        try:
-            while waiting or pool.busy:
-                while waiting and len(pool.busy) < jobs:
-                    name = waiting.pop(0)
-                    pool.give((experiments[name], out / name))
-                for (experiment, _), error in pool.wait(0.25):
-                    if isinstance(error, WorkerDeath):
-                        raise UserError(f"{experiment.method}: {error.reason}")
-                    if error is not None:
-                        raise error
-                    done.add(experiment.method)
-                live.update(grid()) if live else print_rounds()
-        except BaseException:
-            list(drain(pool))
-            raise
-        finally:
-            pool.close()
+    def show() -> None:
+        live.update(grid()) if terminal.is_terminal else print_rounds()
+        for name, outcome in sweep.outcomes.items():
+            if outcome.kind != "finished":
+                raise UserError(f"{name}: {outcome.text}")
+
+    pool = ProcessPool(partial(perform, options=SweepOptions(out, Output(checkpoint=False))), jobs)
+    live = Live(grid(), console=terminal, refresh_per_second=4, transient=True)
+    with live if terminal.is_terminal else nullcontext():
+        sweep.go(pool, lambda *_: None, show)
 
 
 def comparison(summaries: dict[str, dict[str, Any]]) -> Table:

@@ -9,15 +9,15 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer import Argument, Option
 
 from fedcc.cli.console import console, table
-from fedcc.cli.options import Json, Settings, run_options
-from fedcc.core.options import options_of
+from fedcc.cli.options import Json, Settings, run_options, take
 from fedcc.experiments.options import OPTIONS
 from fedcc.flower.rules import Rules
 
 federation_app = typer.Typer(help="Federations across machines, on Flower.", no_args_is_help=True)
-Folder = Annotated[Path, typer.Argument(metavar="FOLDER", help="the federation's folder")]
+Folder = Annotated[Path, Argument(metavar="FOLDER", help="the federation's folder")]
 SIMULATED = ("clients", "participation", "client_accuracy", "deterministic")  # options that only the simulator has
 
 
@@ -32,22 +32,22 @@ def check_installed() -> None:
 def init(
     options: dict[str, Any],
     folder: Folder,
-    client: Annotated[list[str], typer.Option("--client", help="a client, NAME or NAME=MODEL; repeatable")],
-    method: Annotated[str, typer.Option(help="the method's name; `fedcc methods` lists them")] = "fedcc",
+    client: Annotated[list[str], Option("--client", help="a client, NAME or NAME=MODEL; repeatable")],
+    method: Annotated[str, Option(help="the method's name; `fedcc methods` lists them")] = "fedcc",
     settings: Settings = None,
     host: Annotated[
-        list[str] | None, typer.Option("--host", help="a name or address of the server; sites use the first")
+        list[str] | None, Option("--host", help="a name or address of the server; sites use the first")
     ] = None,
-    port: Annotated[int, typer.Option(help="the server's port")] = 9092,
+    port: Annotated[int, Option(help="the server's port")] = 9092,
     public_file: Annotated[
-        Path | None, typer.Option("--public-file", help="own public images instead: NPZ with x, uint8 [N, C, H, W]")
+        Path | None, Option("--public-file", help="own public images instead: NPZ with x, uint8 [N, C, H, W]")
     ] = None,
-    test_file: Annotated[Path | None, typer.Option("--test-file", help="own test set: NPZ with x and y")] = None,
+    test_file: Annotated[Path | None, Option("--test-file", help="own test set: NPZ with x and y")] = None,
     class_name: Annotated[
-        list[str] | None, typer.Option("--class", help="with --public-file: the classes' names, in order")
+        list[str] | None, Option("--class", help="with --public-file: the classes' names, in order")
     ] = None,
     simulate_sites: Annotated[
-        bool, typer.Option("--simulate-sites", help="split the data set as `fedcc run` would, a data.npz for each site")
+        bool, Option("--simulate-sites", help="split the data set as `fedcc run` would, a data.npz for each site")
     ] = False,
 ) -> None:
     """Create a federation folder: experiment, certificates, and a folder with a key for each site."""
@@ -60,7 +60,7 @@ def init(
         method,
         parse_clients(client),
         settings=parse_settings(method, settings or []),
-        rules={name: options.pop(name) for name in options_of(Rules) if name in options},
+        rules=take(Rules, options),
         data_dir=options.pop("data_dir", None),
         options=options,
         hosts=host or [],
@@ -82,7 +82,7 @@ def init(
 
 
 @federation_app.command()
-def server(folder: Folder, bind: Annotated[str, typer.Option(help="the address to listen on")] = "0.0.0.0") -> None:
+def server(folder: Folder, bind: Annotated[str, Option(help="the address to listen on")] = "0.0.0.0") -> None:
     """Run the server until Ctrl-C: Flower's SuperLink, which the sites connect to."""
     from fedcc.flower.folder import FederationFolder
     from fedcc.flower.superlink import serve
@@ -94,12 +94,12 @@ def server(folder: Folder, bind: Annotated[str, typer.Option(help="the address t
 @run_options("device", "threads")
 def client(
     options: dict[str, Any],
-    site: Annotated[str, typer.Argument(metavar="SITE", help="the site's folder, or its name")],
-    data: Annotated[Path, typer.Option(help="the site's own samples: an NPZ file with x and y, or a folder")],
-    model: Annotated[str | None, typer.Option(help="the network, to check that it is the agreed one")] = None,
-    server: Annotated[str | None, typer.Option(help="HOST:PORT, if not as in site.toml")] = None,
+    site: Annotated[str, Argument(metavar="SITE", help="the site's folder, or its name")],
+    data: Annotated[Path, Option(help="the site's own samples: an NPZ file with x and y, or a folder")],
+    model: Annotated[str | None, Option(help="the network, to check that it is the agreed one")] = None,
+    server: Annotated[str | None, Option(help="HOST:PORT, if not as in site.toml")] = None,
     share_model: Annotated[
-        bool, typer.Option("--share-model", help="send the model to the server at the end; also in site.toml")
+        bool, Option("--share-model", help="send the model to the server at the end; also in site.toml")
     ] = False,
 ) -> None:
     """Take part as a client until Ctrl-C: Flower's SuperNode, restarted when it ends."""
@@ -119,9 +119,7 @@ def client(
 @federation_app.command()
 def run(
     folder: Folder,
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="start again, replacing the run in the folder")
-    ] = False,
+    overwrite: Annotated[bool, Option("--overwrite", help="start again, replacing the run in the folder")] = False,
 ) -> None:
     """Start or resume the rounds, and follow them. Ctrl-C stops them; run this again to resume."""
     from fedcc.flower.folder import FederationFolder
@@ -135,8 +133,8 @@ def run(
 @federation_app.command()
 def predict(
     folder: Folder,
-    source: Annotated[Path, typer.Argument(metavar="INPUT", help="NPZ with x: uint8 images like the public ones")],
-    out: Annotated[Path, typer.Option("--out", help="NPZ to write: scores and labels")] = Path("predictions.npz"),
+    source: Annotated[Path, Argument(metavar="INPUT", help="NPZ with x: uint8 images like the public ones")],
+    out: Annotated[Path, Option("--out", help="NPZ to write: scores and labels")] = Path("predictions.npz"),
 ) -> None:
     """Predict with the trained federation: with the models that the server has, or by asking the clients."""
     from fedcc.flower import superlink
@@ -175,10 +173,8 @@ def status(folder: Folder, as_json: Json = False) -> None:
 @run_options("rounds", "epochs", "fraction", "seed")
 def demo(
     options: dict[str, Any],
-    out: Annotated[Path, typer.Option("--out", help="an empty folder for the federations")] = Path(
-        "runs/federation-demo"
-    ),
-    method: Annotated[list[str] | None, typer.Option(help="methods; fedcc and fedavg by default")] = None,
+    out: Annotated[Path, Option("--out", help="an empty folder for the federations")] = Path("runs/federation-demo"),
+    method: Annotated[list[str] | None, Option(help="methods; fedcc and fedavg by default")] = None,
 ) -> None:
     """Compare a server and four clients on this machine with the simulator, on digits: equal bit for bit."""
     from fedcc.flower.demo import compare

@@ -8,6 +8,7 @@ from dataclasses import MISSING
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer import Argument
 
 from fedcc.cli.console import console, table
 from fedcc.cli.options import Json
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def methods(
-    name: Annotated[str | None, typer.Argument(help="one method, with its settings")] = None, as_json: Json = False
+    name: Annotated[str | None, Argument(help="one method, with its settings")] = None, as_json: Json = False
 ) -> None:
     """List the methods, or one method's settings with their meaning and source."""
     from rich.text import Text
@@ -37,8 +38,8 @@ def methods(
     if name is None:
         listing = table("name", "method", "family", "settings", "source")
         for n, kind in known.items():
-            settings = ", ".join(f"{f['name']}={f['default']}" for f in about(kind)["settings"])
-            listing.add_row(n, kind().label, kind.family, settings, kind.source)
+            text = ", ".join(f"{f['name']}={f['default']}" for f in about(kind)["settings"])
+            listing.add_row(n, kind().label, kind.family, text, kind.source)
         terminal.print(listing)
         terminal.print("\n`fedcc methods NAME` explains one; `fedcc run NAME --set name=value` sets them.")
         return
@@ -46,10 +47,9 @@ def methods(
     terminal.print(Text(f"{kind.__name__}: {about(kind)['summary']}", style="bold"))
     terminal.print(Text(f"{kind.family}; {kind.source}\n"))
     terminal.print(Text((sys.modules[kind.__module__].__doc__ or "").strip() + "\n"))
-    rows = table("setting", "default", "allowed", "meaning", "source")
-    for f in about(kind)["settings"]:
-        rows.add_row(f["name"], str(f["default"]), f["allowed"], f["meaning"], f["source"])
-    terminal.print(rows if rows.row_count else "no settings of its own")
+    settings = [f.values() for f in about(kind)["settings"]]
+    rows = table("setting", "default", "allowed", "meaning", "source", rows=settings)
+    terminal.print(rows if settings else "no settings of its own")
 
 
 def about(kind: type[AnyMethod]) -> dict[str, Any]:

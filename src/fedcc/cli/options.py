@@ -40,9 +40,9 @@ def run_options(*names: str | type[Group]) -> Callable[[Callable[..., None]], Ca
     return decorate
 
 
-def output_of(options: dict[str, Any]) -> Output:
-    """Take what a run writes out of the options."""
-    return Output(**{name: options.pop(name) for name in options_of(Output) if name in options})
+def take(group: type[Group], options: dict[str, Any]) -> dict[str, Any]:
+    """Remove a group's values from the options; returns them."""
+    return {name: options.pop(name) for name in options_of(group) if name in options}
 
 
 def _parameter(option: Option) -> inspect.Parameter:

@@ -82,8 +82,8 @@ def answer(error: BaseException) -> int:
         error.show()
         return 2
     if isinstance(error, click.UsageError):
-        asked = error.ctx.command_path if error.ctx else "fedcc"
-        say(f"{usage(error)} (`{asked} --help` lists what there is)")
+        command = error.ctx.command_path if error.ctx else "fedcc"
+        say(f"{usage(error)} (`{command} --help` lists what there is)")
         return 2
     if isinstance(error, BrokenPipeError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

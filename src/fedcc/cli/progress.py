@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 
 from rich.console import Console
 from rich.live import Live
@@ -19,62 +17,61 @@ from fedcc.experiments.rounds import FinishedRound, Observer
 
 
 class Progress(Observer):
-    """The phase, the speed and the time left of a run, from its fits, steps and rounds.
+    """Shows the phase, the speed and the time left of a run: a line for each round and, inside ``live``, the state now.
 
-    The time left is judged by the last finished round, so it is not known in the first, and too short after one that
-    has no sync phase.
+    The time left is judged by the last finished round.
     """
 
-    def __init__(self, rounds: int, done: int = 0):
-        self.rounds, self.done = rounds, done
+    def __init__(self, console: Console, rounds: int, done: int = 0):
+        self.console, self.rounds, self.done = console, rounds, done
         self.phase, self.client = "starting", SERVER
         self.accuracy: float | None = None
-        self.started = self.round_started = 0.0  # set when the first fit begins: reading data is no training
+        self.start_time = self.round_start = 0.0  # set when the first fit begins: reading data is no training
         self.samples = self.round_samples = 0
         self.expected = 0  # samples of a round
-        self.round_seconds = 0.0
-        self.changed: Callable[[], None] | None = None
-        self.round_ended: Callable[[], None] | None = None
+        self.round_seconds = self.last_refresh = 0.0
+        self.live = Live(console=console, transient=True, get_renderable=self.row, auto_refresh=False)
 
     def fit_started(self, fit: Fit) -> None:
         self.phase, self.client = fit.key.phase, fit.key.client
-        if not self.started:
-            self.started = self.round_started = time.perf_counter()
-        self._changed()
+        if not self.start_time:
+            self.start_time = self.round_start = time.perf_counter()
+        self.refresh()
 
     def samples_trained(self, number: int) -> None:
         self.samples += number
         self.round_samples += number
-        self._changed()
+        self.refresh()
 
     def round(self, done: FinishedRound) -> None:
         record, now = done.record, time.perf_counter()
-        self.done, self.round_seconds = record["round"], now - (self.round_started or now)
+        self.done, self.round_seconds = record["round"], now - (self.round_start or now)
         self.accuracy = record.get("accuracy", self.accuracy)
-        self.expected, self.round_samples, self.round_started = self.round_samples, 0, now
-        if self.round_ended:
-            self.round_ended()
+        self.expected, self.round_samples, self.round_start = self.round_samples, 0, now
+        self.console.out(self.line())
 
-    # -- what can be said
+    def refresh(self) -> None:
+        """Show the state now, at most ten times a second."""
+        if self.live.is_started and time.perf_counter() - self.last_refresh > 0.1:
+            self.last_refresh = time.perf_counter()
+            self.live.refresh()
 
     @property
     def speed(self) -> float:
         """Samples a second so far."""
-        return self.samples / max(1e-9, time.perf_counter() - self.started) if self.started else 0.0
+        return self.samples / max(1e-9, time.perf_counter() - self.start_time) if self.start_time else 0.0
 
     @property
-    def fraction(self) -> float:
-        """How much of the run is done."""
-        within = min(1.0, self.round_samples / self.expected) if self.expected else 0.0
-        return min(1.0, (self.done + within) / self.rounds)
+    def rounds_done(self) -> float:
+        """How many rounds are done, with the part of the current one."""
+        return self.done + (min(1.0, self.round_samples / self.expected) if self.expected else 0.0)
 
     @property
     def left(self) -> float | None:
         """Seconds left, or None while nothing is known."""
         if not self.done or not self.expected:
             return None
-        within = min(1.0, self.round_samples / self.expected)
-        return max(0.0, self.round_seconds * (self.rounds - self.done - within))
+        return max(0.0, self.round_seconds * (self.rounds - self.rounds_done))
 
     def line(self) -> str:
         """One finished round, as a line of text."""
@@ -83,8 +80,8 @@ class Progress(Observer):
         speed = f"{self.round_seconds:.1f} s  {self.speed:,.0f} samples/s"
         return f"round {self.done}/{self.rounds}  {accuracy}  {speed}{left}"
 
-    def row(self, width: int = 80) -> Table:
-        """The state now, for a terminal of so many columns."""
+    def row(self) -> Table:
+        """The state now, for a terminal."""
         who = "server" if self.client == SERVER else f"client {self.client}"
         accuracy = f"{self.accuracy:.1f} %" if self.accuracy is not None else "-"
         words = (
@@ -95,32 +92,6 @@ class Progress(Observer):
             Text(f"{clock(self.left) if self.left is not None else '-'} left"),
         )
         row = Table.grid(*(Column(no_wrap=True) for _ in range(6)), padding=(0, 2, 0, 0))
-        bar = max(4, min(24, width - sum(len(w) + 2 for w in words) - 2))
-        row.add_row(words[0], ProgressBar(total=1.0, completed=self.fraction, width=bar), *words[1:])
+        bar = max(4, min(24, self.console.width - sum(len(w) + 2 for w in words) - 2))
+        row.add_row(words[0], ProgressBar(total=self.rounds, completed=self.rounds_done, width=bar), *words[1:])
         return row
-
-    def _changed(self) -> None:
-        if self.changed:
-            self.changed()
-
-
-@contextmanager
-def show_progress(progress: Progress, console: Console) -> Iterator[Progress]:
-    """Show progress on a console while the block runs: a line for each round and, on a terminal, the state now."""
-    progress.round_ended = lambda: console.print(progress.line(), soft_wrap=True)
-    if not console.is_terminal:
-        yield progress
-        return
-    with Live(
-        console=console, transient=True, get_renderable=lambda: progress.row(console.width), auto_refresh=False
-    ) as live:
-        last = 0.0
-
-        def changed() -> None:
-            nonlocal last
-            if time.perf_counter() - last > 0.1:
-                last = time.perf_counter()
-                live.refresh()
-
-        progress.changed = changed
-        yield progress

@@ -7,28 +7,28 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer import Argument, Option
 
 from fedcc.cli.console import console, noted, say, warn
-from fedcc.cli.options import Json, run_options
+from fedcc.cli.options import Json, run_options, take
 from fedcc.core.digests import DIGEST, UNCHECKED
+from fedcc.experiments.options import Analysis
 
 
 def report(
     paths: Annotated[
         list[Path],
-        typer.Argument(metavar="PATH...", help="run folders, folders of records, records", show_default=False),
+        Argument(metavar="PATH...", help="run folders, folders of records, records", show_default=False),
     ],
     out_dir: Annotated[
-        Path | None, typer.Option("--out", help="folder for the page, tables and figures; report/ by default")
+        Path | None, Option("--out", help="folder for the page, tables and figures; report/ by default")
     ] = None,
-    readme: Annotated[
-        Path | None, typer.Option("--readme", help="rewrite the marked block of this file instead")
-    ] = None,
+    readme: Annotated[Path | None, Option("--readme", help="rewrite the marked block of this file instead")] = None,
     markdown: Annotated[
-        Path | None, typer.Option("--markdown", help="write everything as this one Markdown page instead")
+        Path | None, Option("--markdown", help="write everything as this one Markdown page instead")
     ] = None,
-    title: Annotated[str | None, typer.Option(help="the page's title")] = None,
-    figures: Annotated[bool, typer.Option("--figures/--no-figures", help="draw figures for print too")] = True,
+    title: Annotated[str | None, Option(help="the page's title")] = None,
+    figures: Annotated[bool, Option("--figures/--no-figures", help="draw figures for print too")] = True,
 ) -> None:
     """Tables, figures and one page to look at, from the records of finished runs."""
     from fedcc.report.records import find_records
@@ -54,23 +54,17 @@ def report(
         typer.echo(f"{len(records.runs)} runs, {len(files)} files: {printable(files[0])}")
 
 
-@run_options("device", "data_dir")
+@run_options(Analysis, "device", "data_dir")
 def analyse(
     options: dict[str, Any],
-    folders: Annotated[list[Path], typer.Argument(metavar="RUN...", help="folders of finished runs")],
-    samples: Annotated[int, typer.Option(help="test samples of the embeddings")] = 1000,
-    variance: Annotated[float, typer.Option(help="share of the variance that PCA whitening keeps")] = 0.9,
-    client: Annotated[int, typer.Option(help="the client whose model is the local one")] = 0,
-    public_index: Annotated[
-        int | None, typer.Option(help="the example's position in the training set; chosen by default")
-    ] = None,
+    folders: Annotated[list[Path], Argument(metavar="RUN...", help="folders of finished runs")],
     as_json: Json = False,
 ) -> None:
     """Compute margins, embeddings and an example from a run's models into its analysis.json."""
-    from fedcc.experiments.analyse import Options, check
     from fedcc.experiments.analyse import analyse as compute
+    from fedcc.experiments.analyse import check
 
-    settings = Options(samples, variance, client, public_index)
+    settings = Analysis(**take(Analysis, options))
     device, data_dir = options.get("device", "auto"), options.get("data_dir")
     for folder in folders:  # before anything is computed
         if DIGEST not in check(folder):
@@ -86,9 +80,8 @@ def analyse(
             f"{m['name']} {m['mean']:+.3f}" for m in analysis["margins"]["models"] if m["name"] in ("global", "clients")
         ]
         pure = [f"{p['name']} {p['purity']:.3f}" for p in analysis["embeddings"]["panels"]]
-        terminal.print(
-            f"{analysis['method']}: mean margin {', '.join(means)}; purity {', '.join(pure)}; {folder}/analysis.json",
-            soft_wrap=True,
+        terminal.out(
+            f"{analysis['method']}: mean margin {', '.join(means)}; purity {', '.join(pure)}; {folder}/analysis.json"
         )
         for note in analysis["notes"]:
-            terminal.print(f"  {note}", soft_wrap=True)
+            terminal.out(f"  {note}")

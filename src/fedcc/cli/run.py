@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
+from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer import Argument, Option
 
 from fedcc.cli.console import console, noted, warn
-from fedcc.cli.options import Json, Settings, output_of, run_options
-from fedcc.experiments.options import GROUPS, Output
+from fedcc.cli.options import Json, Settings, run_options, take
+from fedcc.experiments.options import GROUPS, OPTIONS, Output
 
 if TYPE_CHECKING:
     from fedcc.experiments.checkpoint import Checkpoint
@@ -21,13 +25,11 @@ if TYPE_CHECKING:
 @run_options(*GROUPS, Output)
 def run(
     options: dict[str, Any],
-    method: Annotated[str | None, typer.Argument(help="the method's name; `fedcc methods` lists them")] = None,
-    config: Annotated[Path | None, typer.Option("--config", help="an experiment.toml to start from")] = None,
+    method: Annotated[str | None, Argument(help="the method's name; `fedcc methods` lists them")] = None,
+    config: Annotated[Path | None, Option("--config", help="an experiment.toml to start from")] = None,
     settings: Settings = None,
-    out_dir: Annotated[
-        Path | None, typer.Option("--out", help="run folder; runs/DATA_SKEW/METHOD/seedS by default")
-    ] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="replace the run in the folder")] = False,
+    out_dir: Annotated[Path | None, Option("--out", help="run folder; runs/DATA_SKEW/METHOD/seedS by default")] = None,
+    overwrite: Annotated[bool, Option("--overwrite", help="replace the run in the folder")] = False,
     as_json: Json = False,
 ) -> None:
     """Train one method on one federation and record it in a run folder."""
@@ -37,21 +39,20 @@ def run(
     from fedcc.experiments.store import RunFolder, Unfinished
     from fedcc.experiments.toml import load
     from fedcc.experiments.tracking import check_trackers
-    from fedcc.methods import METHODS
+    from fedcc.methods import METHODS, method_name
 
-    output, stored = output_of(options), {}
+    output = Output(**take(Output, options))
+    stored: Mapping[str, Any] = {}
     allow_named(method, options)
     if config is not None:
-        values = load(config)
-        allow_named(values.get("method"), values)
-        Experiment.read(config)  # says what is wrong with the file itself
-        name, stored = values.pop("method"), values.pop("settings", {})
-        if method is not None and method.lower() != name.lower():
-            stored = {}
-        method, options = method or name, values | options
+        values = {name: value for name, value in load(config).items() if name in (*OPTIONS, "method")}
+        allow_named(values.pop("method", None), values)
+        written = Experiment.read(config)  # says what is wrong with the file itself
+        method, options = method or written.method, values | options
+        stored = written.settings if method_name(method) == written.method else {}
     if method is None:
         raise ValueError(f"name a method ({', '.join(METHODS)}; `fedcc methods` explains them), or give --config FILE")
-    experiment = Experiment.resolve(method, settings=stored | parse_settings(method, settings or []), **options)
+    experiment = Experiment.resolve(method, settings={**stored, **parse_settings(method, settings or [])}, **options)
     folder = RunFolder(out_dir or Path("runs") / experiment.folder)
     check_threads(experiment.machine.threads)
     try:
@@ -63,11 +64,11 @@ def run(
             raise
         _resume(folder.path, output, as_json)
         return
-    trackers = check_trackers(output.track, warn)
+    output = replace(output, track=check_trackers(output.track, warn))
     with folder.lock():
         federation = prepare(experiment, folder.path, data_dir=output.data_dir, overwrite=overwrite)
-        console(stderr=as_json).print(describe(experiment), soft_wrap=True)
-        train(experiment, folder.path, federation, output, trackers, as_json)
+        console(stderr=as_json).out(describe(experiment))
+        train(experiment, folder.path, federation, output, as_json)
 
 
 def allow_named(method: Any, options: dict[str, Any]) -> None:
@@ -81,7 +82,7 @@ def allow_named(method: Any, options: dict[str, Any]) -> None:
 @run_options(Output)
 def resume(
     options: dict[str, Any],
-    folder: Annotated[Path, typer.Argument(metavar="RUN", help="the run's folder")],
+    folder: Annotated[Path, Argument(metavar="RUN", help="the run's folder")],
     code: Annotated[
         list[str] | None, typer.Option("--code", help="code of yours that the run uses, module:name; repeatable")
     ] = None,
@@ -91,7 +92,7 @@ def resume(
     from fedcc.code import allow
 
     allow(*(code or []))
-    _resume(folder, output_of(options), as_json)
+    _resume(folder, Output(**take(Output, options)), as_json)
 
 
 def _resume(path: Path, output: Output, as_json: bool) -> None:
@@ -108,7 +109,7 @@ def _resume(path: Path, output: Output, as_json: bool) -> None:
         except ValueError as error:
             error.add_note(f"remove summary.json and `{folder.resume}` continues or repeats the run")
             raise
-        terminal.print(f"{path} holds a finished run; there is nothing to do", soft_wrap=True)
+        terminal.out(f"{path} holds a finished run; there is nothing to do")
         if as_json:
             typer.echo((path / "summary.json").read_text(), nl=False)
         return True
@@ -118,20 +119,20 @@ def _resume(path: Path, output: Output, as_json: bool) -> None:
     if finished():
         folder.tidy()
         return
-    trackers = check_trackers(output.track, warn)
+    output = replace(output, track=check_trackers(output.track, warn))
     with folder.lock():
         if finished():  # by another process, meanwhile
             return
         experiment, federation, start, problems = load_unfinished(path, output.data_dir)
         for problem in problems:
             warn(problem)
-        terminal.print(describe(experiment), soft_wrap=True)
+        terminal.out(describe(experiment))
         if start is None:
             terminal.print("no checkpoint to resume from: starting again")
         else:
             size = f"{start.size / 1e6:,.1f} MB"
             terminal.print(f"resuming after round {start.snapshot.t}, from a checkpoint of {size}")
-        train(experiment, path, federation, output, trackers, as_json, start=start)
+        train(experiment, path, federation, output, as_json, start)
 
 
 def train(
@@ -139,41 +140,31 @@ def train(
     path: Path,
     federation: Federation,
     output: Output,
-    trackers: tuple[str, ...],
     as_json: bool,
     start: Checkpoint | None = None,
 ) -> None:
     """Run an experiment into its folder, with progress, and say how it ended."""
-    from fedcc.cli.progress import Progress, show_progress
+    from fedcc.cli.progress import Progress
     from fedcc.experiments.run import execute
     from fedcc.experiments.store import RunFolder
     from fedcc.experiments.tracking import Trackers
 
     terminal = console(stderr=as_json)
     total = experiment.build_method().rounds(experiment.training.rounds)
-    progress = Progress(total, start.snapshot.t if start else 0)
+    progress = Progress(terminal, total, start.snapshot.t if start else 0)
+    observers = (progress, Trackers(output.track, experiment, path, warn))
     with (
-        show_progress(progress, terminal),
+        progress.live if terminal.is_terminal else nullcontext(),
         noted(f"see {path}", f"resume with `{RunFolder(path).resume}`"),
     ):
-        result = execute(
-            experiment,
-            path,
-            federation,
-            start=start,
-            observers=(progress, Trackers(trackers, experiment, path, warn)),
-            save_models=output.save_models,
-            checkpoint_every=output.interval,
-            keep_checkpoints=output.keep_checkpoints,
-        )
+        result = execute(experiment, path, federation, start=start, observers=observers, output=output)
     if as_json:
         typer.echo((path / "summary.json").read_text(), nl=False)
         return
     best_round, best = result.best
-    terminal.print(
+    terminal.out(
         f"{result.method.label}: final {result.accuracy:.2f} %, best {best:.2f} % in round {best_round}, "
-        f"{result.seconds:.1f} s, {path}",
-        soft_wrap=True,
+        f"{result.seconds:.1f} s, {path}"
     )
 
 

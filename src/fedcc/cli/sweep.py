@@ -14,10 +14,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer import Argument, Option
 
 from fedcc.cli.console import clock, console
-from fedcc.cli.options import Json, output_of, run_options
+from fedcc.cli.options import Json, run_options, take
 from fedcc.core.digests import DamagedFile
+from fedcc.core.options import check_value
 from fedcc.experiments.options import Machine, Output
 
 if TYPE_CHECKING:
@@ -31,24 +33,18 @@ if TYPE_CHECKING:
 @run_options(Machine, Output)
 def sweep(
     options: dict[str, Any],
-    file: Annotated[
-        Path, typer.Argument(metavar="FILE.toml", help="methods, scenarios and seeds; docs/experiments.md")
-    ],
-    root: Annotated[Path, typer.Option("--out", help="folder of the runs")] = Path("runs"),
-    jobs: Annotated[
-        int | None, typer.Option(help="runs at a time; 1 by default, on Ray what the cluster holds")
-    ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="list the runs and how far they are")] = False,
-    shard: Annotated[str | None, typer.Option(help="do part i/n of the runs, such as 2/4")] = None,
-    only: Annotated[
-        list[str] | None, typer.Option(help="do runs whose folder matches, such as 'cifar10_*/fedcc/*'")
-    ] = None,
-    time_limit: Annotated[str | None, typer.Option(help="stop at a checkpoint after this time, such as 90m")] = None,
+    file: Annotated[Path, Argument(metavar="FILE.toml", help="methods, scenarios and seeds; docs/experiments.md")],
+    root: Annotated[Path, Option("--out", help="folder of the runs")] = Path("runs"),
+    jobs: Annotated[int | None, Option(help="runs at a time; 1 by default, on Ray what the cluster holds")] = None,
+    dry_run: Annotated[bool, Option("--dry-run", help="list the runs and how far they are")] = False,
+    shard: Annotated[str | None, Option(help="do part i/n of the runs, such as 2/4")] = None,
+    only: Annotated[list[str] | None, Option(help="do runs whose folder matches, such as 'cifar10_*/fedcc/*'")] = None,
+    time_limit: Annotated[str | None, Option(help="stop at a checkpoint after this time, such as 90m")] = None,
     changes: Annotated[
-        list[str] | None, typer.Option("--with", help="an option of a run, name=value; overrides the file")
+        list[str] | None, Option("--with", help="an option of a run, name=value; overrides the file")
     ] = None,
-    on: Annotated[str, typer.Option(help="local or ray: where runs happen")] = "local",
-    address: Annotated[str | None, typer.Option(help="the Ray cluster; RAY_ADDRESS, else one is started here")] = None,
+    on: Annotated[str, Option(help="local or ray: where runs happen")] = "local",
+    address: Annotated[str | None, Option(help="the Ray cluster; RAY_ADDRESS, else one is started here")] = None,
     as_json: Json = False,
 ) -> None:
     """Run methods x scenarios x seeds: skip finished runs, resume unfinished ones, continue past failures."""
@@ -62,11 +58,10 @@ def sweep(
 
     if on not in ("local", "ray"):
         raise unknown("place to run on", on, ("local", "ray"))
-    if jobs is not None and jobs < 1:
-        raise ValueError(f"jobs must be at least 1, got {jobs}")
+    check_value("jobs", jobs, int | None, 1)
     if address is not None and on != "ray":
         raise ValueError(f"--address goes with --on ray, got {address!r}")
-    output, overrides = output_of(options), parse_changes(changes or []) | options
+    output, overrides = Output(**take(Output, options)), parse_changes(changes or []) | options
     runs = read(file, overrides)
     whole = len(runs)
     runs = [r for r in runs if not only or any(fnmatch(r.folder.as_posix(), pattern) for pattern in only)]
@@ -89,27 +84,26 @@ def sweep(
             raise ValueError(f"{file}: {error}") from None
 
     def warn(text: str) -> None:
-        terminal.print(f"warning: {text}", soft_wrap=True)
+        terminal.out(f"warning: {text}")
 
     output = replace(
         output,
         data_dir=output.data_dir.absolute() if output.data_dir else None,
         track=check_trackers(output.track, warn),
     )
-    shared = SweepOptions(root.absolute(), output, time.time() + limit if limit else None)
+    common = SweepOptions(root.absolute(), output, time.time() + limit if limit else None)
     for run in runs:
         if states[run.folder][0] == "finished":
             RunFolder(root / run.folder).tidy()
     todo = deque(run for run in runs if states[run.folder][0] != "finished")
-    work = Sweep(todo, shared.deadline)
+    work = Sweep(todo, common.deadline)
     board = Board(work, len(runs), len(runs) - len(todo), root, terminal)
-    terminal.print(
+    terminal.out(
         f"{file}: {len(runs)} runs{f' of {whole}' if len(runs) < whole else ''}, {board.before} finished before, "
-        f"{len(todo)} to do",
-        soft_wrap=True,
+        f"{len(todo)} to do"
     )
     if todo:
-        action = partial(perform, options=shared)
+        action = partial(perform, options=common)
         pool: Pool[Run, Outcome]
         if on == "ray":
             pool = RayPool(action, jobs, address, options.get("threads", 1), overrides.get("device", "auto"))
@@ -162,7 +156,7 @@ def show_plan(
             reason = f"{final:.2f} %" if final is not None else ""
         elif state == "unfinished":
             reason = f"{len(RunFolder(root / run.folder).metrics())} rounds"
-        terminal.print(f"{state:<11} {run.folder}  {reason}".rstrip(), soft_wrap=True)
+        terminal.out(f"{state:<11} {run.folder}  {reason}".rstrip())
     kinds = [state for state, _ in states.values()]
     counts = ", ".join(f"{kinds.count(kind)} {kind}" for kind in dict.fromkeys(kinds))
     terminal.print(f"{len(runs)} runs: {counts}")
@@ -173,7 +167,7 @@ class Board:
 
     def __init__(self, work: Sweep, runs: int, before: int, root: Path, console: Console):
         self.work, self.runs, self.before, self.root, self.console = work, runs, before, root, console
-        self.started = time.monotonic()
+        self.start_time = time.monotonic()
 
     def follow(self, pool: Pool[Run, Outcome]) -> None:
         if not self.console.is_terminal:
@@ -186,7 +180,7 @@ class Board:
 
     def ended(self, run: Run, outcome: Outcome) -> None:
         for warning in outcome.warnings:
-            self.console.print(f"warning: {run.folder}: {warning}", soft_wrap=True)
+            self.console.out(f"warning: {run.folder}: {warning}")
         words = {"before": "finished by another process", "elsewhere": "in use elsewhere"}
         what = words.get(outcome.kind, outcome.kind)
         if outcome.accuracy is not None:
@@ -196,7 +190,7 @@ class Board:
         if outcome.text and outcome.kind in ("failed", "stopped"):
             what += f": {outcome.text}"
         done = self.before + len(self.work.outcomes)
-        self.console.print(f"[{done:>{len(str(self.runs))}}/{self.runs}] {run.folder}  {what}", soft_wrap=True)
+        self.console.out(f"[{done:>{len(str(self.runs))}}/{self.runs}] {run.folder}  {what}")
 
     def now(self, jobs: int) -> Table:
         """The state now, for a terminal."""
@@ -206,19 +200,19 @@ class Board:
         from fedcc.experiments.store import RunFolder
 
         done, now = self.before + len(self.work.outcomes), time.monotonic()
-        taken = [o.seconds for o in self.work.outcomes.values() if o.kind == "finished"]
-        left = sum(taken) / len(taken) * (self.runs - done) / jobs if taken else None
+        times = [o.seconds for o in self.work.outcomes.values() if o.kind == "finished"]
+        left = sum(times) / len(times) * (self.runs - done) / jobs if times else None
         table = Table.grid(padding=(0, 2, 0, 0))
         bar = ProgressBar(total=self.runs, completed=done, width=24)
         rest = f"about {clock(left)} left" if left is not None else ""
-        table.add_row(f"{done}/{self.runs} runs", bar, clock(now - self.started), rest)
-        for folder, started in self.work.began.items():
+        table.add_row(f"{done}/{self.runs} runs", bar, clock(now - self.start_time), rest)
+        for folder, start_time in self.work.start_times.items():
             records = []
             with suppress(DamagedFile):  # the run itself says so, and writes it anew
                 records = RunFolder(self.root / folder).metrics()
             accuracy = records[-1].get("accuracy") if records else None
             text = f"{accuracy:.1f} %" if accuracy is not None else ""
-            table.add_row(str(folder), f"{len(records)} rounds", clock(now - started), text)
+            table.add_row(str(folder), f"{len(records)} rounds", clock(now - start_time), text)
         return table
 
     def end(self) -> None:
@@ -229,8 +223,8 @@ class Board:
                 failed.setdefault(outcome.text, []).append(str(folder))
         for reason, folders in failed.items():
             more = f" and {len(folders) - 3} more" if len(folders) > 4 else ""
-            text = folders[:3] if more else folders
-            self.console.print(f"failed: {', '.join(text)}{more}: {reason}", soft_wrap=True)
+            names = ", ".join(folders[:3] if more else folders)
+            self.console.out(f"failed: {names}{more}: {reason}")
         work = self.work
         counts = {
             "finished": work.count("finished"),
@@ -240,9 +234,9 @@ class Board:
             "stopped": work.count("stopped"),
             "not begun": len(work.todo),
         }
-        said = ", ".join(f"{n} {kind}" for kind, n in counts.items() if n or kind == "finished")
+        text = ", ".join(f"{n} {kind}" for kind, n in counts.items() if n or kind == "finished")
         late = "; the time is up, run the same command to continue" if work.late and work.todo else ""
-        self.console.print(f"{said}; {clock(time.monotonic() - self.started)}{late}", soft_wrap=True)
+        self.console.out(f"{text}; {clock(time.monotonic() - self.start_time)}{late}")
 
     def plain(self, runs: list[Run]) -> list[dict[str, Any]]:
         """Every run and how it ended, for programs."""

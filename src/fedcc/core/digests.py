@@ -4,8 +4,6 @@ The key ``sha256`` covers the values of all other keys, not the file's name or l
 digests of other files of the folder. Files of older versions have neither and cannot be checked.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re
@@ -70,9 +68,9 @@ def check_digest(path: Path, content: Any) -> bool:
     return True
 
 
-def file_digest(path: Path) -> str:
+def file_digest(path: Path, name: str = "sha256") -> str:
     with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+        return hashlib.file_digest(file, lambda: hashlib.new(name, usedforsecurity=False)).hexdigest()
 
 
 def check_files(path: Path, content: Mapping[str, Any]) -> None:

@@ -1,7 +1,5 @@
 """Atomic writes (a reader sees the old file or the new one, never half of one), and deep folders."""
 
-from __future__ import annotations
-
 import errno
 import os
 import secrets

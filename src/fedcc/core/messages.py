@@ -85,10 +85,7 @@ def nbytes(message: Any, wire: str = "fp32") -> int:
 
 
 def carried(message: Any, wire: str, key: Key | None = None) -> Any:
-    """The message as it arrives: rounded to the wire's format, in its own type.
-
-    ``key`` names the draws of ``int8-stochastic``.
-    """
+    """The message as it arrives: rounded to the wire's format, in its own type; ``key`` is for stochastic rounding."""
     return message if wire == "fp32" else _carried(message, wire, draws_for(wire, key))
 
 

@@ -1,7 +1,5 @@
 """What a method is: hyper-parameters, and coroutines that send requests to an engine."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field, fields, replace
@@ -109,11 +107,7 @@ class Method(ABC, Generic[Up, Down]):
         """Scores [N, classes] by the method's own rule; [clients, N, classes] if each client predicts by itself."""
 
     def readings(self, public: Samples) -> Mapping[str, Reading]:
-        """Other ways to predict with the same trained models, by name: evaluated beside ``predict``, never trained.
-
-        An averaged model is read with BatchNorm's statistics of the public samples, others with the settings of
-        ``read_with`` that differ from the method's own and can be used on such inputs.
-        """
+        """Other ways to predict with the same trained models, by name: evaluated beside ``predict``, never trained."""
         others: dict[str, Method[Up, Down]] = {}
         for settings in self.read_with:
             other = replace(self, **settings)  # type: ignore[type-var]
@@ -130,15 +124,11 @@ class Method(ABC, Generic[Up, Down]):
         return readings | ({"re-estimated": re_estimated} if self.averaged else {})
 
     def last_readings(self, public: Samples) -> Mapping[str, Reading]:
-        """Readings that need predictions of their own, so that only the last round has them.
-
-        ``mirror`` is the mean of the method's probabilities for an image and its mirror image, unless the method has
-        an option of that name.
-        """
+        """Readings that need predictions of their own, so that only the last round has them."""
         if not public.are_images or any(f.name == "mirror" for f in fields(self)):  # type: ignore[arg-type]
             return {}
 
-        async def mirror(t: Trained, samples: Samples) -> Tensor:
+        async def mirror(t: Trained, samples: Samples) -> Tensor:  # the mean for an image and its mirror image
             plain, mirrored = await self.predict(t, samples), await self.predict(t, samples.mirrored)
             return (self.probabilities(plain) + self.probabilities(mirrored)) / 2
 
@@ -172,7 +162,7 @@ class Method(ABC, Generic[Up, Down]):
 AnyMethod = Method[Any, Any]
 
 
-def shares(scores: Tensor) -> Tensor:
+def shares(scores: Tensor, dim: int = -1) -> Tensor:
     """Scores that are not negative (votes, sums of probabilities), divided by their sum; equal if all are 0."""
-    total = scores.sum(-1, keepdim=True)
-    return torch.where(total > 0, scores / total.where(total > 0, 1), 1 / scores.shape[-1])
+    total = scores.sum(dim, keepdim=True)
+    return torch.where(total > 0, scores / total.where(total > 0, 1), 1 / scores.shape[dim])

@@ -29,14 +29,11 @@ class Outputs(NamedTuple):
 
 @dataclass(frozen=True)
 class Arch:
-    """A network's description: the factories of its trunks, its outputs, and the shape of one input.
+    """A network's description."""
 
-    Several trunks stand side by side: their features are concatenated and enter one linear head (FedConcat).
-    """
-
-    trunks: tuple[Factory, ...]
+    trunks: tuple[Factory, ...]  # side by side: their features are concatenated and enter one linear head (FedConcat)
     outputs: int
-    shape: tuple[int, ...]
+    shape: tuple[int, ...]  # of one input
     tokens: bool = False  # inputs are integers (indices), not floats
 
     @property
@@ -88,10 +85,7 @@ class Model:
 
 
 def joined_state(models: Sequence[Model]) -> State:
-    """Models of one trunk each as the state of one model with all trunks, whose logits are the sum of theirs.
-
-    The heads' weights are concatenated and their biases are summed.
-    """
+    """Models of one trunk each as the state of one model with all trunks, whose logits are the sum of theirs."""
     trunks = {
         name.replace("trunks.0.", f"trunks.{m}.", 1): value
         for m, model in enumerate(models)

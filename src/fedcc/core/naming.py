@@ -1,7 +1,5 @@
 """Names and values in error messages: the nearest known name, and values cut to a readable length."""
 
-from __future__ import annotations
-
 import reprlib
 from collections.abc import Iterable
 from difflib import get_close_matches

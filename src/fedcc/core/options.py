@@ -1,13 +1,7 @@
-"""Options declared once, as fields of a frozen dataclass: type, default, meaning and range. Imports no torch.
-
-A method's hyper-parameters and a run's options are declared so; the command line, TOML, records, help and checks are
-read off the declarations.
-"""
-
-from __future__ import annotations
+"""Options declared once, as fields of a frozen dataclass: type, default, meaning and range. Imports no torch."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from types import UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -27,25 +21,12 @@ Wire = Literal["fp32", "fp16", "int8", "int8-stochastic"]
 
 
 def option(
-    default: T,
-    meaning: str,
-    source: str = "",
-    *,
-    low: float | None = None,
-    high: float | None = None,
-    above: float | None = None,
-    below: float | None = None,
-    most: float | None = None,
-    images: bool = False,
-    agreed: bool = False,
+    default: T, meaning: str, source: str = "", *, images: bool = False, agreed: bool = False, **limits: float
 ) -> T:
-    """A field with its meaning, the place its default comes from, and the range it may take.
+    """A field with its meaning, the place its default comes from, and its limits (see :func:`check_value`).
 
-    ``low`` and ``high`` are allowed, ``above`` and ``below`` are not; ``most`` stops slips of the finger that would
-    fill the memory. ``images``: keeps its default where inputs are no images. ``agreed``: the sites of a federation
-    must have the same value.
+    ``images``: keeps its default where inputs are no images. ``agreed``: all sites of a federation have the same value.
     """
-    limits = {"low": low, "high": high, "above": above, "below": below, "most": most}
     marks = {"images": images, "agreed": agreed}
     return field(default=default, metadata={"meaning": meaning, "source": source, "limits": limits} | marks)
 
@@ -121,7 +102,7 @@ def check_options(instance: Any) -> None:
             object.__setattr__(instance, name, float(value))
 
 
-def check_names(kind: str, values: Mapping[str, Any], known: Mapping[str, Any]) -> None:
+def check_names(kind: str, values: Iterable[str], known: Collection[str]) -> None:
     """Refuse a name that is not declared, with the nearest one that is."""
     for name in values:
         if name not in known:
@@ -146,7 +127,11 @@ def check_value(
     below: float | None = None,
     most: float | None = None,
 ) -> None:
-    """Refuse a value of the wrong type or out of range, naming the value and the rule."""
+    """Refuse a value of the wrong type or out of range, naming the value and the rule.
+
+    ``low`` and ``high`` are allowed, ``above`` and ``below`` are not; ``most`` stops slips of the finger that would
+    fill the memory.
+    """
 
     def refuse(rule: str) -> None:
         raise ValueError(f"{name} must be {rule}, got {shortened(value)}")

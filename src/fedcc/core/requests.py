@@ -33,24 +33,18 @@ class Request(Generic[R]):
 
 @dataclass(frozen=True)
 class Recipe:
-    """How long and how fast a fit trains.
-
-    An epoch is ``ceil(n / batch)`` full batches of the longest stream, or of the stream that ``pace`` names; ``steps``,
-    if given, takes the place of epochs. ``reset="round"`` keeps Adam's state over the phases of a round. ``momentum``,
-    if given, selects SGD instead of Adam; it is reset for each fit. ``batches`` holds (stream, batch) for streams with
-    a batch size of their own. ``decay`` is the factor of the learning rate per round; :meth:`at` applies it.
-    """
+    """How long and how fast a fit trains."""
 
     lr: float = 1e-3
     batch: int = 64
-    epochs: int = 20
-    steps: int | None = None
+    epochs: int = 20  # each of ceil(n / batch) full batches of the longest stream
+    steps: int | None = None  # instead of epochs
     schedule: Schedule = "constant"
-    pace: str | None = None
-    reset: Reset = "phase"
-    batches: tuple[tuple[str, int], ...] = ()
-    momentum: float | None = None
-    decay: float = 1.0
+    pace: str | None = None  # the stream whose epochs count, instead of the longest
+    reset: Reset = "phase"  # "round" keeps Adam's state over the phases of a round
+    batches: tuple[tuple[str, int], ...] = ()  # (stream, batch) of streams with a batch size of their own
+    momentum: float | None = None  # of SGD, instead of Adam; reset for each fit
+    decay: float = 1.0  # the factor of the learning rate per round; :meth:`at` applies it
 
     def __post_init__(self) -> None:
         for name, hint in {"lr": float, "epochs": int, "steps": int | None, "decay": float}.items():
@@ -88,25 +82,20 @@ class Frozen:
 
 @dataclass(frozen=True, eq=False)
 class Fitted:
-    """The answer to a fit. ``loss`` is the mean over its steps; ``optimizer`` is Adam's state, to continue from.
-
-    ``trained`` names the entries of the state that were trained; the other floating ones are running statistics.
-    """
+    """The answer to a fit."""
 
     model: Model
     steps: int
-    loss: float
-    optimizer: Mapping[str, Tensor] = field(default_factory=dict)
-    trained: tuple[str, ...] = ()
+    loss: float  # the mean over the steps
+    optimizer: Mapping[str, Tensor] = field(default_factory=dict)  # Adam's state, to continue from
+    trained: tuple[str, ...] = ()  # entries of the state; the other floating ones are running statistics
 
 
 @dataclass(frozen=True, eq=False)
 class Fit(Request[Fitted]):
     """Train a model on streams of samples with Adam. A step takes one batch of each stream.
 
-    All streams of a step pass the network in **one** forward pass, so BatchNorm sees one mixture of them
-    (``joint=False`` forwards each stream by itself, and only those that the loss reads).
-    ``only`` names the part to train (``"head"``); the rest is frozen and in evaluation mode.
+    All streams of a step pass the network in **one** forward pass, so BatchNorm sees one mixture of them.
     """
 
     model: Model
@@ -117,8 +106,8 @@ class Fit(Request[Fitted]):
     constants: Mapping[str, Any] = field(default_factory=dict)
     frozen: Mapping[str, Frozen] = field(default_factory=dict)
     gradient: Gradient | None = None
-    only: str | None = None
-    joint: bool = True
+    only: str | None = None  # the part to train ("head"); the rest is frozen and in evaluation mode
+    joint: bool = True  # False forwards each stream by itself, and only those that the loss reads
     optimizer: Mapping[str, Tensor] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -150,13 +139,12 @@ class Predict(Request[Outputs]):
 class Recalibrate(Request[Model]):
     """The same model with BatchNorm's running statistics from one pass over these samples' clean inputs.
 
-    Weights and counters stay; a network without BatchNorm is returned unchanged. BatchNorm that the network's author
-    put into evaluation mode keeps its statistics. ``key``, if given, names the client in errors.
+    What the network's author put into evaluation mode keeps its statistics. Without BatchNorm it is the model itself.
     """
 
     model: Model
     samples: Samples
-    key: Key | None = None
+    key: Key | None = None  # names the client in errors
 
 
 @dataclass(frozen=True, eq=False)

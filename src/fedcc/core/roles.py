@@ -4,8 +4,6 @@ A server has no attribute through which it could reach a client's model or data,
 the split drops them, and only the evaluator keeps them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -111,14 +109,11 @@ class Client(Role):
 
 @dataclass(eq=False, kw_only=True)
 class Server(Role):
-    """The server: public samples, the clients' architectures, and models of its own.
-
-    ``networks`` returns the architecture of a network by its name, for this data and these classes.
-    """
+    """The server: public samples, the clients' architectures, and models of its own."""
 
     archs: Mapping[int, Arch]
     models: dict[str, Model] = field(default_factory=dict)
-    networks: Callable[[str], Arch] | None = None
+    networks: Callable[[str], Arch] | None = None  # the architecture of a network by its name, for this data
     rounds: int = 0  # T, as asked for: after these a method of several stages begins the next stage
 
     def init(self, arch: Arch, name: str = "init") -> Init:

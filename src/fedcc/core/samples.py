@@ -25,16 +25,13 @@ def _constant(values: tuple[float, ...], dtype: torch.dtype, device: torch.devic
 class View:
     """How stored inputs become what a network sees: scaled, normalised and, while training, cropped and flipped.
 
-    Stored images stay uint8, four times smaller; the view turns a batch of them into floats. ``mean`` and ``std`` hold
-    one number per channel, for inputs scaled by ``scale``.
-
     >>> view = View(scale=1 / 255, mean=(0.5,), std=(0.25,))
     >>> view.clean(torch.full((1, 1, 2, 2), 255, dtype=torch.uint8))[0, 0, 0, 0].item()
     2.0
     """
 
     scale: float = 1.0
-    mean: tuple[float, ...] = ()
+    mean: tuple[float, ...] = ()  # of scaled inputs, one number per channel
     std: tuple[float, ...] = ()
     pad: int = 0  # random crop of the original size after this much zero padding; 0 is no crop
     flip: bool = False  # random horizontal flip

@@ -4,8 +4,6 @@ Subclasses decide what represents a tensor. Nothing is unpickled: JSON can name 
 modules know.
 """
 
-from __future__ import annotations
-
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping

@@ -1,19 +1,14 @@
 """How one tensor crosses the wire: unchanged, in half precision, or in eight bits.
 
-The simulator and federations across machines pack and restore with the same functions, so both see the same bits.
-Rounding is done by numpy in double precision on the CPU, hence the same on every machine.
+Rounding is done by numpy in double precision on the CPU, hence the same on every machine; docs/federation.md has the
+reasons for each coding.
 
-- ``raw``: the tensor's own numbers. All integers; floats under ``fp32``; under ``int8`` those with fewer than two
-  dimensions (biases, BatchNorm), about one percent of a network, which differ by orders of magnitude.
+- ``raw``: the tensor's own numbers. All integers; floats under ``fp32``, and vectors under ``int8``.
 - ``half``: IEEE half precision.
-- ``rows``: a signed byte per number and one scale per row, the row's largest magnitude divided by 127. A row is what
-  one output channel of a layer reads, or one sample's logits; channels differ too much for one scale.
+- ``rows``: a signed byte per number and one scale per row, the row's largest magnitude divided by 127.
 - ``simplex``: rows of probabilities, an unsigned byte each: 255 times the root of the probability divided by the row's
-  largest. The root separates small probabilities (the smallest step is 1 / 65,025 of the largest, not 1 / 255).
-  No scale is sent: a row sums to one, so dividing by the sum restores it.
+  largest. Dividing by the row's sum restores them.
 """
-
-from __future__ import annotations
 
 from math import prod
 from typing import Any

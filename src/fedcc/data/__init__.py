@@ -1,7 +1,5 @@
 """Data sets by name, and data of your own by path. Who holds what is in ``skew``, ``split`` and ``partition``."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from fedcc.data.dataset import DataError, Dataset, Defaults, Description

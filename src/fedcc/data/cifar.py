@@ -1,7 +1,5 @@
 """CIFAR-10 and CIFAR-100 from their upstream pickles, which are read without running anything they contain."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,17 +7,7 @@ from typing import Any
 import numpy as np
 
 from fedcc.core.samples import View
-from fedcc.data.dataset import (
-    DataError,
-    Dataset,
-    Description,
-    Images,
-    Labels,
-    Remote,
-    content_of,
-    paper_defaults,
-    same_as_upstream,
-)
+from fedcc.data.dataset import DataError, Dataset, Description, Images, Labels, Remote, content_of, paper_defaults
 from fedcc.data.unpickle import MAX_BYTES, unpickle
 
 PIXELS = 3 * 32 * 32
@@ -42,19 +30,14 @@ class Layout:
 def unpickled(path: Path, content: bytes) -> dict[bytes, Any]:
     """The dictionary in a pickle of Python 2 or 3; its keys are bytes."""
     try:
-        loaded = unpickle(content)
-        if not isinstance(loaded, dict):
-            raise DataError(f"{path}: expected a pickled dictionary, found {type(loaded).__name__}")
-        return {key.encode() if isinstance(key, str) else key: value for key, value in loaded.items()}
+        return {key.encode() if isinstance(key, str) else key: value for key, value in unpickle(content).items()}
     except ValueError as error:  # also for text that is none
         raise DataError(f"{path}: expected a pickle of arrays, found: {error}") from error
 
 
 def entries(path: Path, layout: Layout) -> dict[bytes, Any]:
     """The dictionary of one file, which must have upstream's md5 if it is known."""
-    content = content_of(path, MAX_BYTES)
-    same_as_upstream(path, content, layout.md5.get(path.name, ""))
-    return unpickled(path, content)
+    return unpickled(path, content_of(path, MAX_BYTES, layout.md5.get(path.name, "")))
 
 
 def _value(path: Path, stored: dict[bytes, Any], key: bytes) -> Any:

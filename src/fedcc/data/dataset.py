@@ -1,17 +1,16 @@
 """A data set: its arrays, its view, its defaults, and its files upstream."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fedcc.core.digests import file_digest
 from fedcc.core.samples import View
 from fedcc.errors import UserError
 
@@ -155,9 +154,10 @@ class Description:
     read: Callable[..., Dataset]  # from the data set's own folder; some take options
     aliases: tuple[str, ...] = ()
     folders: tuple[str, ...] = ()  # its possible folders below the data folder; none for an embedded one
-    files: Mapping[str, str] = field(default_factory=dict)  # what its folder must hold, and the md5 ("": not known)
+    files: Mapping[str, str] = field(default_factory=dict)  # what its folder must hold, and the digest of each
+    digest: Callable[[Path], str] = partial(file_digest, name="md5")
     remotes: tuple[Remote, ...] = ()
-    inspect: Callable[[Path], list[Checked]] | None = None  # if md5 sums do not suffice
+    inspect: Callable[[Path], list[Checked]] | None = None  # if digests do not suffice
 
     @property
     def embedded(self) -> bool:
@@ -178,33 +178,26 @@ def readable(path: Path) -> Path:
     return path.with_suffix("") if path.suffix == ".gz" and not path.is_file() else path
 
 
-def md5(content: bytes) -> str:
-    return hashlib.md5(content, usedforsecurity=False).hexdigest()
+def hexdigest(content: bytes, name: str) -> str:
+    return hashlib.new(name, content, usedforsecurity=False).hexdigest()
 
 
-def sha256(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()
-
-
-def file_md5(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
-
-
-def content_of(path: Path, limit: int | None = None) -> bytes:
-    """The bytes of a file, of at most ``limit``, or a DataError that names it."""
+def content_of(path: Path, limit: int | None = None, expected: str = "") -> bytes:
+    """The bytes of a file, of at most ``limit`` and with this digest, or a DataError that names it."""
     try:
         if limit is not None and (size := path.stat().st_size) > limit:
             raise DataError(f"{path}: expected at most {limit:,} bytes, found {size:,}")
-        return path.read_bytes()
+        content = path.read_bytes()
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror or error})") from error
+    same_as_upstream(path, content, expected)
+    return content
 
 
 def same_as_upstream(path: Path, content: bytes, expected: str) -> None:
     """Refuse content without upstream's md5 or sha256; hashing CIFAR takes a third of a second."""
-    name, digest = ("sha256", sha256) if len(expected) == 64 else ("md5", md5)
-    if expected and (found := digest(content)) != expected:
+    name = "sha256" if len(expected) == 64 else "md5"
+    if expected and (found := hexdigest(content, name)) != expected:
         raise DataError(
             f"{path}: truncated or altered: expected {name} {expected}, found {found} ({len(content)} bytes)"
         )

@@ -1,9 +1,4 @@
-"""Fashion-MNIST from its four idx files.
-
-It is not augmented: its images are centred and upright, and the paper's protocol does not cover it.
-"""
-
-from __future__ import annotations
+"""Fashion-MNIST from its four idx files."""
 
 import gzip
 import zlib
@@ -15,17 +10,16 @@ from numpy.typing import NDArray
 
 from fedcc.core.samples import View
 from fedcc.data.dataset import (
-    Checked,
     DataError,
     Dataset,
     Description,
     Images,
     Labels,
     Remote,
+    hexdigest,
     paper_defaults,
     readable,
     same_as_upstream,
-    sha256,
 )
 
 CLASSES = (
@@ -103,19 +97,6 @@ def read(folder: Path, sizes: tuple[int, int] = (60_000, 10_000), digests: Mappi
     return Dataset(FASHION.name, CLASSES, train_x, train_y, test_x, test_y, view, FASHION.defaults)
 
 
-def inspect(folder: Path) -> list[Checked]:
-    """Each file by its content, packed or not."""
-    lines = []
-    for file, expected in SHA256.items():
-        path = readable(folder / file)
-        try:
-            found = sha256(unpacked(path)) if path.is_file() else "not there"
-        except DataError as error:
-            found = str(error).removeprefix(f"{path}: ")
-        lines.append(Checked(f"{folder.name}/{path.name}", expected, found, found == expected))
-    return lines
-
-
 FASHION = Description(
     name="fashion-mnist",
     title="Fashion-MNIST",
@@ -124,11 +105,11 @@ FASHION = Description(
     classes=10,
     shape=(1, 28, 28),
     source="https://github.com/zalandoresearch/fashion-mnist",
-    defaults=paper_defaults("classes:2", augment=False),
+    defaults=paper_defaults("classes:2", augment=False),  # images are centred and upright
     read=read,
     aliases=("fashionmnist", "fashion", "fmnist"),
     folders=("fashion-mnist", "FashionMNIST/raw"),
-    files=MD5,
+    files=SHA256,
+    digest=lambda path: hexdigest(unpacked(path), "sha256"),
     remotes=tuple(Remote(file, tuple(base + file for base in UPSTREAM), md5) for file, md5 in MD5.items()),
-    inspect=inspect,
 )

@@ -5,8 +5,6 @@ upstream's checksum gets its own name; an archive is unpacked beside its destina
 its final name is complete, and processes that start together wait for the one that downloads.
 """
 
-from __future__ import annotations
-
 import errno
 import gzip
 import os
@@ -17,10 +15,11 @@ import tarfile
 import time
 import zipfile
 from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path, PurePosixPath, PureWindowsPath
+from pathlib import Path, PureWindowsPath
 from typing import IO, Any, TypeVar, cast
 
-from fedcc.data.dataset import Checked, DataError, Description, Remote, file_md5
+from fedcc.core.digests import file_digest
+from fedcc.data.dataset import Checked, DataError, Description, Remote, readable
 from fedcc.data.registry import find
 
 ATTEMPTS = 5  # at one address, each continuing the last one
@@ -105,11 +104,14 @@ def check(dataset: str | Description, folder: Path | str | None = None) -> list[
         return description.inspect(home)
     lines = []
     for file, expected in description.files.items():
+        path = readable(home / file)
         try:
-            found = file_md5(home / file) if (home / file).is_file() else "not there"
+            found = description.digest(path) if path.is_file() else "not there"
+        except DataError as error:
+            found = str(error).removeprefix(f"{path}: ")
         except OSError as error:
             found = f"cannot be read ({error.strerror or error})"
-        lines.append(Checked(f"{home.name}/{file}", expected, found, found == expected))
+        lines.append(Checked(f"{home.name}/{path.name}", expected, found, found == expected))
     return lines
 
 
@@ -118,77 +120,69 @@ def check(dataset: str | Description, folder: Path | str | None = None) -> list[
 
 def _download(remote: Remote, folder: Path) -> Path:
     """The file in ``folder``, from the first address that gives it with the right checksum."""
-    import pooch
     import requests
 
-    pooch.get_logger().setLevel("WARNING")  # its notices would be mixed into ours
+    folder.mkdir(parents=True, exist_ok=True)
+    path, part = folder / remote.file, folder / f"{remote.file}.part"
+    if path.is_file() and file_digest(path, "md5") == remote.md5:
+        return path
     failures = []
     for url in remote.urls:
         try:
-            path = pooch.retrieve(
-                url, known_hash=f"md5:{remote.md5}", fname=remote.file, path=folder, downloader=_Resuming(remote.file)
-            )
-            return Path(path)
-        except ValueError as error:  # pooch raises it for a wrong checksum, and has removed the file
-            failures.append(f"{url}: wrong checksum: {error}")
+            _transfer(url, part)
         except requests.RequestException as error:
             failures.append(f"{url}: {error}")
-    raise DataError(f"{folder / remote.file}: download failed: " + "; ".join(failures))
+            continue
+        if (found := file_digest(part, "md5")) == remote.md5:
+            return part.replace(path)
+        part.unlink()
+        failures.append(f"{url}: wrong checksum: expected md5 {remote.md5}, found {found}")
+    raise DataError(f"{path}: download failed: " + "; ".join(failures))
 
 
-class _Resuming:
-    """A downloader for pooch that continues an interrupted transfer."""
+def _transfer(url: str, part: Path) -> None:
+    """Request what ``part`` lacks, several times if need be."""
+    import requests
 
-    def __init__(self, name: str) -> None:
-        self.name = name
+    for attempt in range(ATTEMPTS):
+        try:
+            _request(url, part)
+            return
+        except requests.RequestException as error:
+            answer = error.response
+            refused = answer is not None and 400 <= answer.status_code < 500 and answer.status_code != 429
+            if refused or attempt == ATTEMPTS - 1:
+                raise
+            time.sleep(PAUSE * 2**attempt)
 
-    def __call__(self, url: str, output_file: Any, pooch: Any) -> None:
-        import requests
 
-        part = Path(output_file).with_name(f"{self.name}.part")
-        for attempt in range(ATTEMPTS):
-            try:
-                self.transfer(url, part)
-                break
-            except requests.RequestException as error:
-                answer = error.response
-                refused = answer is not None and 400 <= answer.status_code < 500 and answer.status_code != 429
-                if refused or attempt == ATTEMPTS - 1:
-                    raise
-                time.sleep(PAUSE * 2**attempt)
-        part.replace(output_file)
+def _request(url: str, part: Path) -> None:
+    """One request for what ``part`` lacks."""
+    import requests
+    from tqdm import tqdm
 
-    def transfer(self, url: str, part: Path) -> None:
-        """One request for what ``part`` lacks."""
-        import requests
-
-        have = part.stat().st_size if part.exists() else 0
-        headers = {"Accept-Encoding": "identity"}  # positions in a compressed stream would mean nothing
-        if have:
-            headers["Range"] = f"bytes={have}-"
-        with requests.get(url, headers=headers, stream=True, timeout=TIMEOUT) as answer:
-            if answer.status_code == requests.codes.requested_range_not_satisfiable:
-                if answer.headers.get("Content-Range", "").rpartition("/")[2] == str(have):
-                    return  # it was complete already
-                part.unlink()  # longer than the file upstream: not a part of it
-                raise requests.ConnectionError(f"{part.name} was no part of the file; beginning again", response=None)
-            answer.raise_for_status()
-            resumed = answer.status_code == requests.codes.partial_content
-            have = have if resumed else 0
-            length = int(answer.headers["Content-Length"]) if "Content-Length" in answer.headers else None
-            total = None if length is None else have + length
-            with part.open("ab" if resumed else "wb") as file, self.progress(have, total) as bar:
-                for block in answer.iter_content(BLOCK):
-                    file.write(block)
-                    bar.update(len(block))
-        if total is not None and (size := part.stat().st_size) < total:
-            raise requests.ConnectionError(f"the transfer ended after {size} of {total} bytes")
-
-    def progress(self, have: int, total: int | None) -> Any:
-        from tqdm import tqdm
-
-        silent = not sys.stderr.isatty()
-        return tqdm(desc=self.name, initial=have, total=total, unit="B", unit_scale=True, leave=False, disable=silent)
+    have = part.stat().st_size if part.exists() else 0
+    headers = {"Accept-Encoding": "identity"}  # positions in a compressed stream would mean nothing
+    if have:
+        headers["Range"] = f"bytes={have}-"
+    with requests.get(url, headers=headers, stream=True, timeout=TIMEOUT) as answer:
+        if answer.status_code == requests.codes.requested_range_not_satisfiable:
+            if answer.headers.get("Content-Range", "").rpartition("/")[2] == str(have):
+                return  # it was complete already
+            part.unlink()  # longer than the file upstream: not a part of it
+            raise requests.ConnectionError(f"{part.name} was no part of the file; beginning again", response=None)
+        answer.raise_for_status()
+        resumed = answer.status_code == requests.codes.partial_content
+        have = have if resumed else 0
+        total = have + int(answer.headers["Content-Length"]) if "Content-Length" in answer.headers else None
+        options: Any = {"initial": have, "total": total, "unit": "B", "unit_scale": True, "leave": False}
+        bar = tqdm(desc=part.stem, disable=not sys.stderr.isatty(), **options)
+        with part.open("ab" if resumed else "wb") as file, bar:
+            for block in answer.iter_content(BLOCK):
+                file.write(block)
+                bar.update(len(block))
+    if total is not None and (size := part.stat().st_size) < total:
+        raise requests.ConnectionError(f"the transfer ended after {size} of {total} bytes")
 
 
 # ---------------------------------------------------------------------------------------------------------- unpacking
@@ -220,8 +214,7 @@ def _untar(archive: Path, room: Path) -> None:
     with gzip.open(archive) as content, tarfile.open(fileobj=cast(IO[bytes], _Piecewise(content)), mode="r:") as packed:
 
         def members() -> Iterator[tarfile.TarInfo]:
-            for member in _bounded(archive, packed, lambda member: member.size):
-                _inside(archive, member.name)
+            for member in _checked(archive, packed, lambda member: (member.name, member.size)):
                 if not (member.isreg() or member.isdir()) or member.issparse():
                     raise DataError(f"{archive}: cannot be unpacked: {member.name!r} is neither a file nor a folder")
                 yield member
@@ -231,21 +224,26 @@ def _untar(archive: Path, room: Path) -> None:
 
 def _unzip(archive: Path, room: Path) -> None:
     with zipfile.ZipFile(archive) as packed:
-        for member in _bounded(archive, packed.infolist(), lambda member: member.file_size):
-            _inside(archive, member.filename)
+        for member in _checked(archive, packed.infolist(), lambda member: (member.filename, member.file_size)):
             plain = stat.S_IFMT(member.external_attr >> 16) in (0, stat.S_IFREG, stat.S_IFDIR)
             if not plain or member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
                 raise DataError(f"{archive}: cannot be unpacked: {member.filename!r} is no stored or deflated file")
         packed.extractall(room)
 
 
-def _bounded(archive: Path, members: Iterable[Member], size: Callable[[Member], int]) -> Iterator[Member]:
-    """The members of an archive; one that would fill the disk is refused."""
+def _checked(
+    archive: Path, members: Iterable[Member], name_and_size: Callable[[Member], tuple[str, int]]
+) -> Iterator[Member]:
+    """The members of an archive; what would fill the disk or be written outside the folder is refused."""
     total = 0
     for number, member in enumerate(members, start=1):
-        total += size(member)
-        if size(member) < 0 or total > MAX_UNPACKED or number > MAX_MEMBERS:
+        name, size = name_and_size(member)
+        total += size
+        if size < 0 or total > MAX_UNPACKED or number > MAX_MEMBERS:
             raise DataError(f"{archive}: refused: over {MAX_UNPACKED:,} bytes or {MAX_MEMBERS:,} files when unpacked")
+        windows = PureWindowsPath(name)  # also knows '/'
+        if windows.drive or windows.root or ".." in windows.parts:  # zipfile would silently rename it
+            raise DataError(f"{archive}: refused the member {name!r}, which lies outside the folder")
         yield member
 
 
@@ -259,10 +257,3 @@ class _Piecewise:
         if not 0 <= size <= PIECE:
             raise tarfile.ReadError(f"a header claims {size:,} bytes")
         return self.content.read(size)
-
-
-def _inside(archive: Path, member: str) -> None:
-    """Refuse a member that would be written outside the folder; zipfile would silently rename it."""
-    windows = PureWindowsPath(member)
-    if PurePosixPath(member).is_absolute() or windows.drive or windows.root or ".." in windows.parts:
-        raise DataError(f"{archive}: refused the member {member!r}, which lies outside the folder")

@@ -25,23 +25,22 @@ PUBLIC_STREAM, CLIENT_STREAM = 0, 1
 
 
 def public_split(
-    n: int, fraction: float, rng: np.random.Generator, stratified: bool = False, labels: ArrayLike | None = None
+    labels: Indices, fraction: float, rng: np.random.Generator, stratified: bool = False
 ) -> tuple[Indices, Indices]:
-    """A random ``fraction`` of ``0 .. n - 1`` for the public set, and the rest; both ascending.
+    """A random ``fraction`` of the positions for the public set, and the rest; both ascending.
 
-    ``stratified`` takes the fraction of every class of ``labels``, largest remainders first.
+    ``stratified`` takes the fraction of every class, largest remainders first.
     """
     if not 0 <= fraction < 1:
         raise ValueError(f"the public fraction must be at least 0 and below 1, got {fraction}")
+    n = len(labels)
     size = round(n * fraction)
     if fraction > 0 and size == 0:
         raise ValueError(f"a public fraction of {fraction} of {n} samples is no sample at all")
     if not stratified:
         public = rng.permutation(n)[:size]
     else:
-        if labels is None or len(y := np.asarray(labels)) != n:
-            raise ValueError(f"a stratified public split needs the labels of all {n} samples")
-        _, inverse, per_class = np.unique(y, return_inverse=True, return_counts=True)
+        _, inverse, per_class = np.unique(labels, return_inverse=True, return_counts=True)
         wanted = per_class * (size / n) if n else per_class * 0.0
         take = np.floor(wanted).astype(np.int64)
         take[np.argsort(take - wanted, kind="stable")[: size - take.sum()]] += 1
@@ -121,7 +120,7 @@ def partition(
         raise ValueError(f"seed must be >= 0, got {seed}")
     skew = parse(skew) if isinstance(skew, str) else skew
     y = checked_labels(labels, classes)
-    shared, private = public_split(len(y), public, np.random.default_rng([seed, PUBLIC_STREAM]), stratified, y)
+    shared, private = public_split(y, public, np.random.default_rng([seed, PUBLIC_STREAM]), stratified)
     dealt = split(y[private], clients, skew, classes, np.random.default_rng([seed, CLIENT_STREAM]))
     parts = [private[part] for part in dealt.parts]
     owners = np.bincount(np.concatenate([shared, *parts]), minlength=len(y))

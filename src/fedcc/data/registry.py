@@ -1,7 +1,5 @@
 """The data sets there are. A new one is a file beside this one and a line here."""
 
-from __future__ import annotations
-
 from fedcc.core.naming import unknown
 from fedcc.data.cifar import CIFAR10, CIFAR100
 from fedcc.data.dataset import Description

@@ -7,11 +7,8 @@ A skew is a small frozen value with a text form, so that it can be typed, stored
     iid
 
 NIID-Bench's names are understood as well: ``noniid-labeldir[:BETA]`` is ``dirichlet:BETA`` (0.5 by default),
-``noniid-#label2`` is ``classes:2`` and ``homo`` is ``iid``. They name the *kind* of skew; what NIID-Bench does
-differently (balanced sizes, classes without a holder) stays an explicit option.
+``noniid-#label2`` is ``classes:2`` and ``homo`` is ``iid``. What it does differently stays an explicit option.
 """
-
-from __future__ import annotations
 
 import math
 import re
@@ -26,14 +23,11 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Dirichlet:
-    """Each class is cut among the clients in proportions drawn from Dir(eta); small eta is strong skew.
-
-    ``balance`` stops giving to clients that already hold n/K samples, as NIID-Bench does.
-    """
+    """Each class is cut among the clients in proportions drawn from Dir(eta); small eta is strong skew."""
 
     eta: float
     minimum: int = 10
-    balance: bool = False
+    balance: bool = False  # stop giving to clients that already hold n/K samples, as NIID-Bench does
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.eta) and self.eta > 0):

@@ -1,7 +1,5 @@
 """Positions of samples dealt to clients by label skew."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

@@ -4,14 +4,11 @@ Decoding 110,000 JPEGs takes half a minute, so the arrays are cached beside them
 the names and sizes of the images do not change. A copy with fewer images or classes is read in the same way.
 """
 
-from __future__ import annotations
-
 import hashlib
 import math
 import os
 import zipfile
 import zlib
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -24,17 +21,7 @@ from numpy.typing import NDArray
 
 from fedcc.core.files import open_whole
 from fedcc.core.samples import View
-from fedcc.data.dataset import (
-    Checked,
-    DataError,
-    Dataset,
-    Description,
-    Images,
-    Labels,
-    Remote,
-    content_of,
-    paper_defaults,
-)
+from fedcc.data.dataset import Checked, DataError, Dataset, Description, Images, Remote, content_of, paper_defaults
 
 SIDE = 64
 
@@ -44,15 +31,13 @@ class Listing:
     """The images in the order they are read, with their labels."""
 
     wnids: list[str]
-    train: list[Path]
-    train_y: Labels
-    test: list[Path]
-    test_y: Labels
+    train: list[tuple[Path, int]]
+    test: list[tuple[Path, int]]
 
     def fingerprint(self, folder: Path) -> str:
         """Changes when an image is added, removed, renamed or changes its size."""
         digest = hashlib.sha256("\n".join(self.wnids).encode())
-        for path, label in zip([*self.train, *self.test], [*self.train_y, *self.test_y], strict=True):
+        for path, label in self.train + self.test:
             digest.update(f"{path.relative_to(folder).as_posix()} {path.stat().st_size} {label}\n".encode())
         return digest.hexdigest()
 
@@ -79,21 +64,18 @@ def listing(folder: Path) -> Listing:
     if not wnids or len(label) < len(wnids):
         found = f"{len(label)} in {len(wnids)} lines"
         raise DataError(f"{folder / 'wnids.txt'}: expected different class names, found {found}")
-    train = [_jpegs(folder / "train" / wnid / "images") for wnid in wnids]
-    annotations = folder / "val" / "val_annotations.txt"
-    test, test_y = [], []
+    train = [(path, c) for c, wnid in enumerate(wnids) for path in _jpegs(folder / "train" / wnid / "images")]
+    annotations, test = folder / "val" / "val_annotations.txt", []
     for number, line in enumerate(_lines(annotations), start=1):
         name, wnid = [*line.split("\t"), ""][:2]
         if wnid not in label or Path(name).name != name:
             raise DataError(f"{annotations}, line {number}: expected an image and a class of wnids.txt, found {line!r}")
-        test.append(folder / "val" / "images" / name)
-        test_y.append(label[wnid])
+        test.append((folder / "val" / "images" / name, label[wnid]))
     if not test:
         raise DataError(f"{annotations}: expected images and their classes, found no line")
-    if absent := [path for path in test if not path.is_file()]:
+    if absent := [path for path, _ in test if not path.is_file()]:
         raise DataError(f"{absent[0]}: listed in {annotations.name} and not there ({len(absent)} such images)")
-    train_y = np.repeat(np.arange(len(wnids), dtype=np.int64), [len(images) for images in train])
-    return Listing(wnids, [p for images in train for p in images], train_y, test, np.array(test_y, np.int64))
+    return Listing(wnids, train, test)
 
 
 def _decoded(path: Path, side: int) -> Images:
@@ -112,10 +94,10 @@ def _decoded(path: Path, side: int) -> Images:
     return np.asarray(rgb).transpose(2, 0, 1)
 
 
-def _all_decoded(paths: Sequence[Path], side: int) -> Images:
-    images = np.empty((len(paths), 3, side, side), np.uint8)
+def _all_decoded(listed: list[tuple[Path, int]], side: int) -> Images:
+    images = np.empty((len(listed), 3, side, side), np.uint8)
     with ThreadPoolExecutor(os.cpu_count()) as pool:  # Pillow decodes outside the interpreter's lock
-        for i, image in enumerate(pool.map(partial(_decoded, side=side), paths, chunksize=64)):
+        for i, image in enumerate(pool.map(partial(_decoded, side=side), (path for path, _ in listed))):
             images[i] = image
     return images
 
@@ -169,8 +151,8 @@ def read(folder: Path, resize: int = SIDE) -> Dataset:
             np.savez(file, allow_pickle=False, fingerprint=np.array(fingerprint), **arrays)
     mean, std = _mean_and_std(arrays["histogram"])
     view, names = View(1 / 255, mean, std, pad=4, flip=True), _names(folder, images.wnids)
-    x, test_x = arrays["train_x"], arrays["test_x"]
-    return Dataset(TINY.name, names, x, images.train_y, test_x, images.test_y, view, TINY.defaults)
+    y, test_y = (np.array([label for _, label in part], np.int64) for part in (images.train, images.test))
+    return Dataset(TINY.name, names, arrays["train_x"], y, arrays["test_x"], test_y, view, TINY.defaults)
 
 
 def inspect(folder: Path) -> list[Checked]:

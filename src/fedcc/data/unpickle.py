@@ -1,11 +1,9 @@
-"""Read a pickle of plain values and uint8 arrays, without Python's unpickler.
+"""Read a pickled dictionary of numbers, texts, lists of these and uint8 arrays, without Python's unpickler.
 
 Opcodes are walked one by one, and nothing that a file names is imported or called; numpy's functions and types are
 recognised by name. So a hostile file can neither run code nor build an object that crashes or stalls the interpreter:
-values form a tree of limited depth, keys are texts, and time and memory are linear in the size of the file.
+keys are texts, no list holds another, and time and memory are linear in the size of the file.
 """
-
-from __future__ import annotations
 
 import math
 import pickletools
@@ -17,7 +15,6 @@ import numpy as np
 
 MAX_BYTES = 1 << 29  # of a file; CIFAR-100's training set has 155 million
 MAX_OPCODES = 1 << 21  # CIFAR-100's training set has 400,000
-MAX_DEPTH = 16  # of containers within containers; CIFAR has 2
 MAX_DIMENSIONS = 8  # of an array
 MAX_BITS = 64  # of a whole number
 
@@ -34,11 +31,12 @@ NAMES = {
 
 TEXTS = frozenset(["UNICODE", "BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8"])
 BYTES = frozenset(["BINBYTES", "SHORT_BINBYTES", "BINBYTES8", "BYTEARRAY8"])
-AS_READ = TEXTS | BYTES | {"FLOAT", "BINFLOAT"}
-PYTHON_2 = frozenset(("STRING", "BINSTRING", "SHORT_BINSTRING"))  # pickletools gives these as text in latin-1
 WHOLE = frozenset(["INT", "BININT", "BININT1", "BININT2", "LONG", "LONG1", "LONG4"])
+AS_READ = TEXTS | BYTES | WHOLE | {"FLOAT", "BINFLOAT"}
+PYTHON_2 = frozenset(("STRING", "BINSTRING", "SHORT_BINSTRING"))  # pickletools gives these as text in latin-1
 CONSTANTS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False}
 TUPLES = {"EMPTY_TUPLE": 0, "TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
+Plain = None | bool | int | float | str | bytes | bytearray
 
 
 class Refused(ValueError):
@@ -46,19 +44,10 @@ class Refused(ValueError):
 
 
 @dataclass(slots=True, eq=False)
-class Container:
-    """A list, dict or tuple, its depth, and whether it is part of another: then it is complete."""
-
-    value: Any
-    depth: int = 1
-    placed: bool = False
-
-
-@dataclass(slots=True, eq=False)
 class Array:
     """An array, first without its content."""
 
-    value: Any = None
+    value: Any = ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,11 +60,11 @@ class Name:
 UINT8 = Name("uint8")
 
 
-def unpickle(content: bytes) -> Any:
-    """The value that a pickle holds: None, numbers, texts, bytes, lists, tuples, dicts and uint8 arrays.
+def unpickle(content: bytes) -> dict[str | bytes, Any]:
+    """The dictionary that a pickle holds.
 
-    >>> unpickle(b"(lp0\\nI1\\naI2\\na.")
-    [1, 2]
+    >>> unpickle(b"}U\\x06labels](K\\x01K\\x02es.")
+    {b'labels': [1, 2]}
     """
     if len(content) > MAX_BYTES:
         raise Refused(f"{len(content):,} bytes, more than {MAX_BYTES:,}")
@@ -89,28 +78,26 @@ class _Reader:
         self.memo: dict[int, Any] = {}
         self.copies = 2 * size  # bytes that may still be copied: once into bytes, once into an array
 
-    def read(self, content: bytes) -> Any:
+    def read(self, content: bytes) -> dict[str | bytes, Any]:
         for number, (opcode, argument, position) in enumerate(pickletools.genops(content), start=1):
             if number > MAX_OPCODES:
                 raise Refused(f"more than {MAX_OPCODES:,} opcodes")
-            if opcode.name == "STOP":
-                if len(self.stack) != 1 or self.marks:
-                    raise Refused("an end in the middle of a value")
-                return self.plain(self.pop())[0]
             try:
                 self.step(opcode.name, argument)
             except Refused as error:
                 raise Refused(f"{error} (at byte {position})") from None
-        raise Refused("no end")  # genops raises before
+        if len(self.stack) != 1 or self.marks:
+            raise Refused("an end in the middle of a value")
+        if not isinstance(self.stack[0], dict):
+            raise Refused(f"no dictionary but a value of the type {type(self.stack[0]).__name__}")
+        return self.stack[0]
 
     def step(self, opcode: str, argument: Any) -> None:
         """Do what one opcode says."""
         push = self.stack.append
-        if opcode in WHOLE:
+        if opcode in AS_READ:
             if isinstance(argument, int) and argument.bit_length() > MAX_BITS:
                 raise Refused(f"a whole number of {argument.bit_length()} bits, more than {MAX_BITS}")
-            push(argument)
-        elif opcode in AS_READ:
             push(argument)
         elif opcode in PYTHON_2:
             push(argument.encode("latin-1"))
@@ -126,16 +113,14 @@ class _Reader:
             push(self.memo[argument])
         elif opcode == "MARK":
             self.marks.append(len(self.stack))
-        elif opcode in ("EMPTY_LIST", "EMPTY_DICT"):
-            push(Container([] if opcode == "EMPTY_LIST" else {}))
         elif opcode in TUPLES:
-            push(self.tuple_of([self.pop() for _ in range(TUPLES[opcode])][::-1]))
+            push(tuple([self.pop() for _ in range(TUPLES[opcode])][::-1]))
         elif opcode == "TUPLE":
-            push(self.tuple_of(self.since_mark()))
-        elif opcode in ("LIST", "DICT"):
-            items = self.since_mark()
-            push(Container([] if opcode == "LIST" else {}))
-            self.fill(items)
+            push(tuple(self.since_mark()))
+        elif opcode in ("EMPTY_LIST", "EMPTY_DICT", "LIST", "DICT"):
+            items = self.since_mark() if opcode in ("LIST", "DICT") else []
+            push([] if opcode in ("LIST", "EMPTY_LIST") else {})
+            self.fill(items, type(self.top()))
         elif opcode in ("APPENDS", "SETITEMS"):
             self.fill(self.since_mark(), list if opcode == "APPENDS" else dict)
         elif opcode == "APPEND":
@@ -154,10 +139,8 @@ class _Reader:
         elif opcode == "BUILD":
             state = self.pop()
             self.build(self.top(), state)
-        elif opcode not in ("PROTO", "FRAME"):
+        elif opcode not in ("PROTO", "FRAME", "STOP"):
             raise Refused(f"the opcode {opcode}, which is refused: only plain values and uint8 arrays are admitted")
-
-    # --------------------------------------------------------------------------------------------------- the stack
 
     def top(self) -> Any:
         if len(self.stack) <= (self.marks[-1] if self.marks else 0):
@@ -175,51 +158,22 @@ class _Reader:
         items, self.stack[start:] = self.stack[start:], []
         return items
 
-    # -------------------------------------------------------------------------------------------------- containers
-
-    def plain(self, item: Any) -> tuple[Any, int]:
-        """A value that may be part of a container, and its depth."""
-        if isinstance(item, Container):
-            item.placed = True
-            return item.value, item.depth
-        if isinstance(item, Name | tuple) or (isinstance(item, Array) and item.value is None):
-            raise Refused("a part of an array by itself")
-        return (item.value if isinstance(item, Array) else item), 0
-
-    def tuple_of(self, items: list[Any]) -> Any:
-        """A tuple. One with a part of an array in it stays as it is: it can only be an argument."""
-        if any(isinstance(item, Name) for item in items) and not any(isinstance(item, tuple) for item in items):
-            return tuple(items)
-        pairs = [self.plain(item) for item in items]
-        return Container(tuple(value for value, _ in pairs), self.deeper(0, pairs))
-
-    def deeper(self, depth: int, pairs: list[tuple[Any, int]]) -> int:
-        """The depth of a container that gets these values."""
-        found = max(depth, 1 + max((d for _, d in pairs), default=0))
-        if found > MAX_DEPTH:
-            raise Refused(f"containers within containers, more than {MAX_DEPTH} deep")
-        return found
-
-    def fill(self, items: list[Any], kind: type | None = None) -> None:
+    def fill(self, items: list[Any], kind: type[Any]) -> None:
         """Add items to the list or dict on top of the stack."""
         container = self.top()
-        if not isinstance(container, Container) or not isinstance(container.value, kind or (list, dict)):
+        if not isinstance(container, kind):
             raise Refused("items for something that takes none")
-        if container.placed or any(item is container for item in items):
-            raise Refused("a container that holds itself or grows after it was stored")
-        held: Any = container.value
-        pairs = [self.plain(item) for item in (items if isinstance(held, list) else items[1::2])]
-        values = [value for value, _ in pairs]
-        if isinstance(held, list):
-            held.extend(values)
-        else:
-            keys = items[::2]
-            if len(keys) != len(values) or not all(isinstance(key, str | bytes) for key in keys):
-                raise Refused("a key that is no text, or that has no value")
-            held.update(zip(keys, values, strict=True))
-        container.depth = self.deeper(container.depth, pairs)
-
-    # ------------------------------------------------------------------------------------------------------ arrays
+        if kind is list:
+            if not all(isinstance(item, Plain) for item in items):
+                raise Refused("a list of something other than numbers and texts")
+            container.extend(items)
+            return
+        keys, values = items[::2], [item.value if isinstance(item, Array) else item for item in items[1::2]]
+        if len(keys) != len(values) or not all(isinstance(key, str | bytes) for key in keys):
+            raise Refused("a key that is no text, or that has no value")
+        if not all(isinstance(value, Plain | list | np.ndarray) for value in values):
+            raise Refused("a value that is no number, text, list or whole array")
+        container.update(zip(keys, values, strict=True))
 
     def named(self, name: str) -> Name:
         if name not in NAMES:
@@ -234,26 +188,19 @@ class _Reader:
             raise Refused("the same bytes many times over")
 
     def call(self, function: Any, arguments: Any) -> Any:
-        values = arguments.value if isinstance(arguments, Container) else arguments
-        if isinstance(function, Name) and isinstance(values, tuple):
-            match function.role, values:
-                case "encode", (str() as text, "latin1"):
-                    self.copied(len(text))
-                    try:
-                        return text.encode("latin-1")
-                    except UnicodeEncodeError:
-                        raise Refused("bytes beyond 255") from None
-                case "dtype", (str() | bytes() as code, *_):
-                    return self.dtype(code)
-                case "reconstruct", (Name("ndarray"), *_):
-                    return Array()
-                case "frombuffer", (
-                    bytes() | bytearray() as data,
-                    dtype,
-                    Container(tuple() as shape),
-                    "C" | "F" as order,
-                ):
-                    return Array(self.array(shape, dtype, data, order))
+        match function, arguments:
+            case Name("encode"), (str() as text, "latin1"):
+                self.copied(len(text))
+                try:
+                    return text.encode("latin-1")
+                except UnicodeEncodeError:
+                    raise Refused("bytes beyond 255") from None
+            case Name("dtype"), (str() | bytes() as code, *_):
+                return self.dtype(code)
+            case Name("reconstruct"), (Name("ndarray"), *_):
+                return Array()
+            case Name("frombuffer"), (bytes() | bytearray() as data, dtype, tuple() as shape, "C" | "F" as order):
+                return Array(self.array(shape, dtype, data, order))
         raise Refused("a call that makes no uint8 array")
 
     def dtype(self, code: str | bytes) -> Name:
@@ -265,11 +212,10 @@ class _Reader:
 
     def build(self, target: Any, state: Any) -> None:
         """Complete an array, or a dtype: its state may have no fields and no sub-array."""
-        values = state.value if isinstance(state, Container) else state
-        match target, values if isinstance(values, tuple) else None:
+        match target, state:
             case Name("uint8"), (int(), "|" | b"|" | "=" | b"=", None, None, None, *_):
                 return
-            case Array(None), (int(), Container(tuple() as shape), dtype, int() as fortran, bytes() as data):
+            case Array(value), (int(), tuple() as shape, dtype, int() as fortran, bytes() as data) if value is ...:
                 target.value = self.array(shape, dtype, data, "F" if fortran else "C")
                 return
         raise Refused("a state that is none of a uint8 array")

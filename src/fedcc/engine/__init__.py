@@ -1,20 +1,33 @@
 """Engines serve the requests of methods: ``plain`` is the reference, ``fused`` trains clients together on a GPU."""
 
-from __future__ import annotations
-
 import os
 import warnings
 
 import torch
 
 from fedcc.core.naming import unknown
-from fedcc.core.options import Precision
-from fedcc.engine.devices import choose_device
-from fedcc.engine.drive import drive
-from fedcc.engine.fused import Fused
-from fedcc.engine.plain import Monitor, Plain
+from fedcc.core.options import Precision as Precision
+from fedcc.engine.drive import drive as drive
+from fedcc.engine.fused import Fused as Fused
+from fedcc.engine.plain import Monitor
+from fedcc.engine.plain import Plain as Plain
 
 ENGINES: dict[str, type[Plain] | type[Fused]] = {"plain": Plain, "fused": Fused}
+
+
+def choose_device(name: str) -> torch.device:
+    """The device ``cpu``, ``cuda`` or ``cuda:N``; ``auto`` is the GPU where there is one, else the CPU."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise unknown("device", name, ("auto", "cpu", "cuda")) from None
+    if device.type not in ("cpu", "cuda"):
+        raise ValueError(f"device must be auto, cpu or cuda, got {name!r}")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise ValueError(f"device {name!r} is not there: {torch.cuda.device_count()} CUDA devices were found")
+    return device
 
 
 def default_engine(device: torch.device) -> str:
@@ -42,18 +55,3 @@ def set_deterministic(on: bool) -> None:
     if on or torch.are_deterministic_algorithms_enabled():  # the call imports the compiler: 3 s and 150 MB a process
         torch.use_deterministic_algorithms(on, warn_only=True)
     torch.backends.cudnn.benchmark = not on
-
-
-__all__ = [
-    "ENGINES",
-    "Fused",
-    "Monitor",
-    "Plain",
-    "Precision",
-    "choose_device",
-    "default_engine",
-    "default_precision",
-    "drive",
-    "engine",
-    "set_deterministic",
-]

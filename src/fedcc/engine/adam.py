@@ -3,8 +3,6 @@
 Adam calls the fused kernel of torch.optim directly, whose own first step would import the compiler (3 s).
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

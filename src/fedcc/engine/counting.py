@@ -1,11 +1,9 @@
 """The number of images that networks process: counted from the requests, so it is the same for every engine."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 
-from fedcc.core.requests import Executor, Fit, Fitted, Predict, Recalibrate, Request
+from fedcc.core.requests import Executor, Fit, Predict, Recalibrate, Request
 from fedcc.core.step import Gradient
 
 
@@ -25,7 +23,11 @@ class Counting:
         answers = self.executor.serve(requests)
         for request, answer in zip(requests, answers, strict=True):
             if isinstance(request, Fit):
-                self._count(request, answer)
+                phase, size = request.key.phase, request.recipe.batch_of
+                twice = request.gradient is not None and type(request.gradient).ascent is not Gradient.ascent
+                images = answer.steps * sum(map(size, request.streams)) * (2 if twice else 1)
+                self.trained[phase] = self.trained.get(phase, 0) + images
+                self.predicted += answer.steps * sum(size(teacher.stream) for teacher in request.frozen.values())
             elif isinstance(request, Predict | Recalibrate):
                 self.predicted += len(request.samples)
         return answers
@@ -35,10 +37,3 @@ class Counting:
         counts = {"trained": self.trained, "predicted": self.predicted}
         self.trained, self.predicted = {}, 0
         return counts
-
-    def _count(self, fit: Fit, fitted: Fitted) -> None:
-        phase, size = fit.key.phase, fit.recipe.batch_of
-        twice = fit.gradient is not None and type(fit.gradient).ascent is not Gradient.ascent
-        images = fitted.steps * sum(map(size, fit.streams)) * (2 if twice else 1)
-        self.trained[phase] = self.trained.get(phase, 0) + images
-        self.predicted += fitted.steps * sum(size(teacher.stream) for teacher in fit.frozen.values())

@@ -4,8 +4,6 @@ A source is compiled once for a set of defines and an architecture; the result s
 folder. Kernels are ``extern "C"`` and take one struct by value, which :func:`arguments` packs.
 """
 
-from __future__ import annotations
-
 import ctypes
 import hashlib
 import importlib.util

@@ -1,11 +1,9 @@
 """The driver: advances coroutines, groups their requests, and has an engine serve one group at a time."""
 
-from __future__ import annotations
-
 from collections.abc import Coroutine, Hashable, Sequence
 from typing import Any, TypeVar
 
-import torch
+from torch import Tensor
 from torch.utils._pytree import keystr, tree_leaves_with_path
 
 from fedcc.core.requests import Executor, Fit, Gather, Init, Predict, Recalibrate, Request
@@ -14,10 +12,7 @@ T = TypeVar("T")
 
 
 def drive(coroutines: Sequence[Coroutine[Any, Any, T]], executor: Executor) -> list[T]:
-    """Run coroutines to their ends, serving their requests; returns their results in order.
-
-    The largest group is served first and the rest wait, so that the others catch up with a client that skipped a phase.
-    """
+    """Run coroutines to their ends, serving their requests; returns their results in order."""
     results: dict[int, T] = {}
     pending: dict[int, tuple[Request[Any], list[Request[Any]], dict[int, Any]]] = {}
 
@@ -43,7 +38,7 @@ def drive(coroutines: Sequence[Coroutine[Any, Any, T]], executor: Executor) -> l
                 for j, part in enumerate(parts):
                     if j not in answers:
                         groups.setdefault(kind(part), []).append((i, j))
-            group = max(groups.values(), key=len)
+            group = max(groups.values(), key=len)  # the rest wait for those who have not skipped a phase
             served = executor.serve([pending[i][1][j] for i, j in group])
             for (i, j), answer in zip(group, served, strict=True):
                 pending[i][2][j] = answer
@@ -64,10 +59,7 @@ def signature(request: Request[Any]) -> Hashable:
 
 
 def kind(request: Request[Any]) -> Hashable:
-    """Equal for requests that can be served side by side: one step of a method, on any network.
-
-    Epochs, learning rates and sizes are not part of it: they would split the clients.
-    """
+    """Equal for requests that can be served side by side, whatever their networks, epochs, learning rates and sizes."""
     if isinstance(request, Init):
         return (Init, request.arch)
     if isinstance(request, Predict | Recalibrate):
@@ -77,12 +69,11 @@ def kind(request: Request[Any]) -> Hashable:
             s: tuple((n, c.dtype, c.shape[1:]) for n, c in v.columns.items()) for s, v in request.streams.items()
         }
         streams = ((s, request.recipe.batch_of(s), v.view, columns[s]) for s, v in request.streams.items())
-        constants = ((keystr(path), *_format(leaf)) for path, leaf in tree_leaves_with_path(request.constants))
+        constants = (
+            (keystr(path), (leaf.shape, leaf.dtype) if isinstance(leaf, Tensor) else leaf)
+            for path, leaf in tree_leaves_with_path(request.constants)
+        )
         teachers = ((name, f.model.arch, f.stream) for name, f in request.frozen.items())
         own = request.loss, request.gradient, request.only, request.joint, request.recipe.momentum
         return (Fit, *own, tuple(streams), tuple(constants), tuple(teachers))
     raise TypeError(f"no engine serves {type(request).__name__}")
-
-
-def _format(leaf: Any) -> tuple[Hashable, ...]:
-    return (leaf.shape, leaf.dtype) if isinstance(leaf, torch.Tensor) else (leaf,)

@@ -3,8 +3,6 @@
 A weight counts as finite only if its square is finite: beyond that (1.8e19 in fp32) the next product overflows.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 
@@ -32,11 +30,9 @@ def magnitudes(states: Sequence[State]) -> list[dict[str, float]]:
 
 
 def overflowing_entry(before: State, after: State, largest: Mapping[str, float]) -> str:
-    """The first entry that was finite before and is not after; empty if there is none.
-
-    ``largest`` holds the magnitudes after. A network may bring a mask of infinities.
-    """
+    """The first entry that was finite before and is not after, with magnitudes ``largest``; empty if there is none."""
     for name, magnitude in largest.items():
+        # a network may bring a mask of infinities
         if not magnitude <= limit(after[name]) and bool((~_fine(after[name]) & _fine(before[name])).any()):
             return name
     return ""

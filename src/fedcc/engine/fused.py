@@ -1,7 +1,5 @@
 """The fused engine: the clients of a group train together, stacked in lanes, each step one captured graph on a GPU."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections import deque
@@ -10,12 +8,10 @@ from dataclasses import replace
 from typing import Any, cast
 
 import torch
-from torch import Tensor
 
 from fedcc.core.model import Arch, Model, Outputs
 from fedcc.core.options import Precision
 from fedcc.core.requests import Fit, Fitted, Predict, Request
-from fedcc.core.samples import Samples
 from fedcc.engine import cuda
 from fedcc.engine.drive import signature
 from fedcc.engine.finite import check_predictions, magnitudes, nonfinite_reason
@@ -30,10 +26,7 @@ PREDICT_PIXELS = 2**26  # of one client in one forward pass: kernels count its n
 
 
 class Fused:
-    """Serves groups of equal requests together; what cannot be stacked goes to the plain engine.
-
-    By default the number of ``lanes`` follows from memory, and ``graphs`` and ``kernels`` are used where they run.
-    """
+    """Serves groups of equal requests together; what cannot be stacked goes to the plain engine."""
 
     name = "fused"
 
@@ -42,8 +35,8 @@ class Fused:
         device: str | torch.device = "cpu",
         precision: Precision = "bf16",
         monitor: Monitor | None = None,
-        lanes: int | None = None,
-        graphs: bool | None = None,
+        lanes: int | None = None,  # None: as many as memory allows
+        graphs: bool | None = None,  # None: where they run
         kernels: bool | None = None,
     ):
         self.plain = Plain(device, precision, monitor)
@@ -108,16 +101,14 @@ class Fused:
             pixels = math.prod(part[0].samples.x.shape[2:])
             rows, outputs = max(1, min(PREDICT_ROWS // len(part), PREDICT_PIXELS // pixels)), []
             for start in range(0, len(part[0].samples), rows):
-                x = torch.stack([self._clean(r.samples, start, rows) for r in part])
-                outputs.append(self.compute.outputs(stack, x))
+                images = [r.samples.x[start : start + rows].to(self.device) for r in part]
+                views = [r.samples.view.clean(x, self.dtype) for r, x in zip(part, images, strict=True)]
+                outputs.append(self.compute.outputs(stack, torch.stack(views)))
             logits, features = (torch.cat(parts, 1) for parts in zip(*outputs, strict=True))
             stack.slots.clear()
             check_predictions(part, logits)
             answers += [Outputs(logits[k], features[k]) for k in range(len(part))]
         return answers
-
-    def _clean(self, samples: Samples, start: int, rows: int) -> Tensor:
-        return samples.view.clean(samples.x[start : start + rows].to(self.device), self.dtype)
 
     def fit(self, groups: list[list[Fit]]) -> list[list[Fitted]]:
         """Train groups, one per network, side by side; the fits' keys, lengths, learning rates and sizes may differ."""
@@ -154,10 +145,7 @@ class Fused:
             job.fitted = replace(fitted, loss=total / job.steps)
 
     def _side_by_side(self, groups: dict[Arch, Iterator[None]]) -> None:
-        """Advance the groups; on a GPU each has its own stream, so that one fills the gaps of another.
-
-        Each group queues a little work in advance, and more when some of that is done.
-        """
+        """Advance the groups; on a GPU each queues a little work on its own stream, so one fills another's gaps."""
         if self.device.type != "cuda" or len(groups) == 1:
             for group in groups.values():
                 deque(group, maxlen=0)

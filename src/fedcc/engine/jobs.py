@@ -1,7 +1,5 @@
 """What clients bring to the lanes: a fit each, with its next batches, and their samples in shared pools."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import ClassVar
 

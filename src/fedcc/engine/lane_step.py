@@ -1,7 +1,5 @@
 """One training step of all lanes, on a GPU captured as a graph."""
 
-from __future__ import annotations
-
 import gc
 import math
 from collections.abc import Mapping, Sequence
@@ -85,10 +83,7 @@ class LaneStep:
         self.graph = graph
 
     def once(self) -> None:
-        """Train every lane by one step.
-
-        Batches are made while weights are packed, and the step is counted during the backward pass.
-        """
+        """Train every lane by one step: weights are packed beside the batches, the step is counted beside gradients."""
         try:
             batches = self.batches()
             losses, leaves = self.losses(self.lanes.params, batches)
@@ -217,10 +212,7 @@ class LaneStep:
     # -- the optimizer
 
     def tick(self, losses: Tensor) -> tuple[Tensor, Tensor]:
-        """Count a step with these losses; returns Adam's step sizes and bias corrections [lanes], from float64.
-
-        With momentum the step sizes are the learning rates.
-        """
+        """Count a step; returns Adam's step sizes (with momentum: learning rates) and bias corrections [lanes]."""
         n, dtype, momentum = self.lanes.numbers, self.compute.dtype, self.fit.recipe.momentum
         if self.kernels and momentum is None:
             with self.side.stretch():

@@ -1,7 +1,5 @@
 """The plain engine: one request after another. The reference for every other engine, and the one for CPUs."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 import time
@@ -82,7 +80,8 @@ class Plain:
 
     def init(self, request: Init) -> Model:
         state = build(request.arch, request.key).state_dict()
-        return Model(request.arch, {name: self._to_device(value) for name, value in state.items()})
+        dtypes = {n: self.dtype if value.is_floating_point() else value.dtype for n, value in state.items()}
+        return Model(request.arch, {n: value.to(self.device, dtypes[n]) for n, value in state.items()})
 
     @torch.no_grad()
     def predict(self, request: Predict) -> Outputs:
@@ -161,9 +160,6 @@ class Plain:
             self._modules[(model.arch, use)] = module
         module.load_state_dict(model.state)
         return module
-
-    def _to_device(self, value: Tensor) -> Tensor:
-        return value.to(self.device, self.dtype if value.is_floating_point() else value.dtype)
 
 
 class Training:

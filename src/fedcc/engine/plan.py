@@ -1,7 +1,5 @@
 """The batches and augmentation of a fit: drawn only from its key, so that every engine sees the same."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from torch import Tensor
@@ -42,13 +40,10 @@ class Plan:
         return torch.from_numpy(rows[:steps].astype(np.int64, copy=False))
 
     def augmentation(self, steps: int) -> Tensor:
-        """The draws of :meth:`View.augmented` for the next steps, int64 [steps, batch, draws]; perhaps none.
-
-        Crop and flip do not depend on what a strong view adds.
-        """
+        """The draws of :meth:`View.augmented` for the next steps, int64 [steps, batch, draws]; perhaps none."""
         if not self.view.augments:
             return torch.empty(steps, 0, 0, dtype=torch.long)
         draws = self.draws.integers(0, self.limits, (steps, self.batch, 3))
-        if self.view.strong:
+        if self.view.strong:  # crop and flip do not depend on it
             draws = np.concatenate([draws, self.strong.integers(0, LEVELS, (steps, self.batch, 4))], axis=-1)
         return torch.from_numpy(draws)

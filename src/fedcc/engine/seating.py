@@ -1,11 +1,4 @@
-"""Which client trains in which lane.
-
-Longest clients go first. The lanes run until the next client has finished, whose lane then takes the next client; when
-nobody waits, the rest move to fewer lanes. So ragged clients cost no masks and no padding, and a thousand clients run
-in the memory of a few.
-"""
-
-from __future__ import annotations
+"""Which client trains in which lane: the longest first; when nobody waits, the rest move to fewer lanes."""
 
 from collections import deque
 from collections.abc import Iterator

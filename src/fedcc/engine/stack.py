@@ -5,8 +5,6 @@ ones, BatchNorm runs over all channels at once, and layers without parameters st
 inside modules; :func:`unstackable_reason` tests this on the network itself, so there is no list of known networks.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Mapping
 from functools import lru_cache
@@ -190,11 +188,7 @@ def _stacked_module(module: nn.Module, name: str, slots: dict[str, Tensor], anch
 
 @lru_cache(maxsize=256)
 def unstackable_reason(arch: Arch) -> str:
-    """Why stacked networks would not compute what the networks compute one by one; empty if they do.
-
-    Tested in float64 on three networks: values, gradients and buffers in training, and values in evaluation. What the
-    network's author froze is frozen here too.
-    """
+    """Why stacked networks would not compute what the networks compute one by one; empty if they do."""
     try:
         return _difference(arch)
     except Unstackable as error:
@@ -204,6 +198,7 @@ def unstackable_reason(arch: Arch) -> str:
 
 
 def _difference(arch: Arch) -> str:
+    """Compare three networks in float64: values, gradients and buffers in training, and values in evaluation."""
     if arch.tokens:
         return "inputs are indices"
     clients, batch = 3, 4

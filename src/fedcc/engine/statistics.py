@@ -1,7 +1,5 @@
 """BatchNorm's statistics of a network: the exact mean and variance over some inputs."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
@@ -14,8 +12,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 def statistics(module: nn.Module, forward: Callable[[Tensor], Any], parts: Iterable[Tensor]) -> dict[str, Tensor]:
     """The running means and variances by name, over everything that enters the norms; each part is a batch.
 
-    Norms that stay in evaluation mode in training keep theirs. The rest of the module is in evaluation mode, without
-    dropout. The norms change in place.
+    Norms that stay in evaluation mode in training keep theirs; the others change in place.
     """
     batch_norms = {n: m for n, m in module.train().named_modules() if isinstance(m, _BatchNorm) and m.training}
     norms = {name: norm for name, norm in batch_norms.items() if norm.running_mean is not None}

@@ -1,7 +1,5 @@
 """The launches of ``step.cu``: what a training step does besides the trunks, for all lanes at once."""
 
-from __future__ import annotations
-
 import math
 from ctypes import c_double
 from itertools import accumulate

@@ -1,7 +1,5 @@
 """The number of torch threads of a run: fixed, and limited by the machine's cores."""
 
-from __future__ import annotations
-
 import os
 import warnings
 from collections.abc import Iterator

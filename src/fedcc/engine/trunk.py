@@ -1,7 +1,5 @@
 """A stacked residual trunk on the project's own kernels: what generic layers compute, several times as fast."""
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -141,10 +139,7 @@ class Tape(NamedTuple):
 def forward(
     images: Tensor, layers: list[Layer], strides: list[int], track: bool, fixed: bool = False
 ) -> tuple[Tensor, Tape]:
-    """Features [lanes, batch, C] of images [lanes, batch, H, W, channels], by a stem and residual blocks.
-
-    ``track``: update running statistics. ``fixed``: BatchNorm by running statistics; the tape stays empty.
-    """
+    """Features [lanes, batch, C] of images [lanes, batch, H, W, channels]; the tape stays empty if ``fixed``."""
     output, _ = kernels.conv(ConvInput(images), layers[0], 1, track, False, fixed)
     x: Tensor | None = None
     blocks: list[BlockTape] = []

@@ -14,24 +14,20 @@ from fedcc.core.method import AnyMethod, Reading, Trained
 from fedcc.core.requests import Executor, Predict
 from fedcc.core.samples import Samples
 from fedcc.engine.drive import drive
-from fedcc.evaluate.ensembles import ensembles
 from fedcc.evaluate.predictions import PredictionCache
+from fedcc.methods.fedhkt import fused
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What models are worth after a round; ``Evaluation()`` belongs to a round that is not evaluated.
-
-    ``valid``, ``valid_labels`` and ``local_full`` exist for networks that may answer "unknown"; in the first two, that
-    answer is right for labels outside the classes that are named there.
-    """
+    """What models are worth after a round; ``Evaluation()`` belongs to a round that is not evaluated."""
 
     accuracy: float | None = None  # of the method's own prediction on the global test set
     clients: dict[int, float] = field(default_factory=dict)  # own model, global test set, known classes
     local: dict[int, float] = field(default_factory=dict)  # the same on test data distributed like the private labels
     targets: float | None = None  # of what the server sent for the public samples
-    valid: dict[int, float] = field(default_factory=dict)  # global test set; outside the majority classes
-    valid_labels: dict[int, float] = field(default_factory=dict)  # global test set; outside the classes it holds
+    valid: dict[int, float] = field(default_factory=dict)  # global test set; "unknown" is right outside the majority
+    valid_labels: dict[int, float] = field(default_factory=dict)  # the same outside the classes that the client holds
     local_full: dict[int, float] = field(default_factory=dict)  # as local; "unknown" is never right
     readings: dict[str, float] = field(default_factory=dict)  # of the same models, read in other ways
     confusion: list[list[int]] = field(default_factory=list)  # test samples by label (row) and predicted class
@@ -88,6 +84,20 @@ def evaluate(
 def readings_of(method: AnyMethod, public: Samples, last: bool) -> dict[str, Reading]:
     """A method's readings in a round; those that cost predictions of their own only in the last one."""
     return {**method.readings(public), **(method.last_readings(public) if last else {})}
+
+
+def ensembles(logits: Tensor, counts: Tensor | None = None) -> dict[str, Tensor]:
+    """Readings of models that were trained separately (``local``, ``ssl``): scores [N, C] from logits [K, N, C].
+
+    They show the gain of combining predictions and nothing else. ``by-counts`` needs the clients' private samples per
+    class, ``counts`` [K, C], which no server sees: a vote for a class weighs as much as the share of its samples.
+    """
+    q = logits.softmax(-1)
+    scores = {"mean-logits": logits.mean(0), "mean-probs": q.mean(0), "by-entropy": fused(q)}
+    if counts is not None:
+        n = counts.to(q.device, q.dtype)
+        scores["by-counts"] = torch.einsum("knc,kc->nc", q, n / n.sum(0).clamp(min=1))
+    return scores
 
 
 def percent(right: Tensor) -> float:

@@ -11,14 +11,10 @@ Array = NDArray[np.floating[Any]]
 
 NEIGHBOURS = 10
 PERPLEXITY = 30
-FEWEST = 20  # samples for a picture that makes sense
 
 
 def whiten(features: Array, variance: float) -> Array:
-    """The principal components that explain this share of the variance, at least two, each scaled to variance 1.
-
-    The others are left out: they are noise, and scaling would lift them to the same size.
-    """
+    """Principal components scaled to variance 1: those that explain this share of the variance, at least two."""
     from sklearn.decomposition import PCA
 
     if not np.ptp(features, axis=0).any():

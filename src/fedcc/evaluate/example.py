@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
+from fedcc.evaluate.accuracy import percent
 from fedcc.methods.abstention import targets, trust
 
 
@@ -17,9 +18,10 @@ def example(logits: Tensor, hidden: Tensor | None, row: int | None = None, expon
     hidden label. ``row`` is the sample, by default the most telling one. ``exponent`` is the method's ``trust``.
     """
     votes, plain = logits.softmax(-1), logits[..., :-1].softmax(-1)
-    ours, mean = targets(votes, exponent), plain.mean(0)
-    row = telling(ours, mean, hidden) if row is None else row
+    aggregates = {"unknown": targets(votes, exponent), "plain": plain.mean(0)}
+    row = telling(aggregates["unknown"], aggregates["plain"], hidden) if row is None else row
     weights = trust(votes, exponent)[:, row]
+    known = {} if hidden is None else {name: percent(p.argmax(-1) == hidden) for name, p in aggregates.items()}
     return {
         "row": row,
         "label": None if hidden is None else int(hidden[row]),
@@ -27,13 +29,8 @@ def example(logits: Tensor, hidden: Tensor | None, row: int | None = None, expon
             {"unknown": rounded(votes[k, row]), "plain": rounded(plain[k, row]), "weight": round(float(weights[k]), 6)}
             for k in range(len(votes))
         ],
-        "aggregates": {"unknown": rounded(ours[row]), "plain": rounded(mean[row])},
-        "accuracy": None
-        if hidden is None
-        else {
-            name: round(100 * float((p.argmax(-1) == hidden).double().mean()), 4)
-            for name, p in (("unknown", ours), ("plain", mean))
-        },
+        "aggregates": {name: rounded(p[row]) for name, p in aggregates.items()},
+        "accuracy": known or None,
     }
 
 

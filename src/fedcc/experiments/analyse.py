@@ -6,7 +6,7 @@ import base64
 import io
 import shlex
 import warnings
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -15,18 +15,18 @@ from torch import Tensor
 
 from fedcc.core.digests import DIGEST, Unchecked, write_json
 from fedcc.core.model import Outputs
-from fedcc.core.options import check_options, option
 from fedcc.core.requests import Executor, Predict
 from fedcc.core.rng import Key
 from fedcc.core.samples import Samples
 from fedcc.engine import Plain, choose_device, drive
 from fedcc.engine.threads import cores, fixed_threads
-from fedcc.evaluate.embeddings import FEWEST, panel
+from fedcc.evaluate.embeddings import panel
 from fedcc.evaluate.example import example
 from fedcc.evaluate.margins import histograms
 from fedcc.evaluate.predictions import PredictionCache
 from fedcc.experiments.environment import commit
 from fedcc.experiments.experiment import Experiment
+from fedcc.experiments.options import Analysis
 from fedcc.experiments.result import Result
 from fedcc.experiments.store import RunFolder, RunFolderError
 from fedcc.federation import Federation
@@ -34,24 +34,6 @@ from fedcc.methods import FedCC
 
 ANALYSIS_FORMAT = 1
 COPIED = ("method", "data", "skew", "seed", "data_sha256", "partition_sha256")  # from the summary
-
-
-@dataclass(frozen=True)
-class Options:
-    """What can be chosen."""
-
-    samples: int = option(1000, "test samples of the embeddings", low=FEWEST)
-    variance: float = option(0.9, "share of the variance that PCA whitening keeps", low=0, high=1)
-    client: int = option(0, "the client whose model is the local one", low=0)
-    public_index: int | None = option(None, "the example's position in the training set; chosen by default", low=0)
-
-    def __post_init__(self) -> None:
-        check_options(self)
-
-    def command(self, folder: Path) -> str:
-        """The command line of this analysis."""
-        options = {f"--{name.replace('_', '-')}": value for name, value in asdict(self).items() if value is not None}
-        return shlex.join(["fedcc", "analyse", str(folder), *(str(w) for pair in options.items() for w in pair)])
 
 
 def check(path: Path) -> dict[str, Any]:
@@ -74,10 +56,10 @@ def check(path: Path) -> dict[str, Any]:
 
 
 def analyse(
-    path: Path, options: Options | None = None, *, device: str = "auto", data_dir: Path | None = None
+    path: Path, options: Analysis | None = None, *, device: str = "auto", data_dir: Path | None = None
 ) -> dict[str, Any]:
     """Analyse a run folder: its ``analysis.json``, which is written there too."""
-    options, summary = options or Options(), check(path)
+    options, summary = options or Analysis(), check(path)
     try:
         experiment = Experiment.stored(summary["experiment"])  # not the TOML, whose device may not be here
     except (TypeError, ValueError) as error:
@@ -91,26 +73,29 @@ def analyse(
             raise RunFolderError(f"{path} was run on other data: its {name} is {summary[name]}, here {value}")
     with fixed_threads(min(experiment.machine.threads, cores())):  # the record may come from a larger machine
         parts = inspect_models(result, federation, options, experiment.training.seed, device)
+    words = ["fedcc", "analyse", str(path)]
+    for name, value in asdict(options).items():
+        words += [] if value is None else [f"--{name.replace('_', '-')}", str(value)]
     analysis = {
         "format": ANALYSIS_FORMAT,
         **{name: summary[name] for name in COPIED},
         "summary_sha256": summary.get(DIGEST),
         "commit": commit(),
-        "command": options.command(path),
+        "command": shlex.join(words),
         **parts,
     }
     return write_json(path / "analysis.json", analysis)
 
 
 def inspect_models(
-    result: Result, federation: Federation, options: Options, seed: int = 0, device: str = "cpu"
+    result: Result, federation: Federation, options: Analysis, seed: int = 0, device: str = "cpu"
 ) -> dict[str, Any]:
     """Margins, embeddings and the example of trained models; a note for what a method does not have."""
     method, trained = result.method, result.trained
     engine = PredictionCache(Plain(choose_device(device)))
     test, labels = federation.test.only("x"), federation.test["y"]
     scores = drive([method.predict(trained, test)], engine)[0]
-    used = torch.cat([out.features for out in engine.outputs.values()], 1).cpu()  # by the method's own prediction
+    features = torch.cat([out.features for out in engine.outputs.values()], 1).cpu()  # by the method's own prediction
     whole = method.probabilities(scores).cpu() if scores.ndim == 2 else None
     clients = client_outputs(result, test, engine) if method.trains_clients else {}
     if clients and options.client not in clients:
@@ -123,14 +108,15 @@ def inspect_models(
         own = clients[options.client].features[rows].numpy()
         panels.append({"name": "local", "client": options.client, **panel(own, classes, options.variance)})
     if whole is not None:
-        panels.append({"name": "global", **panel(used[rows].numpy(), classes, options.variance)})
+        panels.append({"name": "global", **panel(features[rows].numpy(), classes, options.variance)})
+    known = {k: out.logits[:, : trained.classes].softmax(-1) for k, out in clients.items()}
     absent = {
         "has no global model, each client predicts alone": whole is None,
         "trains no models of clients": not clients,
         'has no answer "unknown", so there is no example': not isinstance(method, FedCC),
     }
     return {
-        "margins": histograms(whole, {k: out.logits.softmax(-1) for k, out in clients.items()}, labels),
+        "margins": histograms(whole, known, labels),
         "embeddings": {"samples": len(rows), "labels": classes.tolist(), "panels": panels},
         "example": public_example(result, federation, options, engine) if isinstance(method, FedCC) else None,
         "notes": [f"{method.name} {text}" for text, true in absent.items() if true],
@@ -138,12 +124,12 @@ def inspect_models(
 
 
 def client_outputs(result: Result, samples: Samples, engine: Executor) -> dict[int, Outputs]:
-    """Every client's own outputs over the known classes."""
+    """Every client's own outputs."""
     outputs = {k: engine.serve([Predict(m, samples)])[0] for k, m in result.trained.clients.items()}
-    return {k: Outputs(o.logits[:, : result.trained.classes].cpu(), o.features.cpu()) for k, o in outputs.items()}
+    return {k: Outputs(out.logits.cpu(), out.features.cpu()) for k, out in outputs.items()}
 
 
-def public_example(result: Result, federation: Federation, options: Options, engine: Executor) -> dict[str, Any]:
+def public_example(result: Result, federation: Federation, options: Analysis, engine: Executor) -> dict[str, Any]:
     """One public sample with its picture, and what each client says of it."""
     split, clients, public = federation.partition, result.trained.clients, federation.public
     assert split is not None
@@ -154,8 +140,7 @@ def public_example(result: Result, federation: Federation, options: Options, eng
         if not len(positions):
             raise ValueError(f"public_index must be the position of a public sample, got {options.public_index}")
         row = int(positions[0])
-    outputs = [engine.serve([Predict(m, public)])[0] for m in clients.values()]
-    logits = torch.stack([o.logits for o in outputs]).cpu()
+    logits = torch.stack([out.logits for out in client_outputs(result, public, engine).values()])
     parts = example(logits, federation.hidden, row, result.method.trust)
     row = int(parts.pop("row"))
     return {

@@ -14,7 +14,7 @@ from typing import Any
 from fedcc.core.digests import DamagedFile
 from fedcc.core.options import check_value
 from fedcc.engine import choose_device
-from fedcc.experiments.experiment import Experiment
+from fedcc.experiments.experiment import Experiment, first_difference
 from fedcc.experiments.options import DEFAULTS, current_values
 from fedcc.experiments.packing import from_bytes, read_header, readable, to_bytes
 from fedcc.experiments.record import Record
@@ -48,27 +48,20 @@ class Checkpoints(Observer):
     """
 
     def __init__(
-        self,
-        folder: Path,
-        experiment: Experiment,
-        federation: Federation,
-        *,
-        every: int | None = None,
-        keep: bool = False,
+        self, folder: Path, experiment: Experiment, federation: Federation, every: int | None = None, keep: bool = False
     ):
         self.folder, self.method = folder, experiment.build_method()
         self.device = choose_device(experiment.machine.device)
         self.every, self.keep, self.files = every, keep, RoundFiles(folder, "checkpoint")
-        identity = {"experiment": experiment.values(), **federation.digests}
-        self.identity = json.loads(json.dumps(identity))
+        self.identity = json.loads(json.dumps({"experiment": experiment.values(), **federation.digests}))
         self.size = 0  # bytes of the latest
-        self.cost = self.ended = 0.0  # seconds that the latest took, and when it was written
+        self.cost = self.last_time = 0.0  # seconds that the latest took, and when it was written
         self.begin(None)
 
     def begin(self, start: Checkpoint | None) -> None:
         """Begin to observe a run, at a checkpoint if it is resumed; later ones are removed."""
         self.records = list(start.records) if start else []
-        self.begun = time.perf_counter() - (start.seconds if start else 0.0)
+        self.start_time = time.perf_counter() - (start.seconds if start else 0.0)
         if start:
             self.remove(after=start.snapshot.t)
             self.size = start.size
@@ -76,7 +69,7 @@ class Checkpoints(Observer):
     @property
     def seconds(self) -> float:
         """That the run has taken so far."""
-        return time.perf_counter() - self.begun
+        return time.perf_counter() - self.start_time
 
     def round(self, done: FinishedRound) -> None:
         self.records.append(done.record)
@@ -91,17 +84,17 @@ class Checkpoints(Observer):
 
     def affordable(self) -> bool:
         """Whether another one as costly as the latest takes at most its share of the time since then."""
-        return self.cost <= SHARE * (time.perf_counter() - self.ended)
+        return self.cost <= SHARE * (time.perf_counter() - self.last_time)
 
     def write(self, snapshot: Snapshot) -> None:
         """Write one, whole even if a signal asks the program to end, and remove those before the last two."""
-        begun = time.perf_counter()
+        start_time = time.perf_counter()
         records = base64.b64encode(zlib.compress(lines(self.records))).decode()
         about = {"format": FORMAT, "seconds": self.seconds, "records": records, **self.identity}
         content = to_bytes(snapshot, self.method, about)
         self.files.write(snapshot.t, content, obsolete=lambda rounds: rounds[:-KEPT])
-        self.size, self.ended = len(content), time.perf_counter()
-        self.cost = self.ended - begun
+        self.size, self.last_time = len(content), time.perf_counter()
+        self.cost = self.last_time - start_time
 
     def latest(self) -> tuple[Checkpoint | None, list[str]]:
         """The latest that can be used, and what is wrong with newer ones and with ``metrics.jsonl``."""
@@ -127,10 +120,9 @@ class Checkpoints(Observer):
             if reason:
                 raise RunFolderError(f"{path} is a checkpoint of another experiment ({reason})")
             options |= {"settings": json.loads(json.dumps(settings)), "version": self.method.version}
-            for name, own in self.identity.items():
-                if about[name] != own:
-                    difference = _difference(name, about[name], own)
-                    raise RunFolderError(f"{path} is a checkpoint of another experiment ({difference})")
+            if difference := first_difference({name: about[name] for name in self.identity}, self.identity):
+                text = "{} is {}, here {}".format(*difference)
+                raise RunFolderError(f"{path} is a checkpoint of another experiment ({text})")
             check_value("seconds", about["seconds"], float, 0)
             snapshot = from_bytes(Snapshot, content, tree, self.method, device=self.device)
             check_value("t", snapshot.t, int, 1)
@@ -161,10 +153,3 @@ class Checkpoints(Observer):
     def remove(self, after: int = 0) -> None:
         """Remove those of later rounds."""
         self.files.remove(t for t in self.files.paths() if t > after)
-
-
-def _difference(name: str, other: Any, own: Any) -> str:
-    if not isinstance(own, dict) or not isinstance(other, dict):
-        return f"{name} is {other}, here {own}"
-    inner = next(n for n in own | other if n not in own or n not in other or other[n] != own[n])
-    return _difference(inner, other.get(inner, "missing"), own.get(inner, "missing"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -36,14 +37,11 @@ def environment(device: str, threads: int) -> dict[str, Any]:
 
 
 def commit() -> str | None:
-    """The commit of the checkout this code runs from, with ``+`` added if files were changed; None if there is none.
-
-    The environment variable ``FEDCC_COMMIT`` takes precedence: a copy on another machine may lack its history.
-    """
+    """``FEDCC_COMMIT``, else the commit of this code's checkout, with ``+`` if files were changed, or None."""
     here = Path(__file__).resolve().parent
-    git, known = shutil.which("git"), os.environ.get("FEDCC_COMMIT")
-    if git is None or known:
-        return known or None
+    git, override = shutil.which("git"), os.environ.get("FEDCC_COMMIT")
+    if git is None or override:
+        return override or None
 
     def ask(*words: str) -> str | None:
         process = subprocess.run([git, "-C", str(here), *words], capture_output=True, text=True, check=False)
@@ -58,8 +56,5 @@ def commit() -> str | None:
 def processor() -> str:
     """The CPU's name."""
     info = Path("/proc/cpuinfo")
-    if info.exists():
-        for line in info.read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
+    model = re.search(r"^model name.*?:(.*)", info.read_text(), re.M) if info.exists() else None
+    return model[1].strip() if model else platform.processor() or platform.machine()

@@ -14,16 +14,7 @@ from fedcc.core.naming import shortened
 from fedcc.core.options import check_names, check_value, options_of, setting_text
 from fedcc.core.samples import View
 from fedcc.engine import choose_device, default_engine, default_precision
-from fedcc.experiments.options import (
-    GROUPS,
-    OPTIONS,
-    Machine,
-    Measurement,
-    Split,
-    Training,
-    current_values,
-    group_of,
-)
+from fedcc.experiments.options import GROUPS, OPTIONS, Machine, Measurement, Split, Training, current_values, group_of
 from fedcc.experiments.toml import dumps, load
 from fedcc.federation import Federation, several
 from fedcc.methods import find_method, make, method_name, recorded_settings
@@ -60,7 +51,10 @@ class Experiment:
 
         check_names("setting of a run", options, OPTIONS)
         values = current_values({name: value for name, value in options.items() if value is not None})
-        _check_types({"method": method, "settings": {} if settings is None else settings, **values})
+        for name, value in {"method": method, **values}.items():
+            check_value(name, value, OPTIONS[name].hint if name in OPTIONS else str)
+        if not isinstance(settings, Mapping | None):
+            raise ValueError(f"settings must be a table of names and values, got {shortened(settings)}")
         instance = make(method, settings)
         reading = {name: values[name] for name in ("label", "test") if name in values}
         description = describe(values.get("data", "digits"), resize=values.get("resize") or None, **reading)
@@ -149,21 +143,21 @@ class Experiment:
         return shlex.join(words)
 
 
+def first_difference(other: Mapping[str, Any], own: Mapping[str, Any]) -> tuple[str, Any, Any] | None:
+    """The first entry of two tables, or of tables inside them, that differs: its name and both values."""
+    for name in {**own, **other}:
+        values = other.get(name, "missing"), own.get(name, "missing")
+        if name not in other or name not in own or values[0] != values[1]:
+            inner = first_difference(*values) if all(isinstance(v, Mapping) for v in values) else None
+            return inner or (name, *values)
+    return None
+
+
 def resolve_machine(options: Mapping[str, Any]) -> dict[str, Any]:
     """The options with the device found, and the engine and precision that suit it unless they are given."""
     device = choose_device(options.get("device", "auto"))
     usual = {"engine": default_engine(device), "precision": default_precision(device)}
     return usual | dict(options) | {"device": str(device)}
-
-
-def _check_types(values: Mapping[str, Any]) -> None:
-    """Check types before anything is resolved."""
-    for name, value in values.items():
-        if name == "settings":
-            if not isinstance(value, Mapping):
-                raise ValueError(f"settings must be a table of names and values, got {shortened(value)}")
-        else:
-            check_value(name, value, OPTIONS[name].hint if name in OPTIONS else str)
 
 
 def parse_settings(method: str, pairs: Sequence[str]) -> dict[str, Any]:

@@ -140,6 +140,16 @@ class Output(Group):
         return self.checkpoint_every if self.checkpoint else 0
 
 
+@dataclass(frozen=True, kw_only=True)
+class Analysis(Group):
+    """What `fedcc analyse` computes."""
+
+    samples: int = option(1000, "test samples of the embeddings", low=20)
+    variance: float = option(0.9, "share of the variance that PCA whitening keeps", low=0, high=1)
+    client: int = option(0, "the client whose model is the local one", low=0)
+    public_index: int | None = option(None, "the example's position in the training set; chosen by default", low=0)
+
+
 GROUPS: tuple[type[Group], ...] = (Split, Training, Measurement, Machine)
 OPTIONS: dict[str, Option] = {name: o for group in GROUPS for name, o in options_of(group).items()}
 """Every option of an experiment, by name."""
@@ -150,9 +160,6 @@ DEFAULTS = {name: o.default for name, o in OPTIONS.items() if o.default is not R
 MEASUREMENT = tuple(options_of(Measurement))
 MACHINE = tuple(options_of(Machine))
 """What a run takes from the machine unless it is given; a run made on another machine is the same run."""
-
-PROTOCOL = tuple(options_of(Split)) + tuple(options_of(Training))
-"""What decides the numbers of a run, up to rounding, beside its method."""
 
 
 def group_of(group: type[G], values: Mapping[str, Any]) -> G:

@@ -92,20 +92,14 @@ def summary(experiment: Experiment, result: Result, seconds: float) -> dict[str,
 
 
 def table2(last: Record) -> dict[str, dict[str, dict[str, float]]]:
-    """The clients' own accuracies in the last round, as in the paper's Table II; empty where there are none.
-
-    A round of an older version, from a checkpoint, lacks those that need the answer "unknown".
-    """
+    """The clients' own accuracies in the last round, as in the paper's Table II; older versions recorded fewer."""
     tests = {"local": last["local"], "global": last["clients"]}
     tests |= {name: last.get(name, {}) for name in ("valid", "valid_labels", "local_full")}
     return {"table2": {name: values for name, values in tests.items() if values}} if last["clients"] else {}
 
 
 def readings(rounds: Sequence[Record]) -> dict[str, dict[str, Any]]:
-    """The accuracies of the models read in other ways, by name; empty where there are none.
-
-    A round that was not evaluated, or that comes from a checkpoint of an older version, has none.
-    """
+    """The accuracies of the models read in other ways, by name; rounds that were not evaluated have none."""
     scores: dict[str, dict[str, Any]] = {}
     for name in dict.fromkeys(name for r in rounds for name in r.get("readings", {})):
         curve = [r.get("readings", {}).get(name) for r in rounds]

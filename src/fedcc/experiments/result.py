@@ -1,7 +1,4 @@
-"""The result of a run: its rounds, and a predictor that saves and loads.
-
-``models.safetensors`` holds the trained models, ``models.json`` describes them.
-"""
+"""The result of a run: its rounds, and a predictor that saves and loads."""
 
 from __future__ import annotations
 
@@ -12,6 +9,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+import safetensors.torch
 import torch
 from torch import Tensor
 
@@ -176,7 +174,15 @@ class Result:
 
     def save(self, folder: Path | str) -> Path:
         """Write ``models.safetensors`` and ``models.json`` into a folder; :meth:`load` reads them."""
+        folder = Path(folder)
+        make_folder(folder)
+        states = {f"{who}/{n}": v for who, model in self.models.items() for n, v in model.state.items()}
+        # models may share tensors (FedConcat's encoders), which the format refuses
+        copies = {n: v.cpu().clone(memory_format=torch.contiguous_format) for n, v in states.items()}
+        content = safetensors.torch.save(copies)
+        write_whole(folder / TENSORS, content)
         about = {
+            "format": FORMAT,
             "method": self.method.name,
             "version": self.method.version,
             "settings": asdict(self.method),  # type: ignore[call-overload]
@@ -189,9 +195,11 @@ class Result:
             "rounds": self.rounds,
             "seconds": self.seconds,
             **({"stopped": self.stopped} if self.stopped else {}),
+            "models": describe_archs({who: model.arch for who, model in self.models.items()}),
+            BESIDE: {TENSORS: hashlib.sha256(content).hexdigest()},
         }
-        write_models(Path(folder), self.models, about)
-        return Path(folder)
+        write_json(folder / ABOUT, about)
+        return folder
 
     @staticmethod
     def load(folder: Path | str, models: Models | None = None, method: AnyMethod | None = None) -> Result:
@@ -220,12 +228,10 @@ class Result:
             view = View(**values)
         except TypeError as error:
             raise DamagedFile(f"{folder}/{ABOUT} is damaged: {type(error).__name__} {error}") from None
-        loaded = read_models(folder, about, models)
-        trained = Trained(
-            about["classes"],
-            {int(w.removeprefix("client/")): m for w, m in loaded.items() if w.startswith("client/")},
-            {w.removeprefix("server/"): m for w, m in loaded.items() if w.startswith("server/")},
-        )
+        by_name = read_models(folder, about, models)
+        clients = {int(n.removeprefix("client/")): m for n, m in by_name.items() if n.startswith("client/")}
+        server = {n.removeprefix("server/"): m for n, m in by_name.items() if n.startswith("server/")}
+        trained = Trained(about["classes"], clients, server)
         labels = about.get("labels", [])  # results of older versions have none
         whole = isinstance(labels, list) and all(type(label) is int and 0 <= label < 1 << 63 for label in labels)
         if not whole or labels != sorted(set(labels)) or len(labels) not in (0, trained.classes):
@@ -248,27 +254,6 @@ class Result:
         )  # fmt: skip
 
 
-# ------------------------------------------------------------------------------------------------------------- files
-
-
-def write_models(folder: Path, models: Mapping[str, Model], about: Mapping[str, Any]) -> None:
-    """Write models by name, with their description."""
-    from safetensors.torch import save
-
-    make_folder(folder)
-    content = save(
-        {  # copies: models may share tensors (FedConcat's encoders), which the format refuses
-            f"{who}/{n}": v.cpu().clone(memory_format=torch.contiguous_format)
-            for who, m in models.items()
-            for n, v in m.state.items()
-        }
-    )
-    write_whole(folder / TENSORS, content)
-    archs = describe_archs({who: m.arch for who, m in models.items()})
-    digests = {TENSORS: hashlib.sha256(content).hexdigest()}
-    write_json(folder / ABOUT, {"format": FORMAT, **about, "models": archs, BESIDE: digests})
-
-
 def read_about(folder: Path) -> dict[str, Any]:
     """The description of saved models, checked."""
     path = folder / ABOUT
@@ -287,9 +272,6 @@ def read_about(folder: Path) -> dict[str, Any]:
 
 def read_models(folder: Path, about: Mapping[str, Any], models: Models | None) -> dict[str, Model]:
     """Saved models by name, checked against their digest and their networks."""
-    from safetensors import SafetensorError
-    from safetensors.torch import load
-
     path = folder / TENSORS
     try:
         archs = rebuild_archs(about["models"], models)
@@ -302,8 +284,8 @@ def read_models(folder: Path, about: Mapping[str, Any], models: Models | None) -
     if BESIDE in about and about[BESIDE].get(TENSORS) != hashlib.sha256(content).hexdigest():
         raise DamagedFile(f"{path} is damaged: it is not the file whose {DIGEST} is in {ABOUT}")
     try:
-        tensors = load(content)
-    except (ValueError, SafetensorError) as error:
+        tensors = safetensors.torch.load(content)
+    except (ValueError, safetensors.SafetensorError) as error:
         raise DamagedFile(f"{path} is damaged ({error})") from None
     states: dict[str, dict[str, torch.Tensor]] = {who: {} for who in archs}
     for name, value in tensors.items():
@@ -329,9 +311,6 @@ def check_state(where: str, arch: Arch, state: State) -> None:
             raise DamagedFile(f"{where}: {name} should be {fresh.dtype}, found {value.dtype}")
         if not bool((value.isfinite() | ~fresh.isfinite()).all()):  # a network may have infinite constants
             raise DamagedFile(f"{where}: {name} has values that are not finite")
-
-
-# ------------------------------------------------------------------------------------------------------- architectures
 
 
 def describe_archs(archs: Mapping[str, Arch]) -> dict[str, Any]:

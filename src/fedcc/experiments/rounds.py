@@ -132,10 +132,10 @@ def run_rounds(
     d, total = deployment, deployment.method.rounds(number)
     for messages in federate(d.method, d.server, d.cohort, number, d.executor, start):
         t, details, evaluation = messages.t, d.details(messages), Evaluation()
-        seconds, begun = {**details.pop("seconds", {}), **d.engine.seconds}, time.perf_counter()
+        seconds, start_time = {**details.pop("seconds", {}), **d.engine.seconds}, time.perf_counter()
         if d.method.evaluates(t, number) and (t == total or t % evaluate_every == 0):
             evaluation = d.evaluate(messages, t == total)
-        seconds["evaluate"] = time.perf_counter() - begun
+        seconds["evaluate"] = time.perf_counter() - start_time
         d.engine.seconds = {}
         record = round_record(messages, evaluation, seconds, details)
         yield FinishedRound(t, total, record, messages, partial(d.snapshot, messages))
@@ -176,8 +176,8 @@ class Simulation:
             method, clients, self.executor, participation=training.participation, wire=training.wire, start=start
         )
         self.test = federation.test.to(engine.device)
-        wanted = measurement.client_accuracy and method.trains_clients
-        self.counts = {c.id: c.counts().cpu() for c in clients} if wanted else {}
+        measure = measurement.client_accuracy and method.trains_clients
+        self.counts = {c.id: c.counts().cpu() for c in clients} if measure else {}
 
     def details(self, messages: Round) -> dict[str, Any]:
         present = self.cohort.present

@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from fedcc.core.method import AnyMethod, Method
-from fedcc.core.options import Engine, Precision, Reset, Schedule, Wire, check_value
+from fedcc.core.options import Engine, Precision, Reset, Schedule, Wire
 from fedcc.core.requests import Fit, Recipe
 from fedcc.engine import Plain, choose_device, drive, set_deterministic
 from fedcc.engine import engine as engine_named
 from fedcc.engine.threads import check_threads, fixed_threads, warn_of_threads
 from fedcc.experiments.checkpoint import Checkpoint, Checkpoints
 from fedcc.experiments.experiment import Experiment, resolve_machine
-from fedcc.experiments.options import OPTIONS, Machine, Measurement, Training, group_of
+from fedcc.experiments.options import OPTIONS, Machine, Measurement, Output, Training, group_of
 from fedcc.experiments.record import Record, summary
 from fedcc.experiments.result import Result
 from fedcc.experiments.rounds import FinishedRound, Observer, Observers, Simulation, follow, run_rounds
@@ -26,6 +26,8 @@ from fedcc.experiments.store import RunFolder
 from fedcc.federate import Snapshot, build_roles
 from fedcc.federation import Federation
 from fedcc.methods import make
+
+DEFAULT_OUTPUT = Output()
 
 
 def run(
@@ -95,14 +97,14 @@ def train(
     executor = engine_named(machine.engine, choose_device(machine.device), machine.precision, observer.monitor)
     set_deterministic(machine.deterministic)
     snapshot, before, past = (start.snapshot, start.records, start.seconds) if start else (None, [], 0.0)
-    begun = time.perf_counter() - past
+    start_time = time.perf_counter() - past
     try:
         with fixed_threads(machine.threads):
             simulation = Simulation(method, federation, training, measurement, executor, start=snapshot)
             rounds = run_rounds(simulation, training.rounds, evaluate_every=measurement.evaluate_every, start=snapshot)
             records, stopped = follow(rounds, observer, before)
         public, trained = federation.public, simulation.cohort.trained(simulation.server)
-        dtype, seconds = str(public.x.dtype).removeprefix("torch."), time.perf_counter() - begun
+        dtype, seconds = str(public.x.dtype).removeprefix("torch."), time.perf_counter() - start_time
         named = (federation.labels, stopped, federation.names, federation.encoding)
         result = Result(method, trained, public.view, dtype, records, seconds, *named)
     finally:
@@ -139,9 +141,6 @@ def check_method(method: AnyMethod, federation: Federation) -> None:
     drive([method.start(server)], Plain("cpu"))
 
 
-# ------------------------------------------------------------------------------------------------------- run folders
-
-
 def prepare(experiment: Experiment, out: Path, *, data_dir: Path | None = None, overwrite: bool = False) -> Federation:
     """Read and split the data. Whatever is wrong with the call is raised here, before anything is written."""
     check_threads(experiment.machine.threads)
@@ -154,14 +153,14 @@ def prepare(experiment: Experiment, out: Path, *, data_dir: Path | None = None, 
 def load_unfinished(
     out: Path, data_dir: Path | None = None
 ) -> tuple[Experiment, Federation, Checkpoint | None, list[str]]:
-    """What :func:`execute` needs to resume a folder's run, and what is wrong with files that cannot be used.
-
-    Without a checkpoint the run starts again.
-    """
+    """What :func:`execute` needs to resume a folder's run, and what is wrong with files that cannot be used."""
     notes = RunFolder(out).check_description()
     experiment = Experiment.read(out / "experiment.toml")
     check_threads(experiment.machine.threads)
-    federation = experiment.federation(data_dir)
+    try:
+        federation = experiment.federation(data_dir)
+    except ValueError as error:  # options that are valid one by one, but not together
+        raise ValueError(f"{out / 'experiment.toml'}: {error}") from None
     start, problems = Checkpoints(out, experiment, federation).latest()
     return experiment, federation, start, notes + problems
 
@@ -173,45 +172,32 @@ def execute(
     *,
     start: Checkpoint | None = None,
     observers: Sequence[Observer] = (),
-    save_models: bool = True,
-    checkpoint_every: int | None = None,
-    keep_checkpoints: bool = False,
+    output: Output = DEFAULT_OUTPUT,
 ) -> Result:
     """Run an experiment in its folder, which is valid whenever the run is interrupted.
 
     Without ``federation`` the experiment is prepared first. With ``start``, a checkpoint of the folder, the run is
-    resumed. A checkpoint is written after every ``checkpoint_every`` rounds, never with 0; by default after every
-    round, except where writing would take more than a twentieth of the time. A finished run drops its checkpoints.
+    resumed.
     """
-    check_value("checkpoint_every", checkpoint_every, int | None, 0)
     if federation is None:
-        federation = prepare(experiment, folder)
-    checkpoints = Checkpoints(folder, experiment, federation, every=checkpoint_every, keep=keep_checkpoints)
+        federation = prepare(experiment, folder, data_dir=output.data_dir)
+    checkpoints = Checkpoints(folder, experiment, federation, every=output.interval, keep=output.keep_checkpoints)
+    groups = experiment.training, experiment.measurement, experiment.machine
     with shared(experiment.machine.device) as others:
-        writer = FolderWriter(experiment, federation, checkpoints, others, save_models)
+        writer = FolderWriter(experiment, federation, checkpoints, others, output.save_models)
         writer.begin(start)
-        return train(
-            experiment.build_method(),
-            federation,
-            experiment.training,
-            experiment.measurement,
-            experiment.machine,
-            observers=[writer, *observers, checkpoints],
-            start=start,
-        )
+        all_observers = [writer, *observers, checkpoints]
+        return train(experiment.build_method(), federation, *groups, observers=all_observers, start=start)
 
 
 @dataclass(eq=False)
 class FolderWriter(Observer):
-    """Writes a run's folder: its description, a line of ``metrics.jsonl`` a round, in the end models and summary.
-
-    ``others`` counts the other runs on the device, for the record.
-    """
+    """Writes a run's folder: its description, a line of ``metrics.jsonl`` a round, in the end models and summary."""
 
     experiment: Experiment
     federation: Federation
     checkpoints: Checkpoints
-    others: Callable[[], int | None] | None = None
+    others: Callable[[], int | None] | None = None  # counts the other runs on the device
     save_models: bool = True
 
     def __post_init__(self) -> None:

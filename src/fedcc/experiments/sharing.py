@@ -1,8 +1,6 @@
-"""How many runs share a device: each run holds a locked file, and counts those of the others.
+"""How many of this user's runs share a device: each holds a locked file, and counts those of the others.
 
-The system releases a lock when its holder dies, so a file that can be locked has no holder. The count covers this
-user's runs on this machine, also those of a sweep's processes and under NVIDIA's MPS. It does not cover other programs,
-other users, or runs in containers with a temporary folder of their own.
+The system releases a lock when its holder dies, so a file that can be locked has no holder.
 """
 
 from __future__ import annotations
@@ -20,10 +18,7 @@ from filelock import BaseFileLock, FileLock, Timeout
 
 @contextmanager
 def shared(device: str, folder: Path | None = None) -> Iterator[Callable[[], int | None]]:
-    """Count as a run on ``device`` during the block; yields a function that counts the other runs there.
-
-    The function returns None if the temporary folder cannot be used: the number is then unknown.
-    """
+    """Count as a run on ``device`` during the block; yields a function that counts the others, None if it cannot."""
     user = os.getuid() if hasattr(os, "getuid") else os.environ.get("USERNAME", "user")
     folder = folder or Path(tempfile.gettempdir()) / f"fedcc-runs-{user}"
     prefix = f"{device_name(device)}-"

@@ -66,13 +66,11 @@ class RunFolder:
                 same = Experiment.read(self.path / "experiment.toml") == experiment
             except ValueError:
                 same = False
-            run = "this run already" if same else "another run"
             state = "finished" if "summary.json" in names else "unfinished"
+            text = f"{self.path} holds {'this run already' if same else 'another run'} ({state})"
             if same and state == "unfinished":
-                raise Unfinished(
-                    f"{self.path} holds {run} ({state}); resume it with `{self.resume}`, or --overwrite it"
-                )
-            raise RunFolderError(f"{self.path} holds {run} ({state}); choose another --out, or --overwrite it")
+                raise Unfinished(f"{text}; resume it with `{self.resume}`, or --overwrite it")
+            raise RunFolderError(f"{text}; choose another --out, or --overwrite it")
 
     @property
     def resume(self) -> str:
@@ -119,7 +117,7 @@ class RunFolder:
             self.clear()
             text = experiment.toml().encode()
             self._describe(experiment, partition, hashlib.sha256(text).hexdigest())
-            self._rewrite(())
+            write_whole(self.path / "metrics.jsonl", b"")
             write_whole(self.path / "experiment.toml", text)  # last: it says that the run has begun
         except BaseException:
             with contextlib.suppress(OSError):
@@ -129,10 +127,9 @@ class RunFolder:
 
     def clear(self) -> None:
         """Remove a run's own files, ``experiment.toml`` last; others stay."""
-        paths = {p.name: p for p in self.path.iterdir()}
-        partial = [n for n in paths if _is_temporary(n) or re.fullmatch(CHECKPOINT, n)]
-        for name in partial + [n for n in FILES if n in paths]:
-            paths[name].unlink()
+        partial = [path for path in self.path.iterdir() if _is_partial(path.name)]
+        for path in (*partial, *(self.path / name for name in FILES)):
+            path.unlink(missing_ok=True)
 
     def check_description(self) -> list[str]:
         """Refuse an unfinished run whose description has changed since it began; notes on what cannot be checked."""
@@ -151,7 +148,7 @@ class RunFolder:
             if _is_temporary(path.name):
                 path.unlink()
         self._describe(experiment, partition, file_digest(self.path / "experiment.toml"))
-        self._rewrite(records)
+        write_whole(self.path / "metrics.jsonl", lines(records))
 
     def _describe(self, experiment: Experiment, partition: Partition | None, digest: str) -> None:
         """Write ``partition.npz`` and ``environment.json``, unless they are there."""
@@ -168,16 +165,13 @@ class RunFolder:
             write_json(machine, about | {BESIDE: dict(self.digests)})
         self.digests[machine.name] = file_digest(machine)
 
-    def _rewrite(self, records: Sequence[Record]) -> None:
-        write_whole(self.path / "metrics.jsonl", lines(records))
-
     def finish(self, summary: Mapping[str, Any], records: Sequence[Record], checkpoints: Sequence[Path]) -> None:
         """Write the summary of the finished run, with the digests of its files and the checkpoints that stay."""
         digests = self.digests | {"metrics.jsonl": hashlib.sha256(lines(records)).hexdigest()}
         if (models := self.path / "models.json").exists():
             digests[models.name] = file_digest(models)
-        kept = [path.name for path in checkpoints]
-        write_json(self.path / "summary.json", {**summary, "checkpoints": kept, BESIDE: digests})
+        names = [path.name for path in checkpoints]
+        write_json(self.path / "summary.json", {**summary, "checkpoints": names, BESIDE: digests})
 
     def tidy(self) -> None:
         """Remove the files of a process that was killed between writing its summary and removing them."""
@@ -190,11 +184,7 @@ class RunFolder:
         summary = self.summary()
         if summary is None or "checkpoints" not in summary:  # older ones do not say which checkpoints stay
             return []
-        return [
-            p
-            for p in self.path.iterdir()
-            if _is_temporary(p.name) or (re.fullmatch(CHECKPOINT, p.name) and p.name not in summary["checkpoints"])
-        ]
+        return [p for p in self.path.iterdir() if _is_partial(p.name) and p.name not in summary["checkpoints"]]
 
     def add(self, record: Record) -> None:
         """Append a round; if the line does not fit on the disk, none of it stays."""
@@ -249,6 +239,11 @@ def lines(records: Sequence[Record]) -> bytes:
 def _is_temporary(name: str) -> bool:
     """Whether a file is one that ``write_whole`` had begun when it was killed."""
     return name.startswith(".") and name.endswith(".tmp")
+
+
+def _is_partial(name: str) -> bool:
+    """Whether a file is a temporary one or a checkpoint."""
+    return _is_temporary(name) or re.fullmatch(CHECKPOINT, name) is not None
 
 
 def _missing_folders(path: Path) -> list[Path]:

@@ -7,7 +7,7 @@ import re
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from hashlib import blake2b
@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fedcc.core.digests import DamagedFile
-from fedcc.core.naming import shortened, unknown
-from fedcc.core.options import check_value
+from fedcc.core.naming import shortened
+from fedcc.core.options import check_names, check_value
 from fedcc.errors import error_line, warnings_to
-from fedcc.experiments.experiment import Experiment
+from fedcc.experiments.experiment import Experiment, first_difference
 from fedcc.experiments.options import MACHINE, OPTIONS, Output
 from fedcc.experiments.rounds import FinishedRound, Observer, Pause, Paused
 from fedcc.experiments.run import execute, load_unfinished, prepare
@@ -51,18 +51,16 @@ class Run:
     def state(self, root: Path) -> tuple[State, str]:
         """How far it is, and why it cannot be run if it is blocked."""
         folder = root / self.folder
-        if not (folder / "experiment.toml").is_file():
-            try:
+        try:
+            if not (folder / "experiment.toml").is_file():
                 RunFolder(folder).check(_without_machine(self.method, self.settings, self.options))
-            except RunFolderError as error:
-                return "blocked", str(error)
-            return "missing", ""
-        try:
-            if other := self.difference(load(folder / "experiment.toml")):
+                return "missing", ""
+            try:
+                other = self.difference(load(folder / "experiment.toml"))
+            except ValueError as error:
+                return "blocked", f"{folder} holds another run: {error}"
+            if other:
                 return "blocked", f"{folder} holds another run ({other}); choose another --out, or move it away"
-        except ValueError as error:
-            return "blocked", f"{folder} holds another run: {error}"
-        try:
             return ("unfinished" if RunFolder(folder).summary() is None else "finished"), ""
         except (DamagedFile, RunFolderError) as error:
             return "blocked", str(error)
@@ -77,27 +75,16 @@ class Run:
         settings, reason = recorded_settings(method, there.pop("settings", {}), version)
         if reason:
             return reason
-        stored, planned = (
-            _without_machine(*what).values()
-            for what in ((method, settings, there), (self.method, self.settings, self.options))
-        )
-        for name in planned:
-            if stored[name] == planned[name]:
-                continue
-            if name != "settings":
-                return f"{name} is {stored[name]} there, {planned[name]} here"
-            odd = next(s for s in planned[name] if stored[name].get(s) != planned[name][s])
-            return f"{odd} is {stored[name].get(odd)} there, {planned[name][odd]} here"
-        return ""
+        stored = _without_machine(method, settings, there).values()
+        own = _without_machine(self.method, self.settings, self.options).values()
+        difference = first_difference(stored, own)
+        return "{} is {} there, {} here".format(*difference) if difference else ""
 
 
 def _without_machine(method: str, settings: Mapping[str, Any], options: Mapping[str, Any]) -> Experiment:
     """An experiment as it is apart from the machine."""
     rest = {name: value for name, value in options.items() if name not in MACHINE}
     return Experiment.resolve(method, settings=settings, device="cpu", **rest)
-
-
-# ------------------------------------------------------------------------------------------------------- the file
 
 
 def read(path: Path, changes: Mapping[str, Any] | None = None) -> list[Run]:
@@ -110,8 +97,8 @@ def read(path: Path, changes: Mapping[str, Any] | None = None) -> list[Run]:
 
 def planned(table: Mapping[str, Any], changes: Mapping[str, Any]) -> list[Run]:
     """The runs that a table describes."""
-    _known("key of a sweep", table, ("methods", "seeds", "scenario", "variant", *NAMES))
-    _known("option of a run", changes, NAMES)
+    check_names("key of a sweep", table, ("methods", "seeds", "scenario", "variant", *NAMES))
+    check_names("option of a run", changes, NAMES)
     common = {name: table[name] for name in table if name in NAMES}
     seeds = _listed("seeds", table.get("seeds", [0]), int)
     methods = [{"method": name} for name in _listed("methods", table.get("methods", []), str)]
@@ -124,7 +111,7 @@ def planned(table: Mapping[str, Any], changes: Mapping[str, Any]) -> list[Run]:
     scenarios = [
         {**common, **scenario, "data": data, "skew": skew}
         for scenario in _tables("scenario", table, ("name", *NAMES)) or [{}]
-        for data, skew in product(*(_several((common | scenario).get(name)) for name in ("data", "skew")))
+        for data, skew in product(*(_as_list((common | scenario).get(name)) for name in ("data", "skew")))
     ]
     if not methods + variants:
         raise ValueError(f"name at least one method; known: {', '.join(METHODS)}")
@@ -140,8 +127,8 @@ def planned(table: Mapping[str, Any], changes: Mapping[str, Any]) -> list[Run]:
 
 
 def _run(seed: int, scenario: Mapping[str, Any], entry: Mapping[str, Any], changes: Mapping[str, Any]) -> Run:
-    options = {n: v for n, v in {**scenario, **entry, **changes, "seed": seed}.items() if n in (*NAMES, "seed")}
-    options = {n: v for n, v in options.items() if v is not None}
+    options = {**scenario, **entry, **changes, "seed": seed}
+    options = {name: value for name, value in options.items() if name in OPTIONS and value is not None}
     method, settings = entry["method"].lower(), entry.get("settings", {})
     try:
         data, _, number = _without_machine(method, settings, options).folder.parts
@@ -155,16 +142,8 @@ def _run(seed: int, scenario: Mapping[str, Any], entry: Mapping[str, Any], chang
             )
         if name is not None and len(os.fsencode(name)) > LONGEST:
             raise ValueError(f"a name must be at most {LONGEST} bytes long, got {shortened(name)}")
-    data, variant = (
-        "-".join(filter(None, pair)) for pair in ((data, scenario.get("name")), (method, entry.get("name")))
-    )
-    return Run(Path(data) / variant / number, method, settings, options)
-
-
-def _known(kind: str, table: Mapping[str, Any], known: Sequence[str]) -> None:
-    for name in table:
-        if name not in known:
-            raise unknown(kind, name, known)
+    names = ((data, scenario.get("name")), (method, entry.get("name")), (number,))
+    return Run(Path(*("-".join(filter(None, parts)) for parts in names)), method, settings, options)
 
 
 def _tables(name: str, table: Mapping[str, Any], known: Sequence[str]) -> list[dict[str, Any]]:
@@ -172,7 +151,7 @@ def _tables(name: str, table: Mapping[str, Any], known: Sequence[str]) -> list[d
     if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
         raise ValueError(f"{name} must be tables, [[{name}]], got {shortened(entries)}")
     for entry in entries:
-        _known(f"key of a {name}", entry, known)
+        check_names(f"key of a {name}", entry, known)
     return entries
 
 
@@ -184,7 +163,7 @@ def _listed(name: str, value: Any, kind: type) -> list[Any]:
     return value
 
 
-def _several(value: Any) -> list[Any]:
+def _as_list(value: Any) -> list[Any]:
     return value if isinstance(value, list) else [value]
 
 
@@ -216,9 +195,6 @@ def duration(text: str) -> float:
         if float(text) > 0:
             return float(text)
     raise ValueError(f"a time is given as 90m, 1h30m or 45s, got {text!r}")
-
-
-# --------------------------------------------------------------------------------------------------------- one run
 
 
 @dataclass(frozen=True)
@@ -257,12 +233,12 @@ class Deadline(Observer):
 
 def perform(run: Run, options: SweepOptions) -> Outcome:
     """Run it in its folder, or resume it; whatever goes wrong is the outcome."""
-    folder, output, started = options.root / run.folder, options.output, time.perf_counter()
+    folder, output, start_time = options.root / run.folder, options.output, time.perf_counter()
     warnings: list[str] = []
     resumed = 0
 
     def outcome(kind: Any, text: str = "", accuracy: float | None = None) -> Outcome:
-        return Outcome(kind, text, accuracy, time.perf_counter() - started, resumed, tuple(warnings))
+        return Outcome(kind, text, accuracy, time.perf_counter() - start_time, resumed, tuple(warnings))
 
     try:
         with RunFolder(folder).lock(), warnings_to(warnings.append):
@@ -279,16 +255,8 @@ def perform(run: Run, options: SweepOptions) -> Outcome:
                 experiment = run.experiment()
                 federation = prepare(experiment, folder, data_dir=output.data_dir)
             resumed = start.snapshot.t if start else 0
-            result = execute(
-                experiment,
-                folder,
-                federation,
-                start=start,
-                observers=(Trackers(output.track, experiment, folder, warnings.append), Deadline(options.deadline)),
-                save_models=output.save_models,
-                checkpoint_every=output.interval,
-                keep_checkpoints=output.keep_checkpoints,
-            )
+            observers = (Trackers(output.track, experiment, folder, warnings.append), Deadline(options.deadline))
+            result = execute(experiment, folder, federation, start=start, observers=observers, output=output)
             return outcome("finished", accuracy=result.accuracy)
     except InUse as error:
         return outcome("elsewhere", str(error))
@@ -300,16 +268,13 @@ def perform(run: Run, options: SweepOptions) -> Outcome:
         return outcome("failed", error_line(error))
 
 
-# -------------------------------------------------------------------------------------------------------- all of them
-
-
 @dataclass
 class Sweep:
     """The runs that are to be done, those under way, and how the others ended."""
 
     todo: deque[Run]
     deadline: float | None = None
-    began: dict[Path, float] = field(default_factory=dict)  # when those under way did
+    start_times: dict[Path, float] = field(default_factory=dict)  # of those under way
     outcomes: dict[Path, Outcome] = field(default_factory=dict)
 
     def go(self, pool: Pool[Run, Outcome], on_end: Callable[[Run, Outcome], None], tick: Callable[[], None]) -> None:
@@ -319,7 +284,7 @@ class Sweep:
                 while self.todo and len(pool.busy) < pool.jobs and not self.late:
                     run = self.todo.popleft()
                     pool.give(run)
-                    self.began[run.folder] = time.monotonic()
+                    self.start_times[run.folder] = time.monotonic()
                 if not pool.busy:
                     break
                 self._take(pool.wait(0.25), on_end)
@@ -337,14 +302,14 @@ class Sweep:
 
     def _take(
         self,
-        answers: Iterator[tuple[Run, Outcome | WorkerDeath]] | Sequence[tuple[Run, Outcome | WorkerDeath]],
+        answers: Iterable[tuple[Run, Outcome | WorkerDeath]],
         on_end: Callable[[Run, Outcome], None],
         stopping: bool = False,
     ) -> None:
         for run, answer in answers:
             if isinstance(answer, WorkerDeath):
                 answer = Outcome("stopped") if stopping else Outcome("failed", answer.reason)
-            self.began.pop(run.folder, None)
+            self.start_times.pop(run.folder, None)
             self.outcomes[run.folder] = answer
             on_end(run, answer)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import math
+import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -59,22 +59,14 @@ def dumps(table: Mapping[str, Any]) -> str:
 
 
 def _key(name: str) -> str:
-    bare = name and all(c.isascii() and (c.isalnum() or c in "-_") for c in name)
-    return name if bare else _value(name)
+    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else _value(name)
 
 
 def _value(value: Any) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, str):
+    if isinstance(value, str | bool):
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
-    if isinstance(value, float):
-        if not math.isfinite(value):
-            return "nan" if math.isnan(value) else ("inf" if value > 0 else "-inf")
-        text = repr(value)
-        return text if any(c in text for c in ".e") else f"{text}.0"
-    if isinstance(value, int):
-        return str(value)
+    if isinstance(value, int | float):
+        return repr(value)  # TOML writes inf and nan as Python does
     if isinstance(value, list | tuple):
         return "[" + ", ".join(map(_value, value)) + "]"
     raise TypeError(f"TOML here holds numbers, texts, switches and lists, got {type(value).__name__}")

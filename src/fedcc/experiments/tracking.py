@@ -10,14 +10,15 @@ import os
 import re
 import secrets
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
 
 from fedcc.core.digests import read_json, write_json
 from fedcc.core.naming import unknown
-from fedcc.core.options import LARGEST
+from fedcc.core.options import check_value
 from fedcc.errors import error_line
 from fedcc.experiments.experiment import Experiment
 from fedcc.experiments.record import Record
@@ -97,7 +98,6 @@ class WandB:
         import wandb
 
         state.setdefault("run", secrets.token_hex(4))
-        quiet = wandb.Settings(silent=True, console="off")
         self.run = wandb.init(
             project=os.environ.get("WANDB_PROJECT", "fedcc"),
             id=state["run"],
@@ -106,7 +106,7 @@ class WandB:
             config=flat(experiment.values()),
             resume="allow",
             reinit="create_new",
-            settings=quiet,
+            settings=wandb.Settings(silent=True, console="off"),
         )
 
     def log(self, step: int, numbers: Mapping[str, float]) -> None:
@@ -153,14 +153,15 @@ class Trackers(Observer):
         if self.names and not self.states and path.exists():  # only now: before, the folder may be another run's
             self.states = read_states(path, self.warn)
         for name in tuple(self.names):
-            self._attempt(name, lambda name=name: self._log(name, done.record))  # type: ignore[misc]
+            with self._attempt(name):
+                self._log(name, done.record)
         if self.names:
             write_json(path, self.states)
 
     def end(self, result: Result | None) -> None:
-        for name in tuple(self.names):
-            if name in self.open:
-                self._attempt(name, lambda name=name: self.open[name].close(result is not None))  # type: ignore[misc]
+        for name in [name for name in self.names if name in self.open]:
+            with self._attempt(name):
+                self.open[name].close(result is not None)
 
     def _log(self, name: str, record: Record) -> None:
         state = self.states.setdefault(name, {})
@@ -170,9 +171,10 @@ class Trackers(Observer):
             self.open[name].log(record["round"], numbers(record))
             state["step"] = record["round"]
 
-    def _attempt(self, name: str, action: Callable[[], None]) -> None:
+    @contextmanager
+    def _attempt(self, name: str) -> Iterator[None]:
         try:
-            action()
+            yield
         except Exception as error:
             self.names.remove(name)
             self.warn(_failure(name, error))
@@ -181,23 +183,16 @@ class Trackers(Observer):
 def read_states(path: Path, warn: Warn) -> dict[str, State]:
     """The content of ``tracking.json``; if it is damaged, nothing, with a warning: trackers then begin a new run."""
     try:
-        states = {name: value for name, value in read_json(path).items() if name in TRACKERS}
-        if not all(map(_is_state, states.values())):
-            raise ValueError(f"{path} is damaged: each tracker must have a run and a step")
+        states: dict[str, State] = {name: value for name, value in read_json(path).items() if name in TRACKERS}
+        for name, state in states.items():
+            if not isinstance(state, dict):
+                raise ValueError(f"{path} is damaged: {name} must have a run and a step")
+            check_value(f"{path} is damaged: the run of {name}", state.get("run", ""), str)
+            check_value(f"{path} is damaged: the step of {name}", state.get("step", 0), int, 0)
     except (OSError, ValueError) as error:
         warn(f"{error_line(error)}; trackers begin a new run")
         return {}
     return states
-
-
-def _is_state(value: Any) -> bool:
-    """Whether a value is a table with at most a text "run" and a whole number "step"."""
-    return (
-        isinstance(value, dict)
-        and isinstance(value.get("run", ""), str)
-        and isinstance(step := value.get("step", 0), int)
-        and 0 <= step <= LARGEST
-    )
 
 
 def numbers(record: Record) -> dict[str, float]:
@@ -215,18 +210,19 @@ def numbers(record: Record) -> dict[str, float]:
             values[name] = sum(record[name].values()) / len(record[name])
     for group in ("bytes", "seconds"):
         values |= {f"{group}/{name}": value for name, value in record.get(group, {}).items()}
-    logs: dict[str, list[float]] = {}
-    for log in record.get("log", {}).values():
-        for name, value in log.items():
-            logs.setdefault(name, []).append(value)
-    values |= {f"log/{name}": sum(own) / len(own) for name, own in logs.items()}
+    logs = list(record.get("log", {}).values())
+    for name in dict.fromkeys(name for log in logs for name in log):
+        own = [log[name] for log in logs if name in log]
+        values[f"log/{name}"] = sum(own) / len(own)
     return {name: float(value) for name, value in values.items() if value is not None}
 
 
 def flat(table: Mapping[str, Any]) -> dict[str, Any]:
     """A table of tables as one, with dotted names."""
-    rows = {n: {"": v} if not isinstance(v, Mapping) else {f".{m}": w for m, w in v.items()} for n, v in table.items()}
-    return {f"{name}{below}": value for name, row in rows.items() for below, value in row.items()}
+    values: dict[str, Any] = {}
+    for name, value in table.items():
+        values |= {f"{name}.{n}": v for n, v in value.items()} if isinstance(value, Mapping) else {name: value}
+    return values
 
 
 def title(folder: Path) -> str:

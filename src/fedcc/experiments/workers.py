@@ -51,9 +51,6 @@ class Pool(Protocol[Item, Result]):
         """End the workers."""
 
 
-# --------------------------------------------------------------------------------------------------- this machine
-
-
 class ProcessPool(Generic[Item, Result]):
     """Processes that each work on one item after another; one that dies loses only its own item."""
 
@@ -119,9 +116,6 @@ def _serve(pipe: Connection, work: Callable[[Any], Any], parent: int) -> None:
             pipe.send(work(pipe.recv()))
 
 
-# ------------------------------------------------------------------------------------------------------------ Ray
-
-
 class RayPool(Generic[Item, Result]):
     """Tasks of the Ray cluster at ``address`` or RAY_ADDRESS, else of one that is started on this machine.
 
@@ -155,10 +149,7 @@ class RayPool(Generic[Item, Result]):
         gpu = device != "cpu" and resources.get("GPU", 0) >= 1
         self.jobs = jobs or max(1, int(resources["GPU"] if gpu else resources.get("CPU", 1) // threads))
 
-        def task(item: Item) -> Result:
-            return work(item)
-
-        self.task = ray.remote(num_cpus=threads, num_gpus=int(gpu))(task)
+        self.task: Any = ray.remote(num_cpus=threads, num_gpus=int(gpu))(lambda item: work(item))
         self.active: dict[Any, Item] = {}
 
     @property
@@ -183,10 +174,9 @@ class RayPool(Generic[Item, Result]):
 
     def _result(self, reference: Any) -> Result | WorkerDeath:
         try:
-            result: Result = self.ray.get(reference)
+            return self.ray.get(reference)  # type: ignore[no-any-return]
         except self.ray.exceptions.RayError as error:
             return WorkerDeath(str(error).strip().splitlines()[-1])
-        return result
 
 
 def drain(pool: Pool[Item, Result]) -> Iterator[tuple[Item, Result | WorkerDeath]]:

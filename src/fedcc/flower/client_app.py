@@ -1,86 +1,186 @@
-"""The app that Flower runs at a site, in a new process for every message: it reads the site's folder and answers."""
+"""The app that Flower runs at a site, in a new process for every message: what lasts lies in the site's folder."""
 
 from __future__ import annotations
 
 import json
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from flwr.app import Context, Message, RecordDict
+import torch
+from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
+from torch import Tensor
 
 from fedcc import __version__
-from fedcc.core.messages import Predictions, Weights
+from fedcc.core.digests import DamagedFile
+from fedcc.core.messages import Predictions, Weights, carried
+from fedcc.core.model import Model
+from fedcc.core.requests import Predict
 from fedcc.core.rng import Key
-from fedcc.core.tree import message_classes
-from fedcc.flower.client import SiteClient
-from fedcc.flower.codec import EncodedMessage, decode, encode
+from fedcc.core.roles import Client
+from fedcc.core.samples import Samples
+from fedcc.core.tree import Classes, message_classes
+from fedcc.engine import choose_device, default_engine, default_precision, drive, engine
+from fedcc.engine.threads import fixed_threads
+from fedcc.experiments.packing import from_bytes, read_header, readable, to_bytes
+from fedcc.experiments.round_files import RoundFiles
+from fedcc.federate import build_client, first_model
+from fedcc.flower.codec import EncodedMessage, decode, encode, fingerprint, read_content, write_content
 from fedcc.flower.cohort import Inputs
-from fedcc.flower.content import read_content, required_text, write_content
+from fedcc.flower.data import site_samples
 from fedcc.flower.folder import Site, disagreement_reason
+
+ABOUT = {"format": 1}  # of the snapshots' files
+KEEP = 2  # rounds: a server that goes back by one finds the client where it was
 
 app = ClientApp()
 
 
 @dataclass(frozen=True, eq=False)
-class Question:
-    """A message from the server, if it comes from the federation that this site has agreed to."""
+class ClientSnapshot:
+    """A client after a round: the fingerprint of what it received, what it sent, its model and its memory."""
 
-    client: SiteClient
     t: int
-    texts: dict[str, str]
-    buffers: dict[str, bytes]
+    received: str
+    up: Any
+    model: Model
+    memory: dict[str, Any]
+    log: dict[str, float]
 
-    @staticmethod
-    def read(message: Message, context: Context) -> Question:
+
+class SiteClient:
+    """A site's client, asked something by the federation that the site has agreed to; its snapshots are files."""
+
+    def __init__(self, message: Message, context: Context):
         settings = dict(context.node_config)
-        site = Site.read(Path(str(settings["site"])))
-        texts, buffers = read_content(message.content)
-        if (theirs := required_text(texts, "version")) != __version__:
+        self.site = site = Site.read(Path(str(settings["site"])))
+        self.message, (self.texts, self.buffers) = message, read_content(message.content)
+        if (theirs := self.texts["version"]) != __version__:
             raise ValueError(f"the server has fedcc {theirs}, {site.name} has {__version__}; install the same version")
-        if reason := disagreement_reason(json.loads(required_text(texts, "terms")), site.terms()):
+        if reason := disagreement_reason(json.loads(self.texts["terms"]), site.terms()):
             raise ValueError(f"{site.name} has agreed to another experiment: {reason}")
-        run = required_text(texts, "run")
-        if not run.isalnum():  # it names a folder
-            raise ValueError(f"a run is named by letters and digits, got {run!r}")
-        device, threads = str(settings["device"]), int(settings["threads"])
-        client = SiteClient(site, run, data=Path(str(settings["data"])), device=device, threads=threads)
-        return Question(client, int(required_text(texts, "round")), texts, buffers)
+        self.run, self.t = self.texts["run"], int(self.texts["round"])
+        if not self.run.isalnum():  # it names a folder
+            raise ValueError(f"a run is named by letters and digits, got {self.run!r}")
+        self.data, self.threads = Path(str(settings["data"])), int(settings["threads"])
+        self.method, self.device = site.experiment.build_method(), choose_device(str(settings["device"]))
+        self.wire, self.seed = site.experiment.training.wire, site.experiment.training.seed
+        self.folder = site.state / self.run
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.files = RoundFiles(self.folder, "round")
+        machine = site.experiment.machine
+        same = torch.device(machine.device).type == self.device.type
+        precision = machine.precision if same else default_precision(self.device)
+        self.engine = engine(default_engine(self.device), self.device, precision)
 
-    def message(self, wire: str, known: dict[str, type[Any]]) -> Any:
-        kind, header = required_text(self.texts, "kind"), required_text(self.texts, "header")
-        encoded = EncodedMessage.parse(kind, header, self.buffers)
-        return decode(encoded, known, wire, run=self.client.run, round=self.t, device=str(self.client.device))
+    def question(self, known: Classes, wire: str = "fp32") -> Any:
+        """The server's message, of one of these classes."""
+        encoded = EncodedMessage.parse(self.texts["kind"], self.texts["header"], self.buffers)
+        return decode(encoded, known, wire, run=self.run, round=self.t, device=str(self.device))
 
-    def answer(self, message: Any, wire: str, key: Key | None = None) -> RecordDict:
-        return write_content(
-            {"version": __version__}, encode(message, wire, run=self.client.run, round=self.t, key=key)
-        )
+    def answer(self, message: Any, wire: str = "fp32", key: Key | None = None) -> Message:
+        encoded = encode(message, wire, run=self.run, round=self.t, key=key)
+        return Message(write_content({"version": __version__}, encoded), reply_to=self.message)
+
+    @property
+    def upload_key(self) -> Key:
+        """The key of the draws that round an upload."""
+        return Key(self.seed, self.t, self.site.number, "wire", "up")
+
+    def round(self, down: Any) -> Any:
+        """One round's uplink; a round that was computed from the same downlink before is not computed again."""
+        from filelock import FileLock
+
+        t = self.t
+        with FileLock(self.folder / "lock"), fixed_threads(self.threads):  # a killed node's child may still be working
+            received, snapshot = fingerprint(down), self.after(t)
+            if snapshot is not None and snapshot.received == received:
+                return snapshot.up
+            begun, client = time.perf_counter(), self.client_before(t)
+            client.begin(t)
+            up = drive([self.method.client(client, down)], self.engine)[0]
+            log = {n: float(v) for n, v in client.log.items()}
+            snapshot = ClientSnapshot(t, received, up, client.model, client.memory, log)
+            content = to_bytes(snapshot, self.method, ABOUT)
+            self.files.write(t, content, obsolete=lambda rounds: [r for r in rounds if not t - KEEP < r <= t])
+            sent = fingerprint(carried(up, self.wire, self.upload_key))
+            line = {"round": t, "sent": sent, "log": log, "seconds": round(time.perf_counter() - begun, 3)}
+            with (self.folder / "rounds.jsonl").open("a") as file:  # for the site's own eyes
+                file.write(json.dumps(line) + "\n")
+            return up
+
+    def client_before(self, t: int) -> Client:
+        """The client as round t finds it."""
+        site, task, recipe = self.site, self.site.task, self.site.experiment.training.recipe()
+        public = task.public_samples(site.path / "public.npz").to(self.device)
+        private, arch = site_samples(self.data, task).to(self.device), task.arch(self.method, site.model)
+        client = build_client(public, task.classes, recipe, self.seed, site.number, arch, private)
+        if snapshot := self.before(t):
+            client.model, client.memory = snapshot.model, snapshot.memory
+        else:
+            client.model = self.engine.serve([first_model(client)])[0]
+        return client
+
+    def predict(self, x: Tensor) -> Tensor:
+        """Its own model's logits for these images."""
+        with fixed_threads(self.threads):
+            samples = Samples({"x": x.to(self.device)}, self.site.task.view)
+            logits: Tensor = self.engine.serve([Predict(self.latest().model, samples)])[0].logits
+            return logits.cpu()
+
+    # -- its snapshots
+
+    def after(self, t: int) -> ClientSnapshot | None:
+        """The client after round t; None if there is no such file or it is damaged."""
+        path = self.files.paths().get(t)
+        if path is None:
+            return None
+        try:
+            content = self.files.read(path)
+        except DamagedFile as error:
+            print(f"fedcc: {path} is not used: {error}")
+            return None
+        with readable(path):
+            about, tree = read_header(content)
+            if about != ABOUT:
+                raise ValueError(f"format {about.get('format')}, this fedcc reads format {ABOUT['format']}")
+            return from_bytes(ClientSnapshot, content, tree, self.method, device=self.device)
+
+    def before(self, t: int) -> ClientSnapshot | None:
+        """Where round t starts: after the latest round before it or, if the server went back further, the first."""
+        rounds = sorted(self.files.paths(), key=lambda r: (r >= t, -r if r < t else r))
+        return next((snapshot for snapshot in map(self.after, rounds) if snapshot is not None), None)
+
+    def latest(self) -> ClientSnapshot:
+        """The client after its last round."""
+        snapshot = self.before(2**31)
+        if snapshot is None:
+            raise ValueError(f"{self.site.name} has taken part in no round of run {self.run} yet")
+        return snapshot
 
 
 @app.train()
 def train(message: Message, context: Context) -> Message:
     """One round of the method."""
-    question = Question.read(message, context)
-    client, wire = question.client, question.client.site.experiment.training.wire
-    snapshot = client.round(question.t, question.message(wire, message_classes(client.method)))
-    return Message(question.answer(snapshot.up, wire, client.upload_key(question.t)), reply_to=message)
+    client = SiteClient(message, context)
+    up = client.round(client.question(message_classes(client.method), client.wire))
+    return client.answer(up, client.wire, client.upload_key)
 
 
 @app.query("model")
 def model(message: Message, context: Context) -> Message:
     """The model, if the site shares it."""
-    question = Question.read(message, context)
+    client = SiteClient(message, context)
     if not context.node_config.get("share-model"):
         return Message(write_content({"version": __version__, "declined": "yes"}), reply_to=message)
-    weights = Weights.of(question.client.latest().model, 1)
-    return Message(question.answer(weights, "fp32"), reply_to=message)
+    return client.answer(Weights.of(client.latest().model, 1))
 
 
 @app.query("predict")
 def predict(message: Message, context: Context) -> Message:
     """The own model's logits for the images that the server sent."""
-    question = Question.read(message, context)
-    inputs: Inputs = question.message("fp32", {"Inputs": Inputs})
-    return Message(question.answer(Predictions(question.client.predict(inputs.x)), "fp32"), reply_to=message)
+    client = SiteClient(message, context)
+    inputs: Inputs = client.question({"Inputs": Inputs})
+    return client.answer(Predictions(client.predict(inputs.x)))

@@ -1,21 +1,19 @@
-"""Messages as bytes, and the checks of an upload at the server.
+"""Messages as bytes, and the checks of an upload at the server (docs/federation.md, "Codecs").
 
-A message becomes a small JSON header and one flat array per number format: the tensors of a message lie end to end in
-the order of its fields, so there are no offsets that could point anywhere. :mod:`fedcc.core.wire` packs each tensor;
-the simulator rounds with the same code.
-
-An upload is compared with the message that a dry run of the same client makes of the same downlink
-(:mod:`fedcc.flower.dry_run`), so types, fields, shapes and kinds of values are known without code for any method.
+The tensors of a message lie end to end in the order of its fields, so there are no offsets that could point anywhere.
+An upload is compared with what a dry run of its client makes of the same downlink (:mod:`fedcc.flower.dry_run`).
 Whatever is wrong, :class:`InvalidMessage` is raised, naming the value and the rule, and no other error.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, is_dataclass
+from itertools import zip_longest
 from math import prod
 from typing import Any
 
@@ -31,7 +29,7 @@ from fedcc.core.wire import TOLERANCE, WIRE, Part, draws_for, dtype_name, is_pro
 
 FORMAT = 1
 DTYPES = ("float64", "float32", "float16", "int64", "int32", "int16", "int8", "uint8")
-CODINGS = {"raw": 0, "half": 0, "rows": 2, "simplex": 2}  # and the least number of dimensions of each
+CODINGS = {"raw": (0, 8), "half": (0, 8), "rows": (2, 8), "simplex": (2, 2)}  # and how many dimensions each may have
 NOTHING = "None"  # the kind of an empty message
 SPARE = 4096  # characters that a header may be longer than the expected one: its numbers have more digits
 LARGEST = 2**53  # the largest number: whole ones up to here are exact in floating point too
@@ -39,6 +37,17 @@ LARGEST = 2**53  # the largest number: whole ones up to here are exact in floati
 
 class InvalidMessage(ValueError):
     """A message is refused; the text says which value breaks which rule."""
+
+
+@contextmanager
+def malformed_refused() -> Iterator[None]:
+    """Whatever else goes wrong is the message's fault too."""
+    try:
+        yield
+    except InvalidMessage:
+        raise
+    except Exception as error:
+        raise InvalidMessage(f"malformed: {type(error).__name__}: {str(error)[:120]}") from error
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,14 +74,10 @@ class EncodedMessage:
         return {name: array.astype(array.dtype.newbyteorder("<")).tobytes() for name, array in self.arrays.items()}
 
     @staticmethod
+    @malformed_refused()
     def parse(kind: str, text: str, buffers: Mapping[str, bytes]) -> EncodedMessage:
         """A received message; only its form is checked, and its arrays are views of the buffers."""
-        if not isinstance(kind, str) or not isinstance(text, str):
-            raise InvalidMessage(f"kind and header must be texts, got {type(kind).__name__} and {type(text).__name__}")
-        try:
-            header = json.loads(text)
-        except (ValueError, RecursionError) as error:
-            raise InvalidMessage(f"the header is not JSON: {str(error)[:80]}") from None
+        header = json.loads(text)
         if not isinstance(header, dict):
             raise InvalidMessage(f"the header must be a JSON object, got {shortened(header)}")
         arrays: dict[str, Part] = {}
@@ -80,9 +85,10 @@ class EncodedMessage:
             if name not in DTYPES:
                 raise InvalidMessage(f"array {shortened(name)}: there are {', '.join(DTYPES)}")
             dtype = np.dtype(name).newbyteorder("<")
-            if not isinstance(buffer, bytes) or len(buffer) % dtype.itemsize:
-                size = f"{len(buffer)} of them" if isinstance(buffer, bytes) else type(buffer).__name__
-                raise InvalidMessage(f"array {name} must be bytes, a multiple of {dtype.itemsize}, got {size}")
+            if len(buffer) % dtype.itemsize:
+                raise InvalidMessage(
+                    f"array {name}: its bytes are a multiple of {dtype.itemsize}, got {len(buffer)} of them"
+                )
             arrays[name] = np.frombuffer(buffer, dtype)
         return EncodedMessage(kind, header, arrays)
 
@@ -98,18 +104,7 @@ def encode(message: Any, wire: str, *, run: str = "", round: int = 0, key: Key |
     return EncodedMessage(NOTHING if message is None else type(message).__name__, header, arrays)
 
 
-@contextmanager
-def _malformed_refused() -> Iterator[None]:
-    """Whatever else goes wrong is the message's fault too."""
-    try:
-        yield
-    except InvalidMessage:
-        raise
-    except Exception as error:
-        raise InvalidMessage(f"malformed: {type(error).__name__}: {str(error)[:120]}") from error
-
-
-@_malformed_refused()
+@malformed_refused()
 def decode(
     encoded: EncodedMessage, messages: Classes, wire: str, *, run: str = "", round: int = 0, device: str = "cpu"
 ) -> Any:
@@ -140,19 +135,14 @@ class ExpectedMessage:
     run: str
     round: int
 
-    @property
-    def form(self) -> EncodedMessage:
-        """The expected message on the wire."""
-        key = Key(0) if self.wire.endswith("-stochastic") else None
-        return encode(self.message, self.wire, run=self.run, round=self.round, key=key)
 
-
-@_malformed_refused()
+@malformed_refused()
 def accept(kind: str, text: str, buffers: Mapping[str, bytes], expected: ExpectedMessage, device: str = "cpu") -> Any:
     """Decode and check an upload. Its size is checked first, before anything is read."""
-    form = expected.form
+    wire, run, t = expected.wire, expected.run, expected.round
+    form = encode(expected.message, wire, run=run, round=t, key=Key(0))
     limit, longest = 2 * form.nbytes + SPARE, len(form.text) + SPARE  # below this, later checks give a better reason
-    size = sum(len(buffer) for buffer in buffers.values())
+    size = sum(map(len, buffers.values()))
     if size > limit:
         raise InvalidMessage(f"too large: the arrays have {size:,} bytes, those of {form.kind} have {form.nbytes:,}")
     if len(text) > longest:
@@ -160,12 +150,14 @@ def accept(kind: str, text: str, buffers: Mapping[str, bytes], expected: Expecte
     encoded = EncodedMessage.parse(kind, text, buffers)
     if kind != form.kind:
         raise InvalidMessage(f"wrong type: expected {form.kind}, got {shortened(kind)}")
-    wire, run, t = expected.wire, expected.run, expected.round
     _check_head(encoded, wire, run, t)
     _check_tree(form.kind, form.header["message"], encoded.header["message"])
     message = decode(encoded, expected.messages, wire, run=run, round=t, device=device)
     for (path, form_leaf, mark), (_, leaf, _) in zip(leaves(expected.message, kind), leaves(message), strict=True):
-        _check_leaf(path, form_leaf, leaf, expected, labels=mark == LABELS["holds"])
+        if isinstance(leaf, Tensor):
+            _check_tensor(path, form_leaf, leaf, expected, labels=mark == LABELS["holds"])
+        elif isinstance(leaf, int | float) and not isinstance(leaf, bool):
+            _check_number(path, form_leaf, leaf)
     return message
 
 
@@ -181,81 +173,139 @@ def _check_head(encoded: EncodedMessage, wire: str, run: str, round: int) -> Non
 
 def _check_tree(path: str, form: Any, got: Any) -> None:
     """Check that a header describes the same fields, types and shapes as the expected one; numbers may differ."""
-    if type(form) is not type(got):
+    kind = 2 if isinstance(form, list) and form[0] == "message" else 1  # entries that say what it is
+    if type(form) is not type(got) or (isinstance(form, list) and got[:kind] != form[:kind]):
         raise InvalidMessage(f"{path}: expected {_describe(form)}, got {_describe(got)}")
     if not isinstance(form, list):
         return
-    if not got or got[0] != form[0]:
-        raise InvalidMessage(f"{path}: expected {_describe(form)}, got {_describe(got)}")
     if form[0] == "tensor":
-        for name, wanted, actual in zip(("coding", "dtype", "shape"), form[1:], [*got[1:], None, None], strict=False):
+        for name, wanted, actual in zip_longest(("coding", "dtype", "shape", "end"), form[1:], got[1:]):
             if json.dumps(actual) != json.dumps(wanted):  # so that 1, 1.0 and true differ
                 raise InvalidMessage(f"{path}: wrong {name}: expected {wanted}, got {shortened(actual)}")
-        if len(got) != len(form):
-            raise InvalidMessage(f"{path}: a tensor has {len(form) - 1} entries, got {len(got) - 1}")
         return
-    if form[0] == "message" and (len(got) != 3 or got[1] != form[1] or not isinstance(got[2], dict)):
-        raise InvalidMessage(f"{path}: expected {_describe(form)}, got {_describe(got)}")
-    wanted, actual = _entries(path, form), _entries(path, got)
-    if missing := [n for n in wanted if n not in actual]:
+    parts, got_parts = _parts(path, form), _parts(path, got)
+    if missing := [n for n in parts if n not in got_parts]:
         raise InvalidMessage(f"{path}: {shortened(missing[0])} is missing")
-    if extra := [n for n in actual if n not in wanted]:
+    if extra := [n for n in got_parts if n not in parts]:
         raise InvalidMessage(f"{path}: {shortened(extra[0])} is not a part of it")
-    if [*wanted] != [*actual]:
-        raise InvalidMessage(f"{path}: its parts are not in their order, {shortened([*wanted])}")
-    for name in wanted:
-        _check_tree(f"{path}.{name}", wanted[name], actual[name])
+    if [*parts] != [*got_parts]:
+        raise InvalidMessage(f"{path}: its parts are not in their order, {shortened([*parts])}")
+    for name in parts:
+        _check_tree(f"{path}.{name}", parts[name], got_parts[name])
 
 
-def _entries(path: str, tree: list[Any]) -> dict[Any, Any]:
-    """The parts of a message, mapping or list, by name."""
+def _parts(path: str, tree: list[Any]) -> dict[str, Any]:
+    """The parts of a message or mapping, by name."""
     if tree[0] == "message":
-        parts: dict[Any, Any] = tree[2]
-        return parts
-    if tree[0] == "map":
-        pairs = tree[1:]
-        if not all(isinstance(p, list) and len(p) == 2 and isinstance(p[0], str) for p in pairs):
-            raise InvalidMessage(f"{path}: a mapping is pairs of a text and a value")
-        if len(names := dict(pairs)) != len(pairs):
-            raise InvalidMessage(f"{path}: a name appears twice")
-        return names
-    return dict(enumerate(tree[1:]))
+        _, _, parts = tree
+        return dict(parts)
+    pairs = tree[1:]
+    if tree[0] != "map" or not all(isinstance(p, list) and len(p) == 2 and isinstance(p[0], str) for p in pairs):
+        raise InvalidMessage(f"{path}: a message holds arrays, numbers and mappings of arrays, got {shortened(tree)}")
+    if len(parts := dict(pairs)) != len(pairs):
+        raise InvalidMessage(f"{path}: a name appears twice")
+    return parts
 
 
-def _check_leaf(path: str, form: Any, got: Any, expected: ExpectedMessage, labels: bool) -> None:
-    if isinstance(form, Tensor):
-        _check_tensor(path, form, got, expected, labels)
-    elif isinstance(form, list | tuple):
-        raise InvalidMessage(f"{path}: a message holds arrays, numbers and mappings of arrays, got {shortened(got)}")
-    elif isinstance(form, int | float) and not isinstance(form, bool):
-        if not math.isfinite(got):
-            raise InvalidMessage(f"{path} must be finite, got {got}")
-        low, rule = (0, "above 0") if form > 0 else (min(form, 0), f"at least {min(form, 0)}")
-        if got < low or (got == low and form > 0) or abs(got) > LARGEST:
-            raise InvalidMessage(f"{path} must be {rule} and at most {LARGEST:,}, got {got}")
+def _describe(tree: Any) -> str:
+    if isinstance(tree, list) and tree:
+        return f"a {tree[1]}" if tree[0] == "message" and len(tree) > 1 else f"a {shortened(tree[0])}"
+    return "nothing" if tree is None else f"a {type(tree).__name__} ({shortened(tree)})"
+
+
+def _check_number(path: str, form: float, got: float) -> None:
+    if not math.isfinite(got):
+        raise InvalidMessage(f"{path} must be finite, got {got}")
+    low, rule = (0, "above 0") if form > 0 else (min(form, 0), f"at least {min(form, 0)}")
+    if got < low or (got == low and form > 0) or abs(got) > LARGEST:
+        raise InvalidMessage(f"{path} must be {rule} and at most {LARGEST:,}, got {got}")
 
 
 def _check_tensor(path: str, form: Tensor, got: Tensor, expected: ExpectedMessage, labels: bool) -> None:
-    if got.is_floating_point() and not bool(got.isfinite().all()):
-        first = got[~got.isfinite()][0].item()
-        raise InvalidMessage(
-            f"{path} must be finite, {int((~got.isfinite()).sum()):,} of its values are not, as {first}"
-        )
+    if len(bad := got[~got.isfinite()]):
+        raise InvalidMessage(f"{path} must be finite, {len(bad):,} of its values are not, as {bad[0].item()}")
     if labels:
-        if bool((outside := (got < 0) | (got >= expected.classes)).any()):
-            raise InvalidMessage(f"{path}: labels are from 0 to {expected.classes - 1}, got {got[outside][0].item()}")
-    elif is_probabilities(form):
-        if bool((got < 0).any()):
-            raise InvalidMessage(f"{path}: probabilities are not negative, got {got.min().item():g}")
+        if len(bad := got[(got < 0) | (got >= expected.classes)]):
+            raise InvalidMessage(f"{path}: labels are from 0 to {expected.classes - 1}, got {bad[0].item()}")
+        return
+    probabilities, counts = is_probabilities(form), not form.is_floating_point() and not bool((form < 0).any())
+    if (probabilities or counts) and bool((got < 0).any()):
+        kind = "counts" if counts else "probabilities"
+        raise InvalidMessage(f"{path}: {kind} are not negative, got {got.min().item():g}")
+    if counts and bool(form.any()) and not bool(got.any()):
+        raise InvalidMessage(f"{path}: counts are not all zero")
+    if probabilities:
         tolerance, sums = TOLERANCE[expected.wire], got.double().sum(-1).reshape(-1)
-        if bool((off := (sums - 1).abs() > tolerance).any()):
-            row, value = int(off.nonzero()[0]), sums[off][0].item()
-            raise InvalidMessage(f"{path}: probabilities sum to 1 within {tolerance:g}, row {row} sums to {value:g}")
-    elif not got.is_floating_point() and not bool((form < 0).any()):
-        if bool((got < 0).any()):
-            raise InvalidMessage(f"{path}: counts are not negative, got {got.min().item()}")
-        if bool(form.any()) and not bool(got.any()):
-            raise InvalidMessage(f"{path}: counts are not all zero")
+        if len(bad := ((sums - 1).abs() > tolerance).nonzero()):
+            row, total = int(bad[0]), sums[bad[0]].item()
+            raise InvalidMessage(f"{path}: probabilities sum to 1 within {tolerance:g}, row {row} sums to {total:g}")
+
+
+# ------------------------------------------------------------------------------------------------- Flower's messages
+
+
+class Texts(dict[str, str]):
+    """The texts of a received message; one that is missing makes the message invalid."""
+
+    def __missing__(self, name: str) -> str:
+        raise InvalidMessage(f"{name!r} is missing")
+
+
+def write_content(texts: Mapping[str, str], message: EncodedMessage | None = None) -> Any:
+    """Texts and perhaps a message as the content of one of Flower's, a RecordDict; it splits arrays into chunks."""
+    from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+
+    config, arrays = dict(texts), {}
+    if message is not None:
+        config |= {"kind": message.kind, "header": message.text}
+        for name, buffer in message.buffers.items():
+            arrays[name] = Array(dtype=name, shape=(len(message.arrays[name]),), stype="fedcc", data=buffer)
+    return RecordDict({"fedcc": ConfigRecord(config), "arrays": ArrayRecord(arrays)})  # type: ignore[arg-type]
+
+
+def read_content(content: Any) -> tuple[Texts, dict[str, bytes]]:
+    """The texts and the bytes of the arrays; content of another form is refused."""
+    try:
+        texts = Texts({str(name): value for name, value in content["fedcc"].items()})
+        buffers = {str(name): array.data for name, array in content["arrays"].items()}
+    except (KeyError, AttributeError, TypeError):
+        raise InvalidMessage("it is no message of fedcc") from None
+    if odd := [name for name, value in texts.items() if not isinstance(value, str)]:
+        raise InvalidMessage(f"{odd[0]!r} must be a text")
+    return texts, buffers
+
+
+# ------------------------------------------------------------------------------------------------------- fingerprints
+
+
+def fingerprint(message: Any) -> str:
+    """The sha256 of a message's type, names, shapes and bits.
+
+    >>> from fedcc.core.messages import Labels
+    >>> one, other = (fingerprint(Labels(torch.tensor(v))) for v in ([1, 2], [2, 1]))
+    >>> one == other, one == fingerprint(Labels(torch.tensor([1, 2])))
+    (False, True)
+    """
+    digest = hashlib.sha256()
+    for part in _bytes_of(message):
+        digest.update(part)
+    return digest.hexdigest()
+
+
+def _bytes_of(value: Any) -> Iterator[bytes]:
+    if is_dataclass(value):
+        yield type(value).__name__.encode()
+        value = {f.name: getattr(value, f.name) for f in fields(value)}
+    if isinstance(value, Tensor):
+        plain = value.detach().cpu().contiguous()
+        yield f"{plain.dtype}{tuple(plain.shape)}".encode()
+        yield plain.reshape(-1).view(torch.uint8).numpy().tobytes()
+    elif isinstance(value, Mapping):
+        for name in sorted(value):
+            yield f"{name}:".encode()
+            yield from _bytes_of(value[name])
+    else:
+        yield repr(value).encode()
 
 
 # ------------------------------------------------------------------------------------------------ trees and arrays
@@ -297,12 +347,12 @@ class _Unpack(Unpack):
         if coding not in CODINGS or dtype not in DTYPES:
             raise InvalidMessage(f"a tensor has a coding ({', '.join(CODINGS)}) and a dtype, got {shortened(about)}")
         whole = isinstance(shape, list) and all(type(n) is int and n >= 0 for n in shape)
-        if not whole or len(shape) > 8 or len(shape) < CODINGS[coding] or (coding == "simplex" and len(shape) != 2):
+        if not whole or not CODINGS[coding][0] <= len(shape) <= CODINGS[coding][1]:
             raise InvalidMessage(f"{shortened(shape)} is not the shape of a tensor in {coding} coding")
         if coding != "raw" and not dtype.startswith("float"):
             raise InvalidMessage(f"{coding} coding is for floats, got {dtype}")
         parts = tuple(self.take(name, length) for name, length in parts_of(coding, tuple(shape), dtype))
-        if coding == "simplex" and prod(shape) and not parts[0].reshape(shape).any(1).all():
+        if coding == "simplex" and not (prod(shape) and parts[0].reshape(shape).any(1).all()):
             raise InvalidMessage("probabilities of a row are all zero")
         with np.errstate(over="ignore", invalid="ignore"):  # values that are not finite are found later
             value = restored(coding, parts, tuple(shape), dtype)
@@ -315,9 +365,3 @@ class _Unpack(Unpack):
             raise InvalidMessage(f"array {name} has {there:,} numbers left, the header asks for {length:,}")
         self.taken[name] = begin + length
         return array[begin : begin + length]
-
-
-def _describe(tree: Any) -> str:
-    if isinstance(tree, list) and tree:
-        return f"a {tree[1]}" if tree[0] == "message" and len(tree) > 1 else f"a {shortened(tree[0])}"
-    return "nothing" if tree is None else f"a {type(tree).__name__} ({shortened(tree)})"

@@ -1,9 +1,6 @@
 """The clients at their sites as a cohort: who is asked, who is waited for, and which uploads count.
 
-A client is asked when it is connected and not working on something else. A round ends when everybody has answered; or
-a grace period after a quorum has; or at the deadline, if there is a quorum by then. A client that disconnects is asked
-again when it comes back; one that is late for a round receives the current one's downlink next; one that fails several
-times in a row is set aside.
+docs/federation.md, "Rounds", says when a round ends and what becomes of clients that are away, slow, late or failing.
 """
 
 from __future__ import annotations
@@ -11,17 +8,20 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field
+from datetime import datetime
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from fedcc import __version__
+from fedcc.core.files import write_whole
 from fedcc.core.messages import Predictions, Weights
 from fedcc.core.rng import Key
-from fedcc.flower.codec import EncodedMessage, ExpectedMessage, InvalidMessage, accept, decode, encode
-from fedcc.flower.content import read_content, required_text, write_content
+from fedcc.flower import codec
+from fedcc.flower.codec import EncodedMessage, ExpectedMessage, InvalidMessage, decode, encode
 from fedcc.flower.dry_run import DryRun
 from fedcc.flower.folder import FederationFolder
 
@@ -52,8 +52,31 @@ class Transport(Protocol):
         """The answers that have arrived."""
 
 
+class RunLog:
+    """What the operator can follow while the server works: the lines of ``run.log``, and ``status.json``."""
+
+    def __init__(self, folder: Path, run: str):
+        self.path, self.status_path = folder / "run.log", folder / "status.json"
+        self.status: dict[str, Any] = {"run": run, "state": "running", "round": 0, "problem": "", "clients": {}}
+
+    def say(self, text: str) -> None:
+        with self.path.open("a") as file:
+            file.write(f"{datetime.now():%H:%M:%S} {text}\n")
+
+    def update(self, **changes: Any) -> None:
+        self.status |= changes
+        write_whole(self.status_path, json.dumps(self.status, indent=1))
+
+
 class NoQuorum(RuntimeError):
     """Too few clients for a round; the run can be resumed."""
+
+
+@dataclass(frozen=True, eq=False)
+class Inputs:
+    """Images that the clients are asked about."""
+
+    x: Tensor
 
 
 @dataclass
@@ -80,51 +103,38 @@ class Attendance:
     aside: list[str] = field(default_factory=list)  # failed too often: no longer asked
 
 
-@dataclass
-class PendingMessage:
-    """A message without an answer yet."""
-
-    client: int
-    purpose: str
-    t: int
-    overdue_since: float | None = None  # when its round ended without the answer
-
-
-@dataclass
+@dataclass(eq=False)
 class Exchange:
-    """One question to some clients, while it lasts."""
+    """One question to some clients."""
 
     purpose: str
     t: int
+    content: Callable[[int], Any]  # what a client is sent
     read: Callable[[int, Any], Any]  # a client's answer from its content
-    answers: dict[int, Any] = field(default_factory=dict)
-    failures: set[int] = field(default_factory=set)  # clients that failed and are not asked again for now
+    clients: list[str]
+    answers: dict[str, Any] = field(default_factory=dict)
+    failures: set[str] = field(default_factory=set)  # clients that failed and are not asked again for now
+    ended: float | None = None
 
 
 class FlowerCohort:
     """The cohort; downlinks and uplinks are messages of the method, as in the simulator."""
 
     def __init__(
-        self,
-        folder: FederationFolder,
-        run: str,
-        transport: Transport,
-        dry_run: DryRun,
-        *,
-        device: str = "cpu",
-        say: Callable[[str], None] = print,
-        on_change: Callable[[], None] = lambda: None,
+        self, folder: FederationFolder, run: str, transport: Transport, dry_run: DryRun, log: RunLog, device: str
     ):
         self.folder, self.run, self.transport, self.dry_run, self.device = folder, run, transport, dry_run, device
         self.wire: str = folder.experiment.training.wire
-        self.rules, self.names = folder.rules, list(folder.clients)
-        self.say, self.on_change = say, on_change
+        self.rules, self.names, self.log, self.say = folder.rules, list(folder.clients), log, log.say
         self.status = {name: ClientStatus() for name in self.names}
         self.attendance = Attendance()  # of the latest exchange
-        self.pending: dict[str, PendingMessage] = {}  # by ticket
-        self.absent: set[int] = set()  # clients that were not connected in the last exchange
+        self.pending: dict[str, tuple[str, Exchange]] = {}  # the client and the question of each ticket without answer
+        self.absent: set[str] = set()  # clients that were not connected in the last exchange
         self.last_look = -ONLINE_SECONDS
         self.seconds = 0.0  # of the latest exchange
+
+    def show_status(self) -> None:
+        self.log.update(clients={name: asdict(status) for name, status in self.status.items()})
 
     # -- what the clients are asked
 
@@ -141,21 +151,19 @@ class FlowerCohort:
             if k not in expected:
                 down = decode(encoded[shared], self.dry_run.messages, self.wire, run=self.run, round=t)
                 expected[k] = self.dry_run.upload(k, t, down)
-            return write_content(self.texts(k, t), encoded[shared])
+            return self.content(k, t, encoded[shared])
 
-        return self.ask("train", t, content, lambda k, answer: self.accept(answer, expected[k]))
+        return self.ask(Exchange("train", t, content, lambda k, up: self.accept(up, expected[k]), self.names))
 
     def models(self, t: int) -> dict[int, Weights | None]:
         """The clients' models after round t; None for those that keep theirs."""
 
-        def read(k: int, answer: Any) -> Weights | None:
-            texts, _ = read_content(answer)
-            if texts.get("declined"):
-                return None
-            weights: Weights = self.accept(answer, replace(self.dry_run.model_upload(k, t), wire="fp32"))
-            return weights
+        def read(k: int, answer: Any) -> Any:
+            model, _ = self.dry_run.clients[k]
+            declined = codec.read_content(answer)[0].get("declined")
+            return None if declined else self.accept(answer, self.whole(Weights.of(model, 1), t))
 
-        return self.ask("query.model", t, lambda k: write_content(self.texts(k, t)), read)
+        return self.ask(Exchange("query.model", t, lambda k: self.content(k, t), read, self.names))
 
     def predictions(self, t: int, x: Tensor, clients: Collection[int]) -> dict[int, Predictions]:
         """The logits of these clients' own models for these inputs."""
@@ -163,134 +171,124 @@ class FlowerCohort:
         archs = self.folder.archs(self.dry_run.method)
 
         def read(k: int, answer: Any) -> Any:
-            like = Predictions(torch.zeros(len(x), archs[k].outputs))
-            known = {"Predictions": Predictions}
-            return self.accept(answer, ExpectedMessage(like, known, self.folder.task.classes, "fp32", self.run, t))
+            return self.accept(answer, self.whole(Predictions(torch.zeros(len(x), archs[k].outputs)), t))
 
-        return self.ask("query.predict", t, lambda k: write_content(self.texts(k, t), question), read, clients)
+        names = [self.names[k] for k in clients]
+        return self.ask(Exchange("query.predict", t, lambda k: self.content(k, t, question), read, names))
+
+    def whole(self, message: Any, t: int) -> ExpectedMessage:
+        """An answer like this message, which no wire has rounded."""
+        return ExpectedMessage(message, self.dry_run.messages, self.folder.task.classes, "fp32", self.run, t)
 
     def accept(self, answer: Any, expected: ExpectedMessage) -> Any:
-        texts, buffers = read_content(answer)
-        kind, header = required_text(texts, "kind"), required_text(texts, "header")
-        return accept(kind, header, buffers, expected, device=self.device)
+        texts, buffers = codec.read_content(answer)
+        return codec.accept(texts["kind"], texts["header"], buffers, expected, device=self.device)
 
-    def texts(self, k: int, t: int) -> dict[str, str]:
+    def content(self, k: int, t: int, message: EncodedMessage | None = None) -> Any:
         terms = json.dumps(self.folder.terms(self.names[k]))
-        return {"run": self.run, "round": str(t), "version": __version__, "terms": terms}
+        return codec.write_content({"run": self.run, "round": str(t), "version": __version__, "terms": terms}, message)
 
     # -- asking, waiting, ending
 
-    def ask(
-        self,
-        purpose: str,
-        t: int,
-        content: Callable[[int], Any],
-        read: Callable[[int, Any], Any],
-        clients: Collection[int] | None = None,
-    ) -> dict[int, Any]:
-        """Ask these clients (all by default) a question and return the answers that came in time, by client."""
-        rules, begun = self.rules, time.monotonic()
-        asked = range(len(self.names)) if clients is None else sorted(clients)
-        quorum = min(rules.quorum, len(asked))
-        exchange, self.attendance = Exchange(purpose, t, read), Attendance()
-        answers, failures = exchange.answers, exchange.failures
+    def ask(self, exchange: Exchange) -> dict[int, Any]:
+        """Ask the question and return the answers that came in time, by client."""
+        rules, begun, t, answers = self.rules, time.monotonic(), exchange.t, exchange.answers
+        quorum = min(rules.quorum, len(exchange.clients))
+        self.attendance = Attendance()
         quorum_at, missed = None, 0
         while True:
             online = self.online()
             self.give_up()
-            busy = {message.client for message in self.pending.values()}
-            for k in self.waiting(asked, exchange):
-                if self.names[k] in online and k not in busy:
-                    ticket = self.transport.send(self.names[k], purpose, t, content(k))
-                    if ticket is not None:
-                        self.pending[ticket] = PendingMessage(k, purpose, t)
+            for name in self.waiting(exchange):
+                if name in online and name not in self.working:
+                    content = exchange.content(self.names.index(name))
+                    if (ticket := self.transport.send(name, exchange.purpose, t, content)) is not None:
+                        self.pending[ticket] = name, exchange
             for answer in self.transport.collect(list(self.pending)):
-                self.take(answer, exchange)
-            waiting = self.waiting(asked, exchange)
-            now = time.monotonic()
+                self.take(answer)
+            waiting, now = self.waiting(exchange), time.monotonic()
             if len(answers) + len(waiting) < quorum:
-                if all(self.status[self.names[k]].aside for k in failures):
+                if all(self.status[name].aside for name in exchange.failures):
                     reasons = {**self.attendance.failed, **self.attendance.refused}
                     raise NoQuorum(f"round {t}: {len(answers)} of {quorum} clients that make a quorum; {reasons}")
-                failures.clear()  # they are needed, so they are asked again until they are set aside
+                exchange.failures.clear()  # they are needed, so they are asked again until they are set aside
             elif not waiting:
                 break
             elif len(answers) >= quorum:
                 quorum_at = now if quorum_at is None else quorum_at
-                gone = all(k in self.absent and self.names[k] not in online for k in waiting)
+                gone = all(name in self.absent and name not in online for name in waiting)
                 if gone or now - quorum_at >= rules.grace or now - begun >= rules.deadline:
                     break
             elif now - begun >= rules.deadline * (missed + 1):
                 missed += 1
-                failures.clear()  # they may do better than those that are waited for
-                states = {True: "is working", False: "is not connected"}
-                missing = ", ".join(f"{self.names[k]} {states[self.names[k] in online]}" for k in waiting)
+                exchange.failures.clear()  # they may do better than those that are waited for
+                missing = ", ".join(f"{name} is {'working' if name in online else 'not connected'}" for name in waiting)
                 self.say(f"round {t}: {len(answers)} of {quorum} clients after {missed} deadlines; {missing}")
                 if missed >= rules.patience:
                     raise NoQuorum(f"round {t}: no quorum of {quorum} clients within {missed} deadlines; {missing}")
             time.sleep(POLL_SECONDS)
-        self.seconds = time.monotonic() - begun
+        exchange.ended = time.monotonic()
+        self.seconds = exchange.ended - begun
         self.close(exchange, waiting, online)
-        return dict(sorted(answers.items()))
+        return {k: answers[name] for k, name in enumerate(self.names) if name in answers}
 
-    def waiting(self, asked: Collection[int], exchange: Exchange) -> list[int]:
+    @property
+    def working(self) -> set[str]:
+        """The clients that have not answered what they were sent."""
+        return {name for name, _ in self.pending.values()}
+
+    def waiting(self, exchange: Exchange) -> list[str]:
         """The clients that may still answer."""
-        over = exchange.failures | {k for k, name in enumerate(self.names) if self.status[name].aside}
-        return [k for k in asked if k not in exchange.answers and k not in over]
+        over = exchange.answers.keys() | exchange.failures
+        return [name for name in exchange.clients if name not in over and not self.status[name].aside]
 
-    def take(self, answer: Answer, exchange: Exchange) -> None:
+    def take(self, answer: Answer) -> None:
         """Read an answer, or note what is wrong with it."""
-        message = self.pending.pop(answer.ticket)
-        k, name, t = message.client, self.names[message.client], exchange.t
-        if (message.purpose, message.t) != (exchange.purpose, t):
+        name, exchange = self.pending.pop(answer.ticket)
+        t, status, attendance = exchange.t, self.status[name], self.attendance
+        if exchange.ended is not None:
             if not answer.lost:
-                self.attendance.late[name] = message.t
-                self.say(f"{name}: its answer to round {message.t} came too late")
+                attendance.late[name] = t
+                self.say(f"{name}: its answer to round {t} came too late")
             return
         if answer.lost:
             self.say(f"round {t}: {name} was lost ({answer.error})")
             self.last_look = -ONLINE_SECONDS  # is it still connected?
             return
-        status = self.status[name]
-        if not answer.error:
+        failures, reason = attendance.failed, answer.error
+        if not reason:
             try:
-                exchange.answers[k] = exchange.read(k, answer.content)
-                status.strikes = 0
-                self.attendance.failed.pop(name, None), self.attendance.refused.pop(name, None)
-                what = "" if exchange.purpose == "train" else f" {exchange.purpose}"
-                self.say(f"round {t}: {name} has answered{what} ({len(exchange.answers)} of {len(self.names)})")
-                if exchange.purpose == "train":
-                    status.answered = t
-                    self.on_change()
-                return
+                exchange.answers[name] = exchange.read(self.names.index(name), answer.content)
             except InvalidMessage as error:
-                self.attendance.refused[name] = status.problem = str(error)
-                self.say(f"round {t}: {name} is refused: {error}")
+                failures, reason = attendance.refused, str(error)
+        if reason:
+            failures[name] = status.problem = reason
+            self.say(f"round {t}: {name} {'has failed' if answer.error else 'is refused'}: {reason}")
+            exchange.failures.add(name)
+            status.strikes += 1
+            if status.strikes >= self.rules.strikes:
+                status.aside = True
+                self.say(f"{name} is set aside: it has failed {status.strikes} times in a row")
         else:
-            self.attendance.failed[name] = status.problem = answer.error
-            self.say(f"round {t}: {name} has failed: {answer.error}")
-        exchange.failures.add(k)
-        status.strikes += 1
-        if status.strikes >= self.rules.strikes:
-            status.aside = True
-            self.say(f"{name} is set aside: it has failed {status.strikes} times in a row")
-        self.on_change()
+            status.strikes = 0
+            attendance.failed.pop(name, None), attendance.refused.pop(name, None)
+            what = "" if exchange.purpose == "train" else f" {exchange.purpose}"
+            self.say(f"round {t}: {name} has answered{what} ({len(exchange.answers)} of {len(self.names)})")
+            status.answered = t if exchange.purpose == "train" else status.answered
+        self.show_status()
 
-    def close(self, exchange: Exchange, waiting: list[int], online: set[str]) -> None:
+    def close(self, exchange: Exchange, waiting: list[str], online: set[str]) -> None:
         """Note who took part and who did not."""
-        attendance = self.attendance
-        attendance.present = [self.names[k] for k in sorted(exchange.answers)]
-        working = {message.client for message in self.pending.values()}
-        attendance.slow = [self.names[k] for k in waiting if k in working and self.names[k] in online]
-        attendance.absent = [self.names[k] for k in waiting if self.names[k] not in attendance.slow]
+        attendance, working = self.attendance, self.working & online
+        attendance.present = [name for name in self.names if name in exchange.answers]
+        attendance.slow = [name for name in waiting if name in working]
+        attendance.absent = [name for name in waiting if name not in working]
         attendance.aside = [name for name in self.names if self.status[name].aside]
-        self.absent = {k for k in waiting if self.names[k] in attendance.absent}
-        for message in self.pending.values():
-            message.overdue_since = message.overdue_since or time.monotonic()
+        self.absent = set(attendance.absent)
         for kind in ("absent", "slow"):
             if names := getattr(attendance, kind):
                 self.say(f"round {exchange.t}: without {', '.join(names)} ({kind})")
-        self.on_change()
+        self.show_status()
 
     def online(self) -> set[str]:
         """Who is connected; the transport is asked every few seconds."""
@@ -300,20 +298,13 @@ class FlowerCohort:
                 if status.online != (name in now):
                     status.online = name in now
                     self.say(f"{name} is {'connected' if status.online else 'gone'}")
-                    self.on_change()
+                    self.show_status()
             self.last_look = time.monotonic()
         return {name for name, status in self.status.items() if status.online}
 
     def give_up(self) -> None:
         """Stop waiting for answers that are overdue by a deadline: the messages may be lost."""
-        for ticket, message in list(self.pending.items()):
-            if message.overdue_since is not None and time.monotonic() - message.overdue_since >= self.rules.deadline:
+        for ticket, (name, exchange) in list(self.pending.items()):
+            if exchange.ended is not None and time.monotonic() - exchange.ended >= self.rules.deadline:
                 del self.pending[ticket]
-                self.say(f"{self.names[message.client]}: no answer to round {message.t} for a deadline; asking again")
-
-
-@dataclass(frozen=True, eq=False)
-class Inputs:
-    """Images that the clients are asked about."""
-
-    x: Tensor
+                self.say(f"{name}: no answer to round {exchange.t} for a deadline; asking again")

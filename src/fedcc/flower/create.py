@@ -18,12 +18,11 @@ from fedcc.data.dataset import PAPER_EPOCHS, PAPER_ROUNDS
 from fedcc.engine import choose_device, default_engine, default_precision
 from fedcc.experiments.experiment import Experiment
 from fedcc.experiments.options import Split
-from fedcc.federation import Federation, several
-from fedcc.flower.data import read_arrays, site_samples
+from fedcc.federation import Federation, deal, several
+from fedcc.flower.data import images_sha256, read_arrays, site_samples
 from fedcc.flower.folder import FederationFolder, Site, Task
-from fedcc.flower.keys import make_authority, make_key_pair
+from fedcc.flower.keys import make_authority, make_key_pair, sign_app
 from fedcc.flower.rules import Rules
-from fedcc.flower.signing import sign_app
 from fedcc.methods import make
 
 OWN = "own"  # the data and skew of a federation without a data set by name
@@ -53,11 +52,11 @@ def create_federation(
     method: str,
     clients: Mapping[str, str | None],
     *,
-    settings: Mapping[str, Any],
     options: Mapping[str, Any],
-    hosts: Sequence[str],
     port: int,
-    rules: Mapping[str, Any],
+    settings: Mapping[str, Any] | None = None,
+    hosts: Sequence[str] = (),
+    rules: Mapping[str, Any] | None = None,
     data_dir: Path | None = None,
     public_file: Path | None = None,
     test_file: Path | None = None,
@@ -78,12 +77,11 @@ def create_federation(
     elif simulate_sites:
         raise ValueError("--simulate-sites splits a data set by name; there is none with --public-file")
     else:
-        experiment = _own_experiment(method, settings, options)
+        experiment = _own_experiment(method, asdict(instance), options)  # type: ignore[call-overload]
         federation = _own_federation(public_file, class_names)
-    task = Task.of(federation.public, federation.names)
-    models, number = [str(m) for m in several(experiment.split.models)], len(clients)
-    halves = experiment.split.assignment == "halves"
-    dealt = [models[k * len(models) // number if halves else k % len(models)] for k in range(number)]
+    public, names = federation.public, federation.names
+    task = Task(len(names), names, public.shape, len(public), images_sha256(public.x.numpy()), public.view)
+    dealt = deal([str(m) for m in several(experiment.split.models)], len(clients), experiment.split.assignment)
     networks = {name: model or dealt[k] for k, (name, model) in enumerate(clients.items())}
     experiment = experiment.with_options(models=",".join(networks.values()))
     for model in networks.values():
@@ -92,14 +90,14 @@ def create_federation(
         raise ValueError(
             f"{instance.name} averages weights, so all clients need the same network, got {experiment.split.models}"
         )
-    checked = Rules(**{"quorum": -(-2 * len(clients) // 3), **rules})
+    checked = Rules(**{"quorum": -(-2 * len(clients) // 3), **(rules or {})})
     checked.check(len(clients))
-    local = [h for h in ("localhost", "127.0.0.1") if h not in hosts]
-    folder = FederationFolder(path, experiment, task, checked, networks, (*hosts, *local), port)
+    hosts = tuple(dict.fromkeys((*hosts, "localhost", "127.0.0.1")))
+    folder = FederationFolder(path, experiment, task, checked, networks, hosts, port)
     test = federation.test if test_file is None else site_samples(test_file, task)
-    hidden = federation.hidden if test_file is None else None
-    _write(folder, federation.public, app)
+    _write(folder, public, app)
     if len(test):
+        hidden = federation.hidden if test_file is None else None
         labels: dict[str, Any] = {} if hidden is None else {"public_y": hidden.numpy()}
         np.savez(folder.operator / "test.npz", x=test.x.numpy(), y=test["y"].numpy(), **labels)
     if simulate_sites:
@@ -143,7 +141,7 @@ def _own_experiment(method: str, settings: Mapping[str, Any], options: Mapping[s
         "epochs": PAPER_EPOCHS, "engine": default_engine(device), "precision": default_precision(device),
         **options, "device": str(device),
     }  # fmt: skip
-    return Experiment.of(method.lower(), asdict(make(method, settings)), values)  # type: ignore[call-overload]
+    return Experiment.of(method.lower(), settings, values)
 
 
 def _own_federation(path: Path, names: tuple[str, ...]) -> Federation:

@@ -52,7 +52,7 @@ def check_images(path: Path, x: Any, task: Task) -> None:
 
 
 def _read_array(path: Path) -> Any:
-    with read_errors(path, "array"):
+    with errors_named(f"{path} is no readable array"):
         return np.load(path, allow_pickle=False)
 
 
@@ -70,7 +70,7 @@ def _read_images(folder: Path, task: Task) -> tuple[Any, Any]:
                 f"{class_folder}: no class has this name; known are 0 .. {task.classes - 1}, {', '.join(task.names)}"
             )
         for path in sorted(p for p in class_folder.iterdir() if p.suffix.lower() in IMAGES):
-            with read_errors(path, "image"), Image.open(path) as image:
+            with errors_named(f"{path} is no readable image"), Image.open(path) as image:
                 pixels = np.asarray(image.convert("L" if task.shape[0] == 1 else "RGB"))
             pixels = pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
             if pixels.shape != task.shape:
@@ -84,7 +84,7 @@ def _read_images(folder: Path, task: Task) -> tuple[Any, Any]:
 
 def read_arrays(path: Path, *names: str) -> dict[str, Any]:
     """The arrays of an NPZ file, with at least these names; objects are refused, since reading would unpickle them."""
-    with read_errors(path, "NPZ file"), np.load(path, allow_pickle=False) as file:
+    with errors_named(f"{path} is no readable NPZ file"), np.load(path, allow_pickle=False) as file:
         arrays = {name: file[name] for name in file.files}
         if odd := [name for name, value in arrays.items() if not isinstance(value, np.ndarray)]:
             raise ValueError(f"{odd[0]} is no array")
@@ -101,12 +101,11 @@ def images_sha256(x: np.ndarray) -> str:
 
 
 @contextmanager
-def read_errors(path: Path, kind: str) -> Iterator[None]:
-    """Errors in the block become a ValueError that names the file: readers of damaged files raise nearly anything."""
+def errors_named(problem: str) -> Iterator[None]:
+    """Errors in the block become a ValueError that begins so: reading damaged files raises nearly anything."""
     try:
         yield
-    except FileNotFoundError:
-        raise ValueError(f"{path} does not exist") from None
     except Exception as error:
-        reason = " ".join(str(error).split()) or type(error).__name__
-        raise ValueError(f"{path} is no readable {kind} ({reason[:200]})") from None
+        text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        reason = f"{text} is missing" if type(error) is KeyError else " ".join(text.split()) or type(error).__name__
+        raise ValueError(f"{problem}: {reason[:500]}") from None

@@ -21,10 +21,10 @@ from fedcc.experiments.experiment import Experiment
 from fedcc.experiments.options import Measurement
 from fedcc.experiments.rounds import Simulation, run_rounds
 from fedcc.experiments.store import RunFolder
+from fedcc.flower.codec import fingerprint
 from fedcc.flower.create import create_federation
-from fedcc.flower.fingerprint import fingerprint
 from fedcc.flower.folder import FederationFolder
-from fedcc.flower.programs import ChildProcess, FlowerError, free_port
+from fedcc.flower.programs import ChildProcess, FlowerError, LogFollower, free_port
 
 CLIENTS = ("north", "east", "south", "west")
 LIMIT, STOP_SECONDS = 600.0, 30.0  # for a federation to finish; for a program to end those that it has started
@@ -44,31 +44,20 @@ def compare(out: Path, methods: Sequence[str], options: Mapping[str, Any], conso
     equal = True
     table = Table("method", "round", *CLIENTS, "accuracy", "took", box=None, header_style="bold", pad_edge=False)
     for method in methods:
+        everybody, all_options = dict.fromkeys(CLIENTS), {"device": "cpu", "skew": "classes:3", "rounds": 3, **options}
+        rules, port = {"quorum": len(CLIENTS)}, free_port()
         folder = create_federation(
-            out / method,
-            method,
-            dict.fromkeys(CLIENTS),
-            settings={},
-            options={"device": "cpu", "skew": "classes:3", "rounds": 3, **options},
-            hosts=[],
-            port=free_port(),
-            rules={"quorum": len(CLIENTS)},
-            simulate_sites=True,
+            out / method, method, everybody, options=all_options, port=port, rules=rules, simulate_sites=True
         )
         console.print(f"{method}: a server and {len(CLIENTS)} clients over TLS, each with its key, in {folder.path}")
         real = federated(folder, lambda line: console.print(f"  {line}"))
         console.print(f"{method}: the simulator, the same experiment")
         simulated = simulate(folder.experiment)
+        equal &= (real.uplinks, real.accuracy) == (simulated.uplinks, simulated.accuracy)
         for t in sorted({t for t, _ in simulated.uplinks}):
-            cells = []
-            for name in CLIENTS:
-                a, b = simulated.uplinks[t, name], real.uplinks.get((t, name), "none")
-                equal &= a == b
-                cells.append(f"{a[:8]} =" if a == b else f"{a[:8]} / {b[:8]}")
-            table.add_row(method, str(t), *cells, "", "")
-        same = real.accuracy == simulated.accuracy
-        equal &= same
-        accuracy = f"{simulated.accuracy:.4f} % {'=' if same else f'/ {real.accuracy:.4f} %'}"
+            pairs = [(simulated.uplinks[t, name][:8], real.uplinks.get((t, name), "none")[:8]) for name in CLIENTS]
+            table.add_row(method, str(t), *(_compared(a, b) for a, b in pairs))
+        accuracy = _compared(f"{simulated.accuracy:.4f} %", f"{real.accuracy:.4f} %")
         seconds = f"{simulated.seconds:.0f} s, on Flower {real.seconds:.0f} s"
         table.add_row(method, "", *[""] * len(CLIENTS), accuracy, seconds)
     console.print("\nThe fingerprint of every upload in the simulator; = where a client on Flower sent the same bits.")
@@ -77,6 +66,10 @@ def compare(out: Path, methods: Sequence[str], options: Mapping[str, Any], conso
         "All uplinks and accuracies equal the simulator's, bit for bit" if equal else "NOT EQUAL to the simulator"
     )
     return equal
+
+
+def _compared(simulated: str, real: str) -> str:
+    return f"{simulated} =" if simulated == real else f"{simulated} / {real}"
 
 
 def simulate(experiment: Experiment) -> RunTrace:
@@ -107,19 +100,17 @@ def federated(folder: FederationFolder, say: Callable[[str], None]) -> RunTrace:
         for site in map(folder.site, folder.clients):
             options = ("--data", site / "data.npz", "--device", "cpu", "--share-model")
             clients.append(start(site / "client.log", "client", site, *options))
-        run, shown = start(path / "run.log", "run", path), 0
+        follower = LogFollower(path / "run.log", lambda line: say(line) if " is done with " in line else None)
+        run = start(follower.path, "run", path)
 
-        def ended() -> bool:
-            nonlocal shown
+        def finished() -> bool:
             for client in clients:
                 client.check()
-            lines = [line for line in run.log.read_text().split("\n")[:-1] if " is done with " in line]
-            for line in lines[shown:]:
-                say(line)
-            shown = len(lines)
-            return run.exit_code is not None
+            ended = run.process.poll() is not None
+            follower.poll()
+            return ended
 
-        server.wait_until(ended, LIMIT)
+        server.wait_until(finished, LIMIT)
         for client in clients:  # all at once: each takes seconds to end
             client.process.terminate()
     summary = RunFolder(folder.run).summary()

@@ -7,9 +7,8 @@ from functools import lru_cache
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from fedcc.core.messages import Data, Weights
+from fedcc.core.messages import Data
 from fedcc.core.method import AnyMethod
 from fedcc.core.model import HEAD, Arch, Model, Outputs, State
 from fedcc.core.requests import Fit, Fitted, Init, Predict, Recalibrate, Request
@@ -26,16 +25,12 @@ from fedcc.nets import build
 class ShapeEngine:
     """An engine that gets only shapes right: a fit returns its model, all logits and features are zero."""
 
-    def __init__(self, dtype: torch.dtype = torch.float32):
-        self.dtype = dtype
-
     def serve(self, requests: Sequence[Request[Any]]) -> list[Any]:
         return [self.answer(request) for request in requests]
 
     def answer(self, request: Request[Any]) -> Any:
         if isinstance(request, Init):
-            state, _ = network_state(request.arch)
-            return Model(request.arch, {n: v.to(self.dtype) if v.is_floating_point() else v for n, v in state.items()})
+            return Model(request.arch, dict(network_state(request.arch)[0]))
         if isinstance(request, Fit):
             model = request.model
             return Fitted(model, 1, 0.0, {}, HEAD if request.only == "head" else network_state(model.arch)[1])
@@ -44,11 +39,8 @@ class ShapeEngine:
         if isinstance(request, Predict):
             model, n = request.model, len(request.samples)
             width = model.state["head.weight"].shape[1]
-            return Outputs(self.zeros(n, model.arch.outputs), self.zeros(n, width))
+            return Outputs(torch.zeros(n, model.arch.outputs), torch.zeros(n, width))
         raise TypeError(f"no shape is known for the answer to {type(request).__name__}")
-
-    def zeros(self, *shape: int) -> Tensor:
-        return torch.zeros(shape, dtype=self.dtype)
 
 
 @lru_cache(maxsize=32)
@@ -59,11 +51,10 @@ def network_state(arch: Arch) -> tuple[State, tuple[str, ...]]:
 
 
 class DryRun:
-    """A stand-in for each client at the server: it has the client's network and one blank sample of each class, and
-    goes through the client's rounds with the client's downlinks.
+    """A stand-in for each client at the server: it has the client's network and one blank sample of each class, goes
+    through the client's rounds with the client's downlinks, and remembers what the client would.
 
-    Uploads may depend on what a client remembers, so stand-ins remember too. ``start`` are the models and memories that
-    :attr:`clients` gave to a checkpoint.
+    ``start`` are the models and memories that :attr:`clients` gave to a checkpoint.
     """
 
     def __init__(
@@ -73,9 +64,8 @@ class DryRun:
         wire: str,
         run: str,
         start: Mapping[int, tuple[Model, dict[str, Any]]] | None = None,
-        dtype: torch.dtype = torch.float32,
     ):
-        self.method, self.wire, self.run, self.engine = method, wire, run, ShapeEngine(dtype)
+        self.method, self.wire, self.run, self.engine = method, wire, run, ShapeEngine()
         self.classes, self.messages = server.classes, message_classes(method)
         public = Samples({"x": server.public.x.cpu()}, server.public.view)
         blank = torch.zeros((), dtype=public.x.dtype).expand(server.classes, *public.shape)
@@ -101,11 +91,4 @@ class DryRun:
         up = drive([self.method.client(client, down)], self.engine)[0]
         if isinstance(up, Data):
             raise ValueError(f"{self.method.name} uploads private samples, which a federation across machines refuses")
-        return self._expected(up, t)
-
-    def model_upload(self, k: int, t: int) -> ExpectedMessage:
-        """What client ``k`` must upload to share its model after round ``t``: ``Weights.of(model)``."""
-        return self._expected(Weights.of(self._clients[k].model, 1), t)
-
-    def _expected(self, message: Any, t: int) -> ExpectedMessage:
-        return ExpectedMessage(message, self.messages, self.classes, self.wire, self.run, t)
+        return ExpectedMessage(up, self.messages, self.classes, self.wire, self.run, t)

@@ -1,20 +1,10 @@
-"""The operator's federation folder and the folder that each site receives: what they hold, and its checks.
-
-```
-FOLDER/
-  federation.toml  experiment.toml  public.npz
-  operator/    keys, certificates, the test set, Flower's home, logs: stays on this machine
-  sites/NAME/  what the site NAME needs, ready to send
-  run/         the run folder
-```
-"""
+"""The operator's federation folder and the folder that each site receives (docs/federation.md, "The folder")."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -30,7 +20,7 @@ from fedcc.core.samples import Samples, View
 from fedcc.experiments.experiment import Experiment
 from fedcc.experiments.options import OPTIONS
 from fedcc.experiments.toml import dumps, load
-from fedcc.flower.data import images_sha256, read_arrays
+from fedcc.flower.data import errors_named, images_sha256, read_arrays
 from fedcc.flower.rules import Rules
 from fedcc.methods import make, recorded_settings
 from fedcc.nets import network
@@ -50,10 +40,6 @@ class Task:
     public: int = option(REQUIRED, "number of public images", low=1)
     public_sha256: str = option(REQUIRED, "digest of the public images")
     view: View = View(scale=1 / 255)
-
-    @staticmethod
-    def of(public: Samples, names: tuple[str, ...]) -> Task:
-        return Task(len(names), names, public.shape, len(public), images_sha256(public.x.numpy()), public.view)
 
     @staticmethod
     def read(table: Mapping[str, Any]) -> Task:
@@ -103,11 +89,10 @@ class FederationFolder:
 
     @staticmethod
     def read(path: Path) -> FederationFolder:
-        file = path / "federation.toml"
-        if not file.is_file():
+        if not (file := path / "federation.toml").is_file():
             raise ValueError(f"{path} is no federation folder: federation.toml is missing; `fedcc federation init`")
         table, experiment = load(file), read_experiment(path / "experiment.toml")
-        with damage_reported(file):
+        with errors_named(f"{file} is damaged"):
             task, clients, hosts = Task.read(table["task"]), table["clients"], tuple(table["hosts"])
             parse_clients([f"{name}={network(model, task.shape)}" for name, model in clients.items()])
             rules = Rules(**table["rounds"])
@@ -186,11 +171,10 @@ class Site:
 
     @staticmethod
     def read(path: Path) -> Site:
-        file = path / "site.toml"
-        if not file.is_file():
+        if not (file := path / "site.toml").is_file():
             raise ValueError(f"{path} is no site's folder: site.toml is missing; the operator sends it")
         table, experiment = load(file), read_experiment(path / "experiment.toml")
-        with damage_reported(file):
+        with errors_named(f"{file} is damaged"):
             site = Site(path, experiment, Task.read(table.pop("task")), **table)
             check_options(site)
             parse_clients([f"{site.name}={network(site.model, site.task.shape)}"])
@@ -231,7 +215,7 @@ def disagreement_reason(theirs: Mapping[str, Any], mine: Mapping[str, Any]) -> s
 def read_experiment(path: Path) -> Experiment:
     """An experiment whose data may be the sites' own; options that an older file lacks are as they were then."""
     table = load(path)
-    with damage_reported(path):
+    with errors_named(f"{path} is damaged"):
         method, settings = table.pop("method"), table.pop("settings", {})
         check_value("method", method, str)
         settings, reason = recorded_settings(method, settings, table.pop("version", None))
@@ -257,13 +241,3 @@ def parse_clients(texts: list[str]) -> dict[str, str | None]:
     if not clients:
         raise ValueError("a federation needs at least one client: --client NAME[=MODEL], once for each")
     return clients
-
-
-@contextmanager
-def damage_reported(path: Path) -> Iterator[None]:
-    """Errors in the block become a ValueError that calls this file damaged."""
-    try:
-        yield
-    except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
-        reason = f"{error} is missing" if isinstance(error, KeyError) else error
-        raise ValueError(f"{path} is damaged: {reason}") from None

@@ -1,11 +1,8 @@
 """A process with everything imported, from which Flower's process for each message is forked.
 
-Flower starts ``flwr-clientapp`` for every message, and importing torch there would take longer than a small round. So a
-client starts a :class:`ForkServer` first and puts a ``flwr-clientapp`` of its own first on Flower's path. That launcher
-sends its arguments, environment and output to the fork server, which forks a child to be the program, and exits as
-the child exits. Without a fork server it becomes Flower's own program.
-
-As the launcher, this file runs by itself and imports nothing of the project.
+A client puts a ``flwr-clientapp`` of its own first on Flower's path: a launcher that sends its arguments, environment
+and output to the fork server, which forks a child to be the program, and exits as the child exits. Without a fork
+server it becomes Flower's own program. It is this file, run by itself, and imports nothing of the project.
 """
 
 from __future__ import annotations
@@ -15,11 +12,10 @@ import os
 import shlex
 import signal
 import socket
+import socketserver
 import sys
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import NoReturn
 
 PROGRAM = "flwr-clientapp"
 
@@ -28,100 +24,98 @@ class ForkServer:
     """The process and its launcher, in a folder of the site."""
 
     def __init__(self, folder: Path):
-        self.folder = folder
+        self.folder, parent = folder, os.getpid()
         folder.mkdir(parents=True, exist_ok=True)
-        directory = os.open(folder, os.O_PATH)  # for paths of any length: a socket's has at most 108 characters
-        try:
-            (folder / "socket").unlink(missing_ok=True)
-            self.listener = socket.socket(socket.AF_UNIX)
-            self.listener.bind(f"/proc/self/fd/{directory}/socket")
-        finally:
-            os.close(directory)
-        self.listener.listen(8)
-        program = shlex.quote(str(Path(sys.executable).parent / PROGRAM))
-        words = [sys.executable, "-I", "-S", __file__, str(folder)]
+        words = [sys.executable, "-I", "-S", __file__, str(folder), str(Path(sys.executable).parent / PROGRAM)]
         launcher = folder / PROGRAM
-        launcher.write_text(f'#!/bin/sh\nFEDCC_COLD={program} exec {shlex.join(words)} "$@"\n')
+        launcher.write_text(f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n')
         launcher.chmod(0o700)
-        parent = os.getpid()
+        (folder / "socket").unlink(missing_ok=True)
+        listener = Listener(socket_path(folder), Program)
         self.pid = os.fork()
         if self.pid == 0:
             try:
-                self.serve(parent)
+                serve(listener, parent)
             finally:
                 os._exit(1)
-        self.listener.close()
+        listener.server_close()
 
     def close(self) -> None:
         from fedcc.core.files import uninterrupted
 
-        with uninterrupted():
-            with suppress(ProcessLookupError, ChildProcessError):
-                os.kill(self.pid, signal.SIGTERM)
-                os.waitpid(self.pid, 0)
-            (self.folder / "socket").unlink(missing_ok=True)
+        with uninterrupted(), suppress(ProcessLookupError, ChildProcessError):
+            os.kill(self.pid, signal.SIGTERM)
+            os.waitpid(self.pid, 0)
+        (self.folder / "socket").unlink(missing_ok=True)
 
-    def serve(self, parent: int) -> None:
-        from fedcc.processes import end_with_parent
 
-        os.setsid()
-        end_with_parent(parent=parent)
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
+def socket_path(folder: Path) -> str:
+    """A short path of the folder's socket: it may have at most 108 characters."""
+    return f"/proc/self/fd/{os.open(folder, os.O_PATH)}/socket"
+
+
+def serve(listener: Listener, parent: int) -> None:
+    """Import what the program needs, and run it for every launcher that connects."""
+    from fedcc.processes import end_with_parent
+
+    os.setsid()
+    end_with_parent(parent=parent)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    import flwr.supernode.cli.flwr_clientapp  # noqa: F401
+
+    import fedcc.flower.client_app  # noqa: F401
+
+    listener.serve_forever()
+
+
+class Listener(socketserver.ForkingMixIn, socketserver.UnixStreamServer):
+    """Forks for every connection."""
+
+
+class Program(socketserver.BaseRequestHandler):
+    """Is Flower's program for a launcher, and sends it the exit code."""
+
+    def handle(self) -> None:
         from flwr.supernode.cli.flwr_clientapp import flwr_clientapp
 
-        import fedcc.flower.client_app  # noqa: F401
+        from fedcc.processes import end_with_parent
 
-        while True:
-            connection, _ = self.listener.accept()
-            if os.fork() == 0:
-                end_with_parent()
-                self.listener.close()
-                run_program(connection, flwr_clientapp)
-            connection.close()
-            with suppress(ChildProcessError):
-                while os.waitpid(-1, os.WNOHANG)[0]:
-                    pass
+        end_with_parent()
+        code = 1
+        try:
+            text, handles, _, _ = socket.recv_fds(self.request, 2**20, 2)
+            while not text.endswith(b"\n"):
+                text += self.request.recv(2**20)
+            request = json.loads(text)
+            os.dup2(handles[0], 1)
+            os.dup2(handles[1], 2)
+            os.chdir(request["folder"])
+            os.environ.clear()
+            os.environ.update(request["environment"])
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            sys.argv = request["arguments"]
+            flwr_clientapp()
+            code = 0
+        except SystemExit as end:
+            code = end.code if isinstance(end.code, int) else int(end.code is not None)
+        except BaseException:
+            import traceback
 
-
-def run_program(connection: socket.socket, program: Callable[[], object]) -> NoReturn:
-    """Be the program for a launcher, and send it the exit code."""
-    code = 1
-    try:
-        text, handles, _, _ = socket.recv_fds(connection, 2**20, 2)
-        while not text.endswith(b"\n"):
-            text += connection.recv(2**20)
-        request = json.loads(text)
-        os.dup2(handles[0], 1)
-        os.dup2(handles[1], 2)
-        os.chdir(request["folder"])
-        os.environ.clear()
-        os.environ.update(request["environment"])
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        sys.argv = request["arguments"]
-        program()
-        code = 0
-    except SystemExit as end:
-        code = end.code if isinstance(end.code, int) else 1 if end.code else 0
-    except BaseException:
-        import traceback
-
-        traceback.print_exc()
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        with suppress(OSError):
-            connection.sendall(f"{code & 0xFF}\n".encode())
-        os._exit(code & 0xFF)
+            traceback.print_exc()
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            with suppress(OSError):
+                self.request.sendall(f"{code & 0xFF}\n".encode())
+            os._exit(code & 0xFF)
 
 
-def launch(folder: str, arguments: list[str]) -> int:
+def launch(folder: str, program: str, *arguments: str) -> int:
     """Have the fork server run Flower's program and return its exit code, or become the program."""
-    program = os.environ.pop("FEDCC_COLD")
     try:
-        directory = os.open(folder, os.O_PATH)
         connection = socket.socket(socket.AF_UNIX)
-        connection.connect(f"/proc/self/fd/{directory}/socket")
+        connection.connect(socket_path(Path(folder)))
     except OSError:
         os.execv(program, [PROGRAM, *arguments])
     request = {"arguments": [PROGRAM, *arguments], "folder": str(Path.cwd()), "environment": dict(os.environ)}
@@ -133,4 +127,4 @@ def launch(folder: str, arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(launch(sys.argv[1], sys.argv[2:]))
+    sys.exit(launch(*sys.argv[1:]))

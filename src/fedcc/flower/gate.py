@@ -1,21 +1,10 @@
-"""The gate: who may call which of Flower's routes.
+"""The gate: who may call which of Flower's routes, and why, is in docs/federation.md, "Who may do what".
 
-Flower serves three kinds of routes on one port: those of the fleet (clients, each request signed with a registered
-key), those that control it (start a run, register a client) and those of its own processes. The last two need no
-credential, so whoever reaches the port could run Python at every site. Flower's SuperLink is therefore started through
-this module, which puts a gate in front of all routes and listens on two addresses:
+This module starts Flower's SuperLink on two addresses: the public one serves the fleet's routes and nothing else, the
+private one, on loopback, serves everything to processes of the user who started it. A SuperNode gets the same gate on
+its loopback port. The gate also adds the signature of the one app that sites run (:mod:`fedcc.flower.keys`).
 
-- the public one serves the fleet's routes and nothing else, so unknown routes stay closed;
-- the private one, on loopback, serves everything, but only to processes of the user who started it: the kernel says
-  who owns the other end of a connection on the same machine.
-
-A client's SuperNode gets the same gate on the loopback port through which it talks to its own processes.
-
-The gate also adds the signature of the one app that sites run (:mod:`fedcc.flower.signing`), which Flower's own
-SuperLink does only for apps from its makers' hub.
-
-This file runs by itself (:func:`superlink_command`, :func:`supernode_command`) and imports nothing of the project, so
-that Flower's processes do not load torch.
+This file runs by itself and imports nothing of the project, so that Flower's processes do not load torch.
 """
 
 from __future__ import annotations
@@ -53,22 +42,19 @@ class Gate:
     """An ASGI application in front of another: passes on what its rules allow and refuses the rest."""
 
     def __init__(self, app: App, private: int, signature: Mapping[str, str] | None = None):
-        self.app, self.private = app, private  # the port that only its owner may use
-        self.signature = signature
+        self.app, self.private, self.signature = app, private, signature  # private: a port, for its owner alone
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         if scope["type"] not in ("lifespan", "http"):
             raise PermissionError(f"the gate passes no {scope['type']} connections")
-        refusal = self.refusal(scope) if scope["type"] == "http" else None
-        if refusal is None:
-            signs = self.signature and scope.get("path") == "/v1/fleet/get-fab"
-            await self.app(scope, receive, self.signer(send) if signs else send)
+        if scope["type"] == "http" and (refusal := self.refusal(scope)):
+            from starlette.responses import PlainTextResponse
+
+            status, reason = refusal
+            await PlainTextResponse(reason, status, {"connection": "close"})(scope, receive, send)
             return
-        status, reason = refusal
-        body = reason.encode()
-        headers = [(b"content-type", b"text/plain"), (b"content-length", str(len(body)).encode())]
-        await send({"type": "http.response.start", "status": status, "headers": [*headers, (b"connection", b"close")]})
-        await send({"type": "http.response.body", "body": body})
+        signs = self.signature and scope.get("path") == "/v1/fleet/get-fab"
+        await self.app(scope, receive, self.signer(send) if signs else send)
 
     def signer(self, send: Send) -> Send:
         """A ``send`` that adds the signature to the response with the app."""
@@ -151,11 +137,6 @@ def parse_address(text: str) -> Address:
     return host.strip("[]"), int(port)
 
 
-def listen(address: Address) -> socket.socket:
-    family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
-    return socket.create_server(address, family=family, backlog=2048)
-
-
 def superlink_command(public: str, *arguments: str, signature: Path | None = None) -> list[str]:
     """The command of a SuperLink: the fleet's routes at ``public``, HOST:PORT, all routes at a loopback ``--host``."""
     parse_address(public)
@@ -168,16 +149,13 @@ def supernode_command(*arguments: str) -> list[str]:
     return [sys.executable, "-P", __file__, "supernode", *arguments]
 
 
-def superlink(public: Address, arguments: list[str], signature: Mapping[str, str] | None = None) -> None:
+def superlink(public: Address, arguments: list[str], signature: Mapping[str, str] | None) -> None:
     """Run Flower's SuperLink with these arguments behind the gate; its ``--host`` is a loopback address."""
     import uvicorn
     from flwr.superlink.cli.flower_superlink import flower_superlink
 
-    check_linux()
-
     def run(app: Any, *, host: str, port: int, **options: Any) -> None:
-        if not ipaddress.ip_address(host).is_loopback:
-            raise ValueError(f"the SuperLink's --host must be a loopback address, got {host}")
+        check_loopback(host)
         if port == public[1]:
             raise ValueError(f"the private and the public port must differ, both are {port}")
         # no proxy headers: with them a caller could claim any address
@@ -197,12 +175,9 @@ def supernode(arguments: list[str]) -> None:
     import uvicorn
     from flwr.supernode.cli.flower_supernode import flower_supernode
 
-    check_linux()
-
     class Config(uvicorn.Config):
         def __init__(self, app: Any, *, host: str, port: int, **options: Any):
-            if not ipaddress.ip_address(host).is_loopback:
-                raise ValueError(f"the SuperNode's --host must be a loopback address, got {host}")
+            check_loopback(host)
             super().__init__(Gate(app, port), host=host, port=port, proxy_headers=False, **options)
 
     uvicorn.Config = Config  # type: ignore[assignment,misc]
@@ -210,17 +185,24 @@ def supernode(arguments: list[str]) -> None:
     flower_supernode()
 
 
-def check_linux() -> None:
-    if not TABLES[0].exists():
-        raise SystemExit(f"the gate reads who calls from {TABLES[0]}: it needs Linux")
+def listen(address: Address) -> socket.socket:
+    family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+    return socket.create_server(address, family=family, backlog=2048)
+
+
+def check_loopback(host: str) -> None:
+    if not ipaddress.ip_address(host).is_loopback:
+        raise ValueError(f"--host must be a loopback address, got {host}")
 
 
 def main(arguments: list[str]) -> None:
+    if not TABLES[0].exists():
+        raise SystemExit(f"the gate reads who calls from {TABLES[0]}: it needs Linux")
     match arguments:
         case ["superlink", "--public", address, "--signature", file, *rest]:
             superlink(parse_address(address), rest, json.loads(Path(file).read_text()))
         case ["superlink", "--public", address, *rest]:
-            superlink(parse_address(address), rest)
+            superlink(parse_address(address), rest, None)
         case ["supernode", *rest]:
             supernode(rest)
         case _:

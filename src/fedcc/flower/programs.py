@@ -10,7 +10,6 @@ import socket
 import ssl
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -21,8 +20,6 @@ from fedcc.core.files import uninterrupted
 from fedcc.errors import UserError
 from fedcc.processes import end_with_parent
 
-QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "PYTHONUNBUFFERED": "1"}
-
 
 class FlowerError(UserError):
     """One of Flower's programs has failed, or the federation that they run."""
@@ -31,56 +28,32 @@ class FlowerError(UserError):
 def environment(home: Path, threads: int = 1, **more: str) -> dict[str, str]:
     """The environment of Flower's programs: this home, no telemetry, and this Python's programs first."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
-    return {**os.environ, **QUIET, "FLWR_HOME": str(home), "PATH": path, "OMP_NUM_THREADS": str(threads), **more}
+    quiet = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "PYTHONUNBUFFERED": "1"}
+    return {**os.environ, **quiet, "FLWR_HOME": str(home), "PATH": path, "OMP_NUM_THREADS": str(threads), **more}
 
 
 class ChildProcess:
     """A program in a session of its own, its output in a log; it ends with this process, however that ends."""
 
-    def __init__(
-        self, arguments: list[str], env: Mapping[str, str], log: Path, *, read: bool = False, patience: float = 10
-    ):
+    def __init__(self, arguments: list[str], env: Mapping[str, str], log: Path, patience: float = 10):
         log.parent.mkdir(parents=True, exist_ok=True)
         self.log, self.patience = log, patience  # seconds for it to end by itself
         with log.open("ab") as file:
             self.process = subprocess.Popen(
                 arguments,
-                env=dict(env),
+                env=env,
                 stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE if read else file,
+                stdout=file,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
                 preexec_fn=lambda: end_with_parent(signal.SIGTERM),
                 cwd=log.parent,
             )
 
-    def follow(self, on_line: Callable[[str], None]) -> None:
-        """Pass on each line that it writes, and log it, until the program ends.
-
-        Its own children keep the pipe open for longer, hence the thread.
-        """
-
-        def read() -> None:
-            assert self.process.stdout is not None
-            with self.log.open("ab") as file:
-                for line in self.process.stdout:
-                    file.write(line)
-                    file.flush()
-                    on_line(line.decode(errors="replace").rstrip())
-
-        threading.Thread(target=read, daemon=True).start()
-        self.process.wait()
-        time.sleep(0.2)  # for its last lines
-
-    @property
-    def exit_code(self) -> int | None:
-        """None while it runs."""
-        return self.process.poll()
-
     def close(self) -> None:
         """Terminate it, then kill it and its children."""
         with uninterrupted():  # a second Ctrl-C leaves nothing running either
-            if self.exit_code is None:
+            if self.process.poll() is None:
                 self.process.terminate()
                 with suppress(subprocess.TimeoutExpired):
                     self.process.wait(self.patience)
@@ -90,10 +63,10 @@ class ChildProcess:
 
     def check(self) -> None:
         """Raise an error if the program has ended."""
-        if self.exit_code is not None:
+        if (code := self.process.poll()) is not None:
             lines = [line.strip() for line in self.log.read_text(errors="replace").splitlines()[-5:]]
             tail = " / ".join(filter(None, lines))
-            raise FlowerError(f"{self.log.stem} has ended ({self.exit_code}): {tail}; see {self.log}")
+            raise FlowerError(f"{self.log.stem} has ended ({code}): {tail}; see {self.log}")
 
     def wait_until(self, condition: Callable[[], bool], seconds: float = math.inf) -> None:
         """Return as soon as the condition holds; an error if the program ends before, or if it takes longer."""
@@ -105,13 +78,29 @@ class ChildProcess:
             time.sleep(0.1)
 
 
+class LogFollower:
+    """Passes on the lines that are added to a file."""
+
+    def __init__(self, path: Path, on_line: Callable[[str], None]):
+        self.path, self.on_line = path, on_line
+        self.position = path.stat().st_size if path.exists() else 0
+
+    def poll(self) -> None:
+        """Pass on those since the last call; one that is still being written is left for the next."""
+        if self.path.exists():
+            with self.path.open("rb") as file:
+                file.seek(self.position)
+                lines = file.read().split(b"\n")[:-1]
+            for line in lines:
+                self.position += len(line) + 1
+                self.on_line(line.decode(errors="replace").rstrip())
+
+
 def flwr(arguments: list[str], env: Mapping[str, str], seconds: float = 60) -> dict[str, Any]:
     """Call Flower's command line and return its JSON answer."""
     words = ["flwr", *arguments, "--format", "json"]
     try:
         done = subprocess.run(words, env=dict(env), capture_output=True, text=True, timeout=seconds, check=False)
-    except FileNotFoundError:
-        raise FlowerError("flwr is not installed; `pip install 'fedcc[flower]'`") from None
     except subprocess.TimeoutExpired:
         raise FlowerError(f"`flwr {' '.join(arguments)}` has not answered within {seconds:g} s") from None
     try:
@@ -124,26 +113,9 @@ def flwr(arguments: list[str], env: Mapping[str, str], seconds: float = 60) -> d
     return dict(answer)
 
 
-REGISTER = """
-import json, sys
-from flwr.cli.app import app
-for name, key in json.loads(sys.argv[1]).items():
-    app(["supernode", "register", key, sys.argv[2], "--name", name], standalone_mode=False)
-"""
-
-
-def register(keys: Mapping[str, Path], superlink: str, env: Mapping[str, str]) -> None:
-    """Call ``flwr supernode register`` for each public key, in one process: its imports take over a second."""
-    words = [sys.executable, "-P", "-c", REGISTER, json.dumps({n: str(k) for n, k in keys.items()}), superlink]
-    done = subprocess.run(words, env=dict(env), capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise FlowerError(f"could not register the clients' keys: {' '.join(done.stderr.split())[-500:]}")
-
-
-def free_port(host: str = "127.0.0.1") -> int:
+def free_port() -> int:
     """A port that nobody listens on now."""
-    with socket.socket() as listener:
-        listener.bind((host, 0))
+    with socket.create_server(("127.0.0.1", 0)) as listener:
         return int(listener.getsockname()[1])
 
 
@@ -160,11 +132,9 @@ def unreachable_reason(address: str, authority: Path) -> str | None:
     host, _, port = address.rpartition(":")
     context = ssl.create_default_context(cafile=str(authority))
     try:
-        with (
-            socket.create_connection((host, int(port)), 5) as plain,
-            context.wrap_socket(plain, server_hostname=host),
-        ):
-            return None
+        with socket.create_connection((host, int(port)), 5) as plain:
+            context.wrap_socket(plain, server_hostname=host).close()
+        return None
     except ssl.SSLCertVerificationError as error:
         raise FlowerError(f"{address} does not show a certificate of this federation: {error.verify_message}") from None
     except OSError as error:

@@ -1,25 +1,210 @@
-"""The app that Flower runs at the server: a federation's rounds, or a query, through Flower's grid."""
+"""The app that Flower runs at the server: the rounds of ``federate`` with the clients at their sites, or a query."""
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+import torch
 from flwr.app import Context, Message, RecordDict
 from flwr.serverapp import Grid, ServerApp
+from torch import Tensor
 
-from fedcc.flower.cohort import Answer
+from fedcc.core.files import open_whole
+from fedcc.core.messages import Predictions
+from fedcc.core.method import Trained
+from fedcc.core.model import Model
+from fedcc.core.requests import Executor, Init
+from fedcc.core.rng import Key
+from fedcc.core.samples import Samples
+from fedcc.engine import choose_device, drive, engine
+from fedcc.engine.threads import fixed_threads
+from fedcc.evaluate import Evaluation, evaluate, readings_of
+from fedcc.evaluate.accuracy import targets_accuracy
+from fedcc.evaluate.predictions import RemotePredictions
+from fedcc.experiments.checkpoint import Checkpoint, Checkpoints
+from fedcc.experiments.record import Record
+from fedcc.experiments.result import Result
+from fedcc.experiments.rounds import FinishedRound, Observer, Observers, follow, run_rounds
+from fedcc.experiments.run import FolderWriter
+from fedcc.federate import Round, Snapshot, build_server
+from fedcc.federation import Federation
+from fedcc.flower.cohort import Answer, FlowerCohort, RunLog, Transport
+from fedcc.flower.data import read_arrays
+from fedcc.flower.dry_run import DryRun
 from fedcc.flower.folder import ENVIRONMENT, FederationFolder
 from fedcc.flower.keys import public_bytes
-from fedcc.flower.server import FlowerServer, RunLog
 from fedcc.processes import end_with_parent
 
 DAY = 86_400.0
 LOST = (3, 4, 5)  # Flower's codes: message or reply unavailable, node unavailable
 
 app = ServerApp()
+
+
+class FlowerServer(Observer):
+    """A federation's server: it trains, or answers a query, with the clients at their sites."""
+
+    def __init__(self, folder: FederationFolder, run: str, transport: Transport, log: RunLog):
+        self.folder, self.run, self.transport, self.log = folder, run, transport, log
+        e = self.experiment = folder.experiment
+        self.method, device = e.build_method(), choose_device(e.machine.device)
+        self.engine = self.executor = engine(e.machine.engine, device, e.machine.precision)
+        self.public = folder.task.public_samples(folder.path / "public.npz").to(device)
+        self.test = folder.test()
+        self.federation = Federation((), self.public, Samples({"x": self.public.x[:0]}), folder.task.classes, (),
+                                     fingerprint=folder.task.public_sha256)  # fmt: skip
+        self.checkpoints = Checkpoints(folder.run, e, self.federation, every=1, keep=True)
+        self.writer = FolderWriter(e, self.federation, self.checkpoints)
+        archs = folder.archs(self.method)
+        self.server = build_server(
+            self.method, self.public, folder.task.classes, e.training.recipe(), e.training.seed, archs
+        )
+
+    def train(self) -> None:
+        """Run the rounds that are missing, and write the summary."""
+        with fixed_threads(self.experiment.machine.threads):
+            start, number, measurement = self.start(), self.experiment.training.rounds, self.experiment.measurement
+            self.connect(start)
+            self.trained: Trained | None = None
+            rounds = run_rounds(
+                self, number, evaluate_every=measurement.evaluate_every, start=start.snapshot if start else None
+            )
+            records, _ = follow(rounds, Observers(self.writer, self.checkpoints, self), start.records if start else ())
+            if self.trained is None:  # interrupted after the last round
+                self.trained, _ = self.ensemble(self.method.rounds(number), None)
+            self.finish(records, self.trained)
+
+    # -- what its rounds are made of
+
+    def details(self, messages: Round) -> dict[str, Any]:
+        self.log.update(round=messages.t)
+        return {"federation": asdict(self.cohort.attendance), "seconds": {"clients": self.cohort.seconds}}
+
+    def snapshot(self, messages: Round) -> Snapshot:
+        clients = self.cohort.dry_run.clients
+        return Snapshot(messages.t, messages.downs, self.server.models, self.server.memory, clients)
+
+    def evaluate(self, messages: Round, last: bool) -> Evaluation:
+        hidden = self.test.get("public_y") if self.test else None
+        if self.method.uploads_models and not last:
+            return Evaluation(targets=targets_accuracy(messages.downs, hidden))
+        samples = self.samples(x=self.test["x"], y=self.test["y"]) if self.test else None
+        self.trained, executor = self.ensemble(messages.t, samples)
+        if samples is None:
+            return Evaluation()
+        asked = executor is not self.engine  # other readings are not worth asking the sites again
+        readings = {} if asked else readings_of(self.method, self.public, last)
+        return evaluate(
+            self.method, self.trained, samples, executor, downs=messages.downs, hidden=hidden, detailed=last,
+            readings=readings if self.experiment.measurement.readings else None,
+        )  # fmt: skip
+
+    def samples(self, **columns: Tensor) -> Samples:
+        return Samples(columns, self.folder.task.view).to(self.engine.device)
+
+    def round(self, done: FinishedRound) -> None:
+        """Write a line of the log."""
+        accuracy = done.record["accuracy"]
+        reached = "" if accuracy is None else f", accuracy {accuracy:.2f} %"
+        present = ", ".join(done.record["federation"]["present"])
+        self.log.say(f"round {done.t} of {done.total} is done with {present}{reached}")
+
+    def start(self) -> Checkpoint | None:
+        """The checkpoint that the folder's run resumes from; None if it starts."""
+        start = None
+        if (self.folder.run / "experiment.toml").is_file():
+            notes = self.writer.folder.check_description()
+            start, problems = self.checkpoints.latest()
+            for problem in notes + problems:
+                self.log.say(f"warning: {problem}")
+        self.writer.begin(start)
+        if start is None:
+            clients, rounds = len(self.folder.clients), self.experiment.training.rounds
+            self.log.say(f"{self.method.label}: {clients} clients, {rounds} rounds")
+        else:
+            self.log.say(f"resuming after round {start.snapshot.t}")
+            self.log.update(round=start.snapshot.t)
+        return start
+
+    def connect(self, start: Checkpoint | None) -> None:
+        clients = start.snapshot.clients if start else None
+        dry_run = DryRun(self.method, self.server, self.experiment.training.wire, self.run, clients)
+        self.cohort = FlowerCohort(self.folder, self.run, self.transport, dry_run, self.log, str(self.engine.device))
+        for record in start.records if start else ():
+            for name in record["federation"]["present"]:
+                self.cohort.status[name].answered = record["round"]
+        self.cohort.show_status()
+
+    # -- predicting
+
+    def ensemble(self, t: int, samples: Samples | None) -> tuple[Trained, Executor]:
+        """The models to predict with after round t, and an engine that serves them for these samples, if given.
+
+        If the method predicts with the clients' models, the clients are asked for them; those that keep theirs are
+        asked to predict. Clients that do not answer are left out.
+        """
+        clients, cohort = dict[int, Model](), self.cohort
+        if self.method.uploads_models:
+            self.log.say("asking the clients for their models")
+            for k, weights in cohort.models(t).items():
+                arch = self.server.archs[k]
+                own = {} if weights is None else self.engine.serve([Init(arch, Key(0))])[0].with_(weights.state).state
+                clients[k] = Model(arch, own)
+        executor: Executor = self.engine
+        if (keeping := [k for k, model in clients.items() if not model.state]) and samples is not None:
+            self.log.say(f"{', '.join(cohort.names[k] for k in keeping)} keep their models and are asked to predict")
+            answers = cohort.predictions(t, samples.x, keeping)
+            clients = {k: model for k, model in clients.items() if model.state or k in answers}
+
+            def ask(other: Tensor) -> Mapping[int, Predictions]:
+                more = cohort.predictions(t, other, list(answers))
+                if silent := [cohort.names[k] for k in answers if k not in more]:
+                    raise ValueError(f"{', '.join(silent)} predicted once, but not what {self.method.name} asked next")
+                return more
+
+            executor = remote = RemotePredictions(self.engine, {k: clients[k] for k in answers}, ask)
+            remote.learn(samples, answers)
+        return Trained(self.folder.task.classes, clients, dict(self.server.models)), executor
+
+    def query(self, source: Path, target: Path) -> None:
+        """The method's scores for the images of a file."""
+        x = read_arrays(source, "x")["x"]
+        start, _ = self.checkpoints.latest()
+        if start is None:
+            raise ValueError(f"{self.folder.run} holds no trained federation yet; `fedcc federation run` trains one")
+        self.server.models = dict(start.snapshot.models)
+        samples = self.samples(x=torch.from_numpy(x))
+        with fixed_threads(self.experiment.machine.threads):
+            self.connect(start)
+            trained, executor = self.ensemble(start.snapshot.t, samples)
+            scores = drive([self.method.predict(trained, samples)], executor)[0].cpu().numpy()
+        with open_whole(target) as file:
+            np.savez(file, scores=scores, labels=scores.argmax(-1))
+        self.log.update(state="finished")
+
+    # -- the end
+
+    def finish(self, records: list[Record], trained: Trained) -> None:
+        sharing = {k: model for k, model in trained.clients.items() if model.state}
+        keeping = (
+            [n for k, n in enumerate(self.folder.clients) if k not in sharing] if self.method.uploads_models else []
+        )
+        whole, seconds = Trained(trained.classes, sharing, trained.server), self.checkpoints.seconds
+        result = Result(self.method, whole, self.folder.task.view, "uint8", records, seconds)
+        self.writer.save_models = not keeping
+        self.writer.finish(result, {
+            "command": f"fedcc federation run {self.folder.path}",
+            "federation": {"clients": list(self.folder.clients), "kept_models": keeping},
+        })  # fmt: skip
+        final = result.curve[-1][1] if result.curve else None
+        self.log.say("finished" if final is None else f"finished: accuracy {final:.2f} %")
+        self.log.update(state="finished")
 
 
 class GridTransport:
@@ -40,18 +225,16 @@ class GridTransport:
         return next(iter(self.grid.push_messages([message])), None)
 
     def collect(self, tickets: Sequence[str]) -> list[Answer]:
-        if not tickets:
-            return []
-        return [self.answer(message) for message in self.grid.pull_messages(tickets)]
+        return [self.answer(message) for message in self.grid.pull_messages(tickets)] if tickets else []
 
     def answer(self, message: Message) -> Answer:
         ticket = message.metadata.reply_to_message_id
-        if message.has_error():
-            reason = " ".join((message.error.reason or "").split())
-            if raised := re.fullmatch(r"<class '(.*?)'>:<['\"](.*)['\"]>", reason):  # as Flower writes an exception
-                reason = f"{raised[1]}: {raised[2]}"
-            return Answer(ticket, error=f"{reason[:500]} (code {message.error.code})", lost=message.error.code in LOST)
-        return Answer(ticket, message.content)
+        if not message.has_error():
+            return Answer(ticket, message.content)
+        reason = " ".join((message.error.reason or "").split())
+        if raised := re.fullmatch(r"<class '(.*?)'>:<['\"](.*)['\"]>", reason):  # as Flower writes an exception
+            reason = f"{raised[1]}: {raised[2]}"
+        return Answer(ticket, error=f"{reason[:500]} (code {message.error.code})", lost=message.error.code in LOST)
 
 
 @app.main()

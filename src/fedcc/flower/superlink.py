@@ -6,6 +6,8 @@ import json
 import os
 import secrets
 import shutil
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from contextlib import closing, suppress
@@ -20,13 +22,20 @@ from fedcc.experiments.store import RunFolder
 from fedcc.flower.data import check_images, read_arrays
 from fedcc.flower.folder import ENVIRONMENT, FederationFolder
 from fedcc.flower.gate import superlink_command
-from fedcc.flower.programs import ChildProcess, FlowerError, environment, flwr, free_port, is_listening, register
+from fedcc.flower.programs import ChildProcess, FlowerError, LogFollower, environment, flwr, free_port, is_listening
 from fedcc.processes import is_alive
 
 NAME = "fedcc"  # of the SuperLink in Flower's configuration
 LOCAL = "127.0.0.1"
-START_SECONDS = 120.0  # until the SuperLink has started a run
+START_SECONDS = 120.0  # for the SuperLink to start, and for it to start a run
 Say = Callable[[str], None]
+# `flwr supernode register` for each client's key, in one process: its imports take over a second
+REGISTER = """
+import json, sys
+from flwr.cli.app import app
+for name, key in json.loads(sys.argv[1]).items():
+    app(["supernode", "register", key, sys.argv[2], "--name", name], standalone_mode=False)
+"""
 
 
 def serve(folder: FederationFolder, bind: str, say: Say) -> None:
@@ -52,8 +61,12 @@ def serve(folder: FederationFolder, bind: str, say: Say) -> None:
         signature=operator / "app.json",
     )
     with closing(ChildProcess(arguments, env, operator / "superlink.log")) as child:
-        child.wait_until(lambda: is_listening(LOCAL, port), 60)
-        register({name: folder.key(name) for name in folder.clients}, NAME, env)
+        child.wait_until(lambda: is_listening(LOCAL, port), START_SECONDS)
+        keys = json.dumps({name: str(folder.key(name)) for name in folder.clients})
+        words = [sys.executable, "-P", "-c", REGISTER, keys, NAME]
+        done = subprocess.run(words, env=env, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise FlowerError(f"could not register the clients' keys: {' '.join(done.stderr.split())[-500:]}")
         server = {"pid": os.getpid(), "port": folder.port, "inner": port}
         write_whole(operator / "server.json", json.dumps(server))
         say(f"ready: sites connect to {folder.address}; `fedcc federation run` starts the rounds")
@@ -103,20 +116,17 @@ def _run_app(folder: FederationFolder, task: str, directory: Path, say: Say) -> 
     if not is_serving(folder):
         raise ValueError(f"the server is not running; `fedcc federation server {folder.path}` starts it")
     env = environment(folder.operator / "home")
-    status_file, log, config = directory / "status.json", directory / "run.log", directory / "config.toml"
+    status_file, config = directory / "status.json", directory / "config.toml"
     status_file.unlink(missing_ok=True)
-    position = log.stat().st_size if log.exists() else 0
+    follower = LogFollower(directory / "run.log", say)
     run = json.loads((folder.operator / "run.json").read_text())["run"]
     config.write_text(f'run = "{run}"\ntask = "{task}"\n')
     answer = flwr(["run", str(folder.operator / "app"), NAME, "--run-config", str(config)], env)
     start, superlink_log = time.monotonic(), folder.operator / "superlink.log"
     try:
         while True:
-            text = log.read_bytes()[position:] if log.exists() else b""
-            for line in text.split(b"\n")[:-1]:
-                position += len(line) + 1
-                say(line.decode())
             status = json.loads(status_file.read_text()) if status_file.exists() else {}
+            follower.poll()
             if status.get("state") == "finished":
                 return
             if status.get("state") == "stopped":

@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Callable
 from contextlib import closing
+from itertools import count
 from pathlib import Path
 
 from fedcc.core.files import write_whole
@@ -15,7 +16,7 @@ from fedcc.flower.data import site_samples
 from fedcc.flower.folder import Site
 from fedcc.flower.fork_server import ForkServer
 from fedcc.flower.gate import supernode_command
-from fedcc.flower.programs import ChildProcess, environment, free_port, unreachable_reason
+from fedcc.flower.programs import ChildProcess, LogFollower, environment, free_port, unreachable_reason
 
 RETRY_SECONDS = 10.0
 Say = Callable[[str], None]
@@ -61,19 +62,15 @@ def take_part(
         env = environment(site.state / "home", threads)
         env["PATH"] = f"{fork_server.folder}{os.pathsep}{env['PATH']}"
         while True:
-            _wait_until_reachable(server, site.path / "ca.crt", say)
+            for tries in count():
+                if (reason := unreachable_reason(server, site.path / "ca.crt")) is None:
+                    break
+                if not tries:
+                    say(f"the server cannot be reached ({reason}); trying until it can")
+                time.sleep(min(RETRY_SECONDS, 2**tries))
             _run_supernode(site, server, env, say)
             say(f"the connection has ended; trying again in {RETRY_SECONDS:g} s (a server may keep a session a minute)")
             time.sleep(RETRY_SECONDS)
-
-
-def _wait_until_reachable(server: str, authority: Path, say: Say) -> None:
-    tries = 0
-    while (reason := unreachable_reason(server, authority)) is not None:
-        if not tries:
-            say(f"the server cannot be reached ({reason}); trying until it can")
-        time.sleep(min(RETRY_SECONDS, 2**tries))
-        tries += 1
 
 
 def _run_supernode(site: Site, server: str, env: dict[str, str], say: Say) -> None:
@@ -94,5 +91,10 @@ def _run_supernode(site: Site, server: str, env: dict[str, str], say: Say) -> No
         if "ERROR" in line or "Error:" in line or "fedcc:" in line:
             say(text)
 
-    with closing(ChildProcess(arguments, env, site.state / "supernode.log", read=True)) as child:
-        child.follow(explain)
+    follower = LogFollower(site.state / "supernode.log", explain)
+    with closing(ChildProcess(arguments, env, follower.path)) as child:
+        ended = False
+        while not ended:
+            time.sleep(0.2)
+            ended = child.process.poll() is not None  # asked first, so that its last lines are there
+            follower.poll()

@@ -30,27 +30,11 @@ from fedcc.methods.lsr import LSR
 from fedcc.methods.ssl import SSL
 from fedcc.methods.student import Student
 
-METHODS: dict[str, type[AnyMethod]] = {
-    "fedavg": FedAvg,
-    "fedprox": FedProx,
-    "fednova": FedNova,
-    "fedrs": FedRS,
-    "fedsam": FedSAM,
-    "fedlc": FedLC,
-    "fedmr": FedMR,
-    "fedconcat": FedConcat,
-    "fedvls": FedVLS,
-    "fedmd": FedMD,
-    "feddf": FedDF,
-    "lsr": LSR,
-    "fedet": FedET,
-    "fedhkt": FedHKT,
-    "fedct": FedCT,
-    "fedcc": FedCC,
-    "ssl": SSL,
-    "local": Local,
-    "centralized": Centralized,
-}
+KINDS: tuple[type[AnyMethod], ...] = (
+    FedAvg, FedProx, FedNova, FedRS, FedSAM, FedLC, FedMR, FedConcat, FedVLS,
+    FedMD, FedDF, LSR, FedET, FedHKT, FedCT, FedCC, SSL, Local, Centralized,
+)  # fmt: skip
+METHODS: dict[str, type[AnyMethod]] = {kind.__name__.lower(): kind for kind in KINDS}
 """Every method by its name on the command line, in Table I's order; then those that share nothing or everything."""
 
 

@@ -105,19 +105,16 @@ def sync_target(targets: Tensor, head: str) -> Tensor:
 
 def featureless(c: Client, kind: Probe) -> Samples:
     """x_0: a solid colour in the space the network sees; for ``noise`` a hundred inputs of uniform noise (F-7)."""
-    shape, view, device = (1, *c.public.shape), c.public.view, c.public.x.device
+    shape, device = (1, *c.public.shape), c.public.x.device
     draws = c.key.of(phase="probe").generator()
     if c.arch.tokens:  # one and the same index in every place
         ids = torch.full(shape, int(kind in ("cdmad_ones", "white")))
         if kind == "noise":
             ids = torch.from_numpy(draws.integers(0, int(c.public.x.max()) + 1, (100, *c.public.shape)))
         return Samples({"x": ids.to(device)}, IDENTITY)
-    if kind == "cdmad_ones":
-        x = torch.ones(shape, device=device)
-    elif kind == "mean":
-        x = torch.zeros(shape, device=device)
-    elif kind == "noise":
-        x = view.normalised(torch.from_numpy(draws.random((100, *c.public.shape))).to(device))
-    else:
-        x = view.normalised(torch.full(shape, 1.0 if kind == "white" else 0.0, device=device))
-    return Samples({"x": x}, IDENTITY)
+    if kind in ("cdmad_ones", "mean"):  # 1 or 0 after normalisation
+        return Samples({"x": torch.full(shape, float(kind == "cdmad_ones"), device=device)}, IDENTITY)
+    x = torch.full(shape, float(kind == "white"))
+    if kind == "noise":
+        x = torch.from_numpy(draws.random((100, *c.public.shape)))
+    return Samples({"x": c.public.view.normalised(x.to(device))}, IDENTITY)

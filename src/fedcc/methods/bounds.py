@@ -16,10 +16,11 @@ from torch import Tensor
 
 from fedcc.core.messages import Data
 from fedcc.core.method import Family, Method, Trained
-from fedcc.core.requests import Predict, gather
 from fedcc.core.roles import Client, Server
 from fedcc.core.samples import Samples
 from fedcc.losses import CrossEntropy
+from fedcc.methods.fedavg import GlobalModel
+from fedcc.methods.groups import logits
 
 
 @dataclass(frozen=True)
@@ -36,11 +37,12 @@ class Local(Method[None, None]):
         return s.to_all(None)
 
     async def predict(self, t: Trained, samples: Samples) -> Tensor:
-        return await each_client(t, samples)
+        """Every client's own logits, [clients, N, classes]."""
+        return await logits(t.clients.values(), samples)
 
 
 @dataclass(frozen=True)
-class Centralized(Method[Data | None, None]):
+class Centralized(GlobalModel[Data | None, None]):
     """All private data pooled on the server, one network trained on it. The upper bound; nothing stays private."""
 
     family: ClassVar[Family] = "bound"
@@ -71,12 +73,3 @@ class Centralized(Method[Data | None, None]):
         fitted = await s.fit_request("fit", s.models["global"], CrossEntropy("private"), private=private)
         s.models["global"] = fitted.model
         return s.to_all(None)
-
-    async def predict(self, t: Trained, samples: Samples) -> Tensor:
-        return (await Predict(t.server["global"], samples)).logits
-
-
-async def each_client(t: Trained, samples: Samples) -> Tensor:
-    """Every client's own logits, [clients, N, classes]."""
-    outputs = await gather(*(Predict(model, samples) for model in t.clients.values()))
-    return torch.stack([o.logits for o in outputs])

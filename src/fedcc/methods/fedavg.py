@@ -6,7 +6,7 @@ Shares weights and running statistics; receives the average; predicts with the a
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fedcc.core.messages import Weights
-from fedcc.core.method import Family, Method, Trained
+from fedcc.core.method import Down, Family, Method, Trained, Up
 from fedcc.core.model import Arch, State
 from fedcc.core.requests import Fitted, Predict
 from fedcc.core.roles import Client, Server
@@ -22,8 +22,15 @@ from fedcc.core.samples import Samples
 from fedcc.losses import CrossEntropy
 
 
+class GlobalModel(Method[Up, Down]):
+    """A method that predicts with the server's model ``global``."""
+
+    async def predict(self, t: Trained, samples: Samples) -> Tensor:
+        return (await Predict(t.server["global"], samples)).logits
+
+
 @dataclass(frozen=True)
-class FedAvg(Method[Weights, Weights]):
+class FedAvg(GlobalModel[Weights, Weights]):
     """Every client trains the received model on its own data; the server averages by number of samples."""
 
     family: ClassVar[Family] = "parameters"
@@ -48,23 +55,27 @@ class FedAvg(Method[Weights, Weights]):
         s.models["global"] = s.models["global"].with_(average(list(ups.values())))
         return s.to_all(Weights.of(s.models["global"]))
 
-    async def predict(self, t: Trained, samples: Samples) -> Tensor:
-        return (await Predict(t.server["global"], samples)).logits
-
 
 def average(uplinks: list[Weights]) -> State:
     """sum_k p_k w_k with p_k = n_k / sum_j n_j, running statistics included.
 
     A number that all clients agree on comes out as it is, not rounded: what a network's author froze stays frozen.
     """
-    total = sum(up.samples for up in uplinks)
-    shares = [up.samples / total for up in uplinks]
-    averages = {}
+    p, averages = shares([up.samples for up in uplinks]), {}
     for name, first in uplinks[0].state.items():
         values = torch.stack([up.state[name] for up in uplinks])
-        mean = torch.stack([p * value for p, value in zip(shares, values, strict=True)]).sum(0)
-        averages[name] = torch.where((values == first).all(0), first, mean)
+        averages[name] = torch.where((values == first).all(0), first, sum_of(p, values))
     return averages
+
+
+def shares(samples: list[int]) -> list[float]:
+    """p_k = n_k / sum_j n_j."""
+    return [n / sum(samples) for n in samples]
+
+
+def sum_of(weights: list[float], tensors: Iterable[Tensor]) -> Tensor:
+    """The sum of the tensors, each times its weight."""
+    return torch.stack([weight * tensor for weight, tensor in zip(weights, tensors, strict=True)]).sum(0)
 
 
 def one_network(method: str, archs: Mapping[int, Arch]) -> Arch:

@@ -21,20 +21,10 @@ from fedcc.core.model import Model
 from fedcc.core.requests import Predict
 from fedcc.core.roles import Server
 from fedcc.core.samples import Samples
-from fedcc.core.step import Batch, Step
 from fedcc.gradients import Clip
-from fedcc.losses import Distill
+from fedcc.losses import Distill, kl
+from fedcc.methods import groups
 from fedcc.methods.fedavg import FedAvg
-from fedcc.methods.groups import (
-    by_architecture,
-    clients_mean,
-    distinct,
-    downlinks,
-    first_models,
-    logits,
-    merge,
-    uploaded,
-)
 
 
 @dataclass(frozen=True)
@@ -53,24 +43,23 @@ class FedDF(FedAvg):
     patience: int = option(1000, "steps without gain after which early_stop ends", "official code", low=1)
 
     def readings(self, public: Samples) -> Mapping[str, Reading]:
-        return {**super().readings(public), "clients-mean": clients_mean}
+        return {**super().readings(public), "clients-mean": groups.clients_mean}
 
     async def start(self, s: Server) -> Mapping[int, Weights]:
-        groups = by_architecture(s.archs)
-        await first_models(s, groups)
-        return self.publish(s, groups)
+        await groups.first_models(s)
+        return self.publish(s)
 
     async def server(self, s: Server, ups: Mapping[int, Weights]) -> Mapping[int, Weights]:
-        groups = by_architecture(s.archs)
-        target = ensemble(await logits(uploaded(s, ups, groups), s.public), self.average)
-        merge(s, ups, groups)  # the students' starts
-        for name in dict.fromkeys(groups.values()):
+        names = groups.by_architecture(s)
+        target = ensemble(await groups.logits(groups.uploaded(s, ups), s.public), self.average)
+        groups.merge(s, ups, names)  # the students' starts
+        for name in dict.fromkeys(names.values()):
             s.models[name], s.log[f"kl, {name}"] = await self.distil(s, s.models[name], s.public.with_(target=target))
-        return self.publish(s, groups)
+        return self.publish(s)
 
-    def publish(self, s: Server, groups: Mapping[int, str]) -> Mapping[int, Weights]:
-        s.models["global"] = s.models[f"group {len(distinct(s.archs)) - 1}"]
-        return downlinks(s, groups)
+    def publish(self, s: Server) -> Mapping[int, Weights]:
+        s.models["global"] = s.models[f"group {len(groups.distinct(s.archs)) - 1}"]
+        return groups.downlinks(s)
 
     async def distil(self, s: Server, student: Model, public: Samples) -> tuple[Model, float]:
         """A student after its distillation, and its divergence from the teacher (while training, or held out)."""
@@ -105,8 +94,7 @@ def ensemble(logits: Tensor, average: str) -> Tensor:
 
 async def divergence(student: Model, held: Samples) -> float:
     """The mean of KL(target || student) on clean samples."""
-    batch = Batch(await Predict(student, held.only("x")), {"target": held["target"]})
-    return float(Distill("held")(Step({"held": batch})))
+    return float(kl(held["target"], (await Predict(student, held.only("x"))).logits))
 
 
 def holdout(s: Server, public: Samples) -> tuple[Samples, Samples]:

@@ -12,27 +12,17 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from fedcc.core.messages import Weights
-from fedcc.core.method import Family, Reading, option
+from fedcc.core.method import Family, Reading, option, shares
 from fedcc.core.model import Model, State
 from fedcc.core.roles import Server
 from fedcc.core.samples import Samples
 from fedcc.core.step import Loss, Step
-from fedcc.losses import CrossEntropy
+from fedcc.losses import CrossEntropy, kl
+from fedcc.methods import groups
 from fedcc.methods.fedavg import FedAvg
-from fedcc.methods.groups import (
-    by_architecture,
-    chosen_network,
-    clients_mean,
-    downlinks,
-    first_models,
-    logits,
-    merge,
-    uploaded,
-)
 
 
 @dataclass(frozen=True)
@@ -52,17 +42,15 @@ class FedET(FedAvg):
     reuse_server: bool = option(False, "clients of the server's network take its whole model", "one port")
 
     def readings(self, public: Samples) -> Mapping[str, Reading]:
-        return {**super().readings(public), "clients-mean": clients_mean}
+        return {**super().readings(public), "clients-mean": groups.clients_mean}
 
     async def start(self, s: Server) -> Mapping[int, Weights]:
-        groups = by_architecture(s.archs)
-        await first_models(s, groups)
-        s.models["global"] = await s.init(chosen_network(s, self.server_arch), "server")
-        return downlinks(s, groups)
+        await groups.first_models(s)
+        s.models["global"] = await s.init(groups.chosen_network(s, self.server_arch), "server")
+        return groups.downlinks(s)
 
     async def server(self, s: Server, ups: Mapping[int, Weights]) -> Mapping[int, Weights]:
-        groups = by_architecture(s.archs)
-        z = await logits(uploaded(s, ups, groups), s.public)
+        z = await groups.logits(groups.uploaded(s, ups), s.public)
         y = consensus(z)
         start = s.models["global"].with_(mean_head(s.models["global"], [up.state for up in ups.values()]))
         fitted = await s.fit_request(
@@ -73,12 +61,13 @@ class FedET(FedAvg):
             recipe=s.recipe_with(epochs=self.epochs, steps=self.steps, lr=self.lr),
         )
         s.models["global"], s.log["consensus_loss"] = fitted.model, fitted.loss
-        merge(s, ups, groups)
-        for name in dict.fromkeys(groups.values()):
+        names = groups.by_architecture(s)
+        groups.merge(s, ups, names)
+        for name in dict.fromkeys(names.values()):
             model, same = s.models[name], s.models[name].arch == fitted.model.arch
             reused = fitted.model if self.reuse_server and same else model
             s.models[name] = reused.with_(head(fitted.model.state, model))
-        return downlinks(s, groups)
+        return groups.downlinks(s)
 
 
 @dataclass(frozen=True)
@@ -89,16 +78,13 @@ class Diversity(Loss):
     temperature: float = 1.0
 
     def __call__(self, step: Step) -> Tensor:
-        q = step[self.stream]["target"]
-        log_p = F.log_softmax(step[self.stream].logits / self.temperature, -1)
-        return self.temperature**2 * (torch.xlogy(q, q) - q * log_p).sum(-1).mean()
+        batch = step[self.stream]
+        return self.temperature**2 * kl(batch["target"], batch.logits / self.temperature)
 
 
 def confidence(z: Tensor) -> Tensor:
     """alpha_k = s_k / sum_j s_j, s_k the variance of z_k over classes: [K, N] from [K, N, C]; equal if all are 0."""
-    s = z.var(-1, correction=0)
-    total = s.sum(0)
-    return torch.where(total > 0, s / total.clamp(min=torch.finfo(s.dtype).tiny), torch.full_like(s, 1 / len(s)))
+    return shares(z.var(-1, correction=0), 0)
 
 
 def consensus(z: Tensor) -> Tensor:

@@ -15,22 +15,15 @@ import torch
 from torch import Tensor
 
 from fedcc.core.messages import Weights
-from fedcc.core.method import Family, Method, Reading, Trained, option
+from fedcc.core.method import Family, Reading, option, shares
 from fedcc.core.requests import Predict, gather
 from fedcc.core.roles import Client, Server
 from fedcc.core.samples import Samples
 from fedcc.losses import CrossEntropy, Distill
+from fedcc.methods import groups
 from fedcc.methods.abstention import entropy
 from fedcc.methods.clusters import cluster_models, cluster_of, join, model_of
-from fedcc.methods.groups import (
-    by_architecture,
-    chosen_network,
-    clients_mean,
-    distinct,
-    first_models,
-    logits,
-    merge,
-)
+from fedcc.methods.fedavg import GlobalModel
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,7 +41,7 @@ class Clustered(Weights):
 
 
 @dataclass(frozen=True)
-class FedHKT(Method[Counted, Clustered]):
+class FedHKT(GlobalModel[Counted, Clustered]):
     """Clusters of one architecture specialise; what they are sure of is distilled to the server and back."""
 
     family: ClassVar[Family] = "distillation"
@@ -62,11 +55,11 @@ class FedHKT(Method[Counted, Clustered]):
     server_arch: str | None = option(None, "the server's network; the clients' last distinct one by default", "parity")
 
     def readings(self, public: Samples) -> Mapping[str, Reading]:
-        return {**super().readings(public), "clients-mean": clients_mean}
+        return {**super().readings(public), "clients-mean": groups.clients_mean}
 
     async def start(self, s: Server) -> Mapping[int, Clustered]:
-        await first_models(s, by_architecture(s.archs))
-        s.models["global"] = await s.init(chosen_network(s, self.server_arch), "server")
+        await groups.first_models(s)
+        s.models["global"] = await s.init(groups.chosen_network(s, self.server_arch), "server")
         return self.downlinks(s)
 
     async def client(self, c: Client, down: Clustered | None) -> Counted:
@@ -79,12 +72,12 @@ class FedHKT(Method[Counted, Clustered]):
     async def server(self, s: Server, ups: Mapping[int, Counted]) -> Mapping[int, Clustered]:
         update_memory(s.memory)
         kappa = self.kappa if cluster_models(s) else 0.0  # everything is selected in round 1
-        assign(s, ups, max(1, self.clusters // len(distinct(s.archs))))
-        merge(s, ups, by_architecture(s.archs))  # for clients that have no cluster yet
-        merge(s, ups, {k: f"cluster {cluster_of(s, k)}" for k in ups})
+        assign(s, ups, max(1, self.clusters // len(groups.distinct(s.archs))))
+        groups.merge(s, ups, groups.by_architecture(s))  # for clients that have no cluster yet
+        groups.merge(s, ups, {k: f"cluster {cluster_of(s, k)}" for k in ups})
 
         models = cluster_models(s)
-        q = fused((await logits(models, s.public)).softmax(-1))
+        q = fused((await groups.logits(models, s.public)).softmax(-1))
         chosen = selected(q, (await Predict(s.models["global"], s.public)).logits, kappa)
         s.log["selected"] = float(chosen.double().mean())
         if chosen.any():
@@ -96,23 +89,20 @@ class FedHKT(Method[Counted, Clustered]):
             s.models |= {f"cluster {m}": done.model for m, done in enumerate(await gather(*fits))}
         return self.downlinks(s)
 
-    async def predict(self, t: Trained, samples: Samples) -> Tensor:
-        return (await Predict(t.server["global"], samples)).logits
-
     def downlinks(self, s: Server) -> dict[int, Clustered]:
-        groups = by_architecture(s.archs)
-        return {k: Clustered(model_of(s, k, groups[k]).floating, cluster=cluster_of(s, k)) for k in s.archs}
+        names = groups.by_architecture(s)
+        return {k: Clustered(model_of(s, k, names[k]).floating, cluster=cluster_of(s, k)) for k in s.archs}
 
 
 def assign(s: Server, ups: Mapping[int, Counted], number: int) -> None:
     """Give each client without a cluster, by its label shares, one of up to ``number`` of its architecture."""
-    groups, seed = by_architecture(s.archs), s.key.of(round=0, phase="clusters").integer()
+    names, seed = groups.by_architecture(s), s.key.of(round=0, phase="clusters").integer()
     new = {k: up.counts / up.counts.sum() for k, up in ups.items() if cluster_of(s, k) < 0 and up.counts is not None}
-    for arch in distinct(s.archs):
-        if shares := {k: row for k, row in new.items() if s.archs[k] == arch}:
+    for arch in groups.distinct(s.archs):
+        if rows := {k: row for k, row in new.items() if s.archs[k] == arch}:
             models = cluster_models(s)
-            join(s.memory, shares, number, seed, own=[m for m, model in enumerate(models) if model.arch == arch])
-            first = s.models[groups[next(iter(shares))]]
+            join(s.memory, rows, number, seed, own=[m for m, model in enumerate(models) if model.arch == arch])
+            first = s.models[names[next(iter(rows))]]
             s.models |= {f"cluster {m}": first for m in range(len(models), len(s.memory["clusters"]))}
 
 
@@ -127,9 +117,7 @@ def update_memory(memory: dict[str, Any]) -> None:
 def confidence(q: Tensor) -> Tensor:
     """omega_m = c_m / sum c, c_m = 1 - H(q_m) / ln C: [M, N] from [M, N, C]; equal where all are uniform."""
     c = 1 - entropy(q) / math.log(q.shape[-1])
-    c = torch.where(c > 1e-6, c, 0.0)  # rounding leaves a little of nothing
-    total = c.sum(0)
-    return torch.where(total > 0, c / total.clamp(min=1e-6), 1 / len(c))
+    return shares(torch.where(c > 1e-6, c, 0.0), 0)  # rounding leaves a little of nothing
 
 
 def fused(q: Tensor) -> Tensor:

@@ -14,13 +14,11 @@ import torch
 from torch import Tensor
 
 from fedcc.core.messages import Weights
-from fedcc.core.method import Family, Method, Trained, option
+from fedcc.core.method import Family, option
 from fedcc.core.model import State
-from fedcc.core.requests import Predict
 from fedcc.core.roles import Client, Server
-from fedcc.core.samples import Samples
 from fedcc.losses import CrossEntropy
-from fedcc.methods.fedavg import average, one_network
+from fedcc.methods.fedavg import GlobalModel, average, one_network, shares, sum_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,7 +32,7 @@ class Update:
 
 
 @dataclass(frozen=True)
-class FedNova(Method[Update, Weights]):
+class FedNova(GlobalModel[Update, Weights]):
     """FedAvg with normalised averaging: w <- w - tau_eff sum_k p_k (w - w_k) / a_k."""
 
     family: ClassVar[Family] = "parameters"
@@ -77,9 +75,6 @@ class FedNova(Method[Update, Weights]):
         s.models["global"] = s.models["global"].with_({n: w[n] + move for n, move in moves.items()} | statistics)
         return s.to_all(Weights.of(s.models["global"]))
 
-    async def predict(self, t: Trained, samples: Samples) -> Tensor:
-        return (await Predict(t.server["global"], samples)).logits
-
     def normalised(self, steps: int) -> float:
         """a_k, at least 1: a client that made no step has not moved anyway."""
         return max(1.0, heavy_ball(steps, self.momentum) if self.normaliser == "momentum" else steps)
@@ -92,19 +87,10 @@ def heavy_ball(steps: int, rho: float) -> float:
     return (steps - rho * (1 - rho**steps) / (1 - rho)) / (1 - rho)
 
 
-def shares(samples: list[int]) -> list[float]:
-    """p_k = n_k / sum_j n_j."""
-    return [n / sum(samples) for n in samples]
-
-
 def coefficients(p: list[float], a: list[float]) -> list[float]:
     """p_k tau_eff / a_k with tau_eff = sum_k p_k a_k: what each client's update counts; their sum is 1 or more."""
     tau_eff = sum(share * steps for share, steps in zip(p, a, strict=True))
     return [share * tau_eff / steps for share, steps in zip(p, a, strict=True)]
-
-
-def sum_of(weights: list[float], tensors: list[Tensor]) -> Tensor:
-    return torch.stack([weight * tensor for weight, tensor in zip(weights, tensors, strict=True)]).sum(0)
 
 
 def extrapolated(w: Tensor, gammas: list[float], values: list[Tensor]) -> Tensor:

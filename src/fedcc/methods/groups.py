@@ -25,10 +25,10 @@ def distinct(archs: Mapping[int, Arch]) -> list[Arch]:
     return list(dict.fromkeys(archs[k] for k in sorted(archs)))
 
 
-def by_architecture(archs: Mapping[int, Arch]) -> dict[int, str]:
+def by_architecture(s: Server) -> dict[int, str]:
     """A group for each architecture."""
-    kinds = distinct(archs)
-    return {k: f"group {kinds.index(arch)}" for k, arch in sorted(archs.items())}
+    kinds = distinct(s.archs)
+    return {k: f"group {kinds.index(arch)}" for k, arch in sorted(s.archs.items())}
 
 
 def chosen_network(s: Server, name: str | None) -> Arch:
@@ -46,15 +46,16 @@ def chosen_network(s: Server, name: str | None) -> Arch:
     return s.networks(name)
 
 
-async def first_models(s: Server, groups: Mapping[int, str]) -> None:
-    """One first model per group, the same for all its clients."""
-    for k, name in groups.items():
+async def first_models(s: Server) -> None:
+    """One first model per architecture, the same for all its clients."""
+    for k, name in by_architecture(s).items():
         if name not in s.models:
             s.models[name] = await s.init(s.archs[k])
 
 
-def uploaded(s: Server, ups: Mapping[int, Weights], groups: Mapping[int, str]) -> list[Model]:
+def uploaded(s: Server, ups: Mapping[int, Weights]) -> list[Model]:
     """The clients' models, rebuilt from what they sent."""
+    groups = by_architecture(s)
     return [s.models[groups[k]].with_(up.state) for k, up in ups.items()]
 
 
@@ -74,6 +75,6 @@ def merge(s: Server, ups: Mapping[int, Weights], groups: Mapping[int, str]) -> N
         s.models[name] = s.models[name].with_(average([up for k, up in ups.items() if groups[k] == name]))
 
 
-def downlinks(s: Server, groups: Mapping[int, str]) -> dict[int, Weights]:
-    """Its group's model for every client."""
-    return {k: Weights.of(s.models[name]) for k, name in groups.items()}
+def downlinks(s: Server) -> dict[int, Weights]:
+    """Its architecture's model for every client."""
+    return {k: Weights.of(s.models[name]) for k, name in by_architecture(s).items()}

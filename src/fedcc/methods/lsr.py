@@ -20,7 +20,7 @@ from fedcc.core.method import Family, Method, Trained, option
 from fedcc.core.roles import Client, Server
 from fedcc.core.samples import Samples
 from fedcc.core.step import Loss, Step
-from fedcc.losses import CrossEntropy, Distill
+from fedcc.losses import CrossEntropy, Distill, is_class
 from fedcc.methods.fedmd import FedMD
 
 PLAIN = FedMD()  # the protocol around the regulariser
@@ -84,6 +84,5 @@ class VirtualTeacher(Loss):
 def virtual_teacher(y: Tensor, like: Tensor, correct: float = 0.99, temperature: float = 20.0) -> Tensor:
     """softmax(r / 20) with r = 0.99 at y and 0.01 / (C - 1) elsewhere: [N, C], in the type of ``like``."""
     classes = like.shape[-1]
-    right = y[:, None] == torch.arange(classes, device=y.device)
     other = torch.full_like(like, (1 - correct) / (classes - 1))
-    return (torch.where(right, torch.full_like(like, correct), other) / temperature).softmax(-1)
+    return (torch.where(is_class(y, classes), torch.full_like(like, correct), other) / temperature).softmax(-1)

@@ -13,18 +13,16 @@ from typing import Any, ClassVar
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedcc.core.method import Family, Method, Trained, option
-from fedcc.core.roles import Client, Server
-from fedcc.core.samples import Samples
+from fedcc.core.method import option
+from fedcc.core.roles import Client
 from fedcc.losses import CrossEntropy, SoftCrossEntropy
-from fedcc.methods.bounds import each_client
+from fedcc.methods.bounds import Local
 
 
 @dataclass(frozen=True)
-class SSL(Method[None, None]):
+class SSL(Local):
     """Local self-training with hard pseudo labels on the public samples."""
 
-    family: ClassVar[Family] = "bound"
     source: ClassVar[str] = "Yarowsky, ACL 1995; Eq. (3)"
     retired: ClassVar[Mapping[str, Any]] = {"cycles": None, "refine_epoch": "max"}
 
@@ -33,7 +31,7 @@ class SSL(Method[None, None]):
     refine_joint_batch: bool = option(True, "private and public batch in one forward pass", "as FedCC")
 
     async def client(self, c: Client, down: None) -> None:
-        await c.fit("fit", CrossEntropy("private"), private=c.private)
+        await super().client(c, down)
         logits = (await c.predict(c.public)).logits
         await c.fit(
             "refine",
@@ -42,12 +40,6 @@ class SSL(Method[None, None]):
             public=c.public.with_(target=hard_labels(logits, self.threshold)),
             joint=self.refine_joint_batch,
         )
-
-    async def server(self, s: Server, ups: Mapping[int, None]) -> Mapping[int, None]:
-        return s.to_all(None)
-
-    async def predict(self, t: Trained, samples: Samples) -> Tensor:
-        return await each_client(t, samples)
 
 
 def hard_labels(logits: Tensor, threshold: float = 0.0) -> Tensor:

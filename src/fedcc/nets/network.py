@@ -1,7 +1,5 @@
 """Any network as trunks and a head: features are what enters its last linear layer."""
 
-from __future__ import annotations
-
 from typing import Self
 
 import torch
@@ -12,13 +10,10 @@ from fedcc.core.rng import Key
 
 
 class Trainable(nn.Module):
-    """A module with frozen parts: its author left them in evaluation mode, or without a gradient.
+    """A module with frozen parts: its author left them in evaluation mode, or without a gradient."""
 
-    ``evaluated`` names the parts that stay in evaluation mode, ``trainable`` the parameters that can be trained.
-    """
-
-    evaluated: frozenset[str] = frozenset()
-    trainable: tuple[str, ...] = ()
+    evaluated: frozenset[str] = frozenset()  # parts that stay in evaluation mode
+    trainable: tuple[str, ...] = ()  # parameters
 
     def train(self, mode: bool = True) -> Self:
         super().train(mode)
@@ -67,10 +62,7 @@ def build(arch: Arch, key: Key) -> Network:
 
 
 def _split(factory: Factory, arch: Arch) -> tuple[nn.Module, nn.Linear]:
-    """A factory's network without its last linear layer, and that layer; tested to be equal to the whole.
-
-    What the factory froze stays frozen: ``requires_grad`` and modes stay unchanged.
-    """
+    """A factory's network without its last linear layer, and that layer; tested to be equal to the whole."""
     name, module = factory_name(factory), factory(arch.outputs)
     if not isinstance(module, nn.Module):
         raise TypeError(f"{name}({arch.outputs}) must return an nn.Module, got {type(module).__name__}")

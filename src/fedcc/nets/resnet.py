@@ -3,8 +3,6 @@
 He et al., "Deep residual learning for image recognition", CVPR 2016, Sec. 4.2.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch.nn.functional as F

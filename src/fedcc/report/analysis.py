@@ -44,15 +44,11 @@ def read_analysis(value: Any, record: Mapping[str, Any]) -> dict[str, Any]:
     stored = mapping(value, "analysis")
     for name in ORIGIN:
         if name in stored and name in record and stored[name] != record[name]:
-            found, own = short(stored[name]), short(record[name])
-            raise InvalidRecord(f"is of another run: {name} is {found}, but the run's is {own}")
+            value, own = short(stored[name]), short(record[name])
+            raise InvalidRecord(f"is of another run: {name} is {value}, but the run's is {own}")
     parts = {name: check(stored[name], part, name) for name, part in SCHEMA.items() if stored.get(name) is not None}
-    if "margins" in parts:
-        _check_margins(parts["margins"])
-    if "embeddings" in parts:
-        _check_embeddings(parts["embeddings"])
-    if "example" in parts:
-        _check_example(parts["example"])
+    for name, part in parts.items():
+        CHECKS[name](part)
     return parts
 
 
@@ -98,3 +94,6 @@ def _is_small_png(address: str) -> bool:
             return max(image.size) <= 1024
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
         return False
+
+
+CHECKS = {"margins": _check_margins, "embeddings": _check_embeddings, "example": _check_example}

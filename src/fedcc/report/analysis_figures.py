@@ -18,41 +18,33 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-def margins_figure(
-    panels: Mapping[str, Mapping[str, Mapping[str, Any]]], model: str = "clients", styles: Styles | None = None
-) -> Figure:
-    """Histograms of decision margins with log counts and their means (Fig. 2), a panel per scenario.
-
-    A panel holds the ``margins`` of an analysis by method; ``model`` is ``clients``, ``global``, ``client 0``, ...
-    """
-    lines = max((len(methods) for methods in panels.values()), default=0)
-    figure = new_figure(3.5 * max(1, len(panels)) + 0.2, 2.9 + 0.15 * lines)
-    subplots = figure.subplots(1, max(1, len(panels)), sharey=True, squeeze=False)[0]
-    for axes, (title, methods) in zip(subplots, panels.items(), strict=False):
-        for name, margins, style in styled(methods, styles):
-            for one in [m for m in margins["models"] if m["name"] == model][:1]:
-                colour, edges = style["color"], margins["edges"]
-                label = f"{name}, mean {one['mean']:+.2f}".replace("-", "\N{MINUS SIGN}")
-                axes.stairs(one["counts"], edges, color=colour, fill=True, alpha=0.15)
-                axes.stairs(one["counts"], edges, color=colour, linewidth=1.2, label=label)
-                axes.axvline(one["mean"], color=colour, linestyle="--", linewidth=1.2)
-        axes.axvline(0, color="grey", linewidth=0.8)
-        axes.set_yscale("log")
-        axes.set_xticks([-1, -0.5, 0, 0.5, 1], ["−1", "−0.5", "0", "0.5", "1"])
-        axes.set(xlim=(-1, 1), xlabel="decision margin")
-        axes.set_title(title, fontsize=9)
-        if axes.get_legend_handles_labels()[0]:  # below the axes, where it hides no line
-            axes.legend(fontsize=7, loc="upper center", bbox_to_anchor=(0.5, -0.2), frameon=False)
-    subplots[0].set_ylim(bottom=0.7)
-    subplots[0].set_ylabel("test samples, all clients" if model == "clients" else "test samples")
+def margins_figure(methods: Mapping[str, Mapping[str, Any]], title: str = "", styles: Styles | None = None) -> Figure:
+    """Histograms of all clients' decision margins with log counts and their means (Fig. 2), by method."""
+    figure = new_figure(3.7, 2.9 + 0.15 * len(methods))
+    axes = figure.subplots()
+    for name, margins, style in styled(methods, styles):
+        for clients in [m for m in margins["models"] if m["name"] == "clients"][:1]:
+            colour, edges = style["color"], margins["edges"]
+            label = f"{name}, mean {clients['mean']:+.2f}".replace("-", "\N{MINUS SIGN}")
+            axes.stairs(clients["counts"], edges, color=colour, fill=True, alpha=0.15)
+            axes.stairs(clients["counts"], edges, color=colour, linewidth=1.2, label=label)
+            axes.axvline(clients["mean"], color=colour, linestyle="--", linewidth=1.2)
+    axes.axvline(0, color="grey", linewidth=0.8)
+    axes.set_yscale("log")
+    axes.set_xticks([-1, -0.5, 0, 0.5, 1], ["−1", "−0.5", "0", "0.5", "1"])
+    axes.set(xlim=(-1, 1), xlabel="decision margin", ylabel="test samples, all clients")
+    axes.set_title(title, fontsize=9)
+    if axes.get_legend_handles_labels()[0]:  # below the axes, where it hides no line
+        axes.legend(fontsize=7, loc="upper center", bbox_to_anchor=(0.5, -0.2), frameon=False)
+    axes.set_ylim(bottom=0.7)
     return figure
 
 
-def embeddings_figure(panels: Mapping[str, Mapping[str, Any]], classes: Sequence[str] = ()) -> Figure:
+def embeddings_figure(methods: Mapping[str, Mapping[str, Any]]) -> Figure:
     """Embedded features coloured by class (Fig. 3): every panel of each method's ``embeddings`` of an analysis."""
     from matplotlib.lines import Line2D
 
-    shown = [(name, method["labels"], panel) for name, method in panels.items() for panel in method["panels"]]
+    shown = [(name, method["labels"], panel) for name, method in methods.items() for panel in method["panels"]]
     number = 1 + max((max(labels) for _, labels, _ in shown), default=0)
     figure = new_figure(2.3 * max(1, len(shown)), 2.9)
     colours = distinct_colours(number)
@@ -65,17 +57,21 @@ def embeddings_figure(panels: Mapping[str, Mapping[str, Any]], classes: Sequence
         axes.set_title(f"({letter}) {name} {panel['name']}", fontsize=9)
         axes.set_xlabel(f"purity {panel['purity']:.2f}", fontsize=8)
     if number <= 20:
-        names = (classes or [str(c) for c in range(number)])[:number]
-        dots = [Line2D([], [], linestyle="", marker="o", markersize=4, color=colours[c]) for c in range(number)]
-        figure.legend(dots, names, loc="outside lower center", ncols=10, fontsize=7, frameon=False, handletextpad=0.1)
+        dots = [Line2D([], [], linestyle="", marker="o", markersize=4, color=colour) for colour in colours]
+        figure.legend(
+            dots,
+            [*map(str, range(number))],
+            loc="outside lower center",
+            ncols=10,
+            fontsize=7,
+            frameon=False,
+            handletextpad=0.1,
+        )
     return figure
 
 
 def example_figure(example: Mapping[str, Any]) -> Figure:
-    """One public image, what each client answers with and without "unknown", and the aggregates (Fig. 1).
-
-    Of many classes the 20 most probable are shown.
-    """
+    """One public image, the clients' answers and their aggregates (Fig. 1); of many classes the 20 most probable."""
     total, example = len(example["classes"]), _most_probable(example, 20)
     names, clients, label = [*map(literal, example["classes"])], example["clients"], example["label"]
     figure = new_figure(5.2 + 0.3 * len(names), 2.6 + 0.2 * min(len(clients), 40))

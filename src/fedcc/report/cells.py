@@ -3,42 +3,28 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
 from fedcc.methods import METHODS
-from fedcc.report.paper import Printed, Scenario
+from fedcc.report.paper import Scenario, Value
 from fedcc.report.records import RunRecord
 
 Accuracy = Literal["final", "best"]
 ACCURACIES: tuple[Accuracy, ...] = ("final", "best")
 
-
-@dataclass(frozen=True)
-class Value:
-    """The mean of some numbers, and the sample standard deviation where there are two or more."""
-
-    mean: float
-    spread: float | None
-    n: int
-
-    @staticmethod
-    def of(numbers: Iterable[float]) -> Value | None:
-        if not (values := list(numbers)):
-            return None
-        return Value(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None, len(values))
-
-    def __str__(self) -> str:
-        return f"{self.mean:.1f}" + (f" ±{self.spread:.1f}" if self.spread is not None else "")
+TESTS = {"local": "local", "global": "global", "valid": "unknown valid", "valid_labels": "unknown valid (labels)"}
+"""Table II's columns: test data like the client's own; all test data; the same where "unknown" counts as right for
+classes outside the client's majority set, or outside the classes that it holds."""
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One method in one scenario: a run per seed, and the paper's number."""
+    """One method in one scenario: a run per seed, and the paper's numbers."""
 
     runs: tuple[RunRecord, ...] = ()
-    printed: Printed | None = None
+    printed: Mapping[str, Value] = field(default_factory=dict)  # by accuracy, or by test of Table II
     marks: Mapping[Accuracy, int] = field(default_factory=dict)  # 1 the best of its column, 2 the second best
 
     @property
@@ -54,6 +40,17 @@ class Cell:
     def reread(self, name: str) -> dict[int, float]:
         """By seed, the final accuracy of another reading of the same models, if the run recorded it."""
         return {r.seed: r.readings[name].final for r in self.runs if name in r.readings}
+
+    def tested(self, test: str) -> list[RunRecord]:
+        """The runs that have this test of the clients' own models."""
+        return [r for r in self.runs if r.own_accuracies(test)]
+
+    def own(self, test: str) -> Value | None:
+        """The clients' own models after their last local training; the spread over clients is averaged over seeds."""
+        by_run = [r.own_accuracies(test) for r in self.tested(test)]
+        means = Value.of(map(statistics.fmean, by_run))
+        over_clients = Value.of(statistics.stdev(values) for values in by_run if len(values) > 1)
+        return means and Value(means.mean, over_clients and over_clients.mean, means.spread)
 
 
 @dataclass(frozen=True)
@@ -78,8 +75,10 @@ class MethodRow:
     @property
     def bound(self) -> bool:
         """Shares nothing or everything, so it does not compete."""
-        kind = METHODS.get(self.method)
-        return kind is not None and kind.family == "bound"
+        return self.method in METHODS and METHODS[self.method].family == "bound"
+
+
+Rows = list[tuple[MethodRow, tuple[RunRecord, ...]]]  # of one scenario
 
 
 @dataclass(frozen=True)
@@ -94,6 +93,7 @@ class Table:
     of_paper: bool  # the paper's protocol on the paper's data sets: Table I
     with_paper: bool  # the paper's numbers can be compared with these
     variants: bool = False
+    about: str = ""  # what it shows, if that is not the methods' accuracies
 
     @property
     def runs(self) -> list[RunRecord]:
@@ -106,8 +106,11 @@ class Table:
     def scenarios_of(self, data: str) -> tuple[Scenario, ...]:
         return tuple(s for s in self.scenarios if s[0] == data)
 
+    def rows_with_runs(self, scenario: Scenario) -> Rows:
+        return [(row, row.cells[scenario].runs) for row in self.rows if row.cells[scenario].runs]
+
     def has_runs(self, data: str) -> bool:
-        return any(row.cells[s].runs for row in self.rows for s in self.scenarios_of(data))
+        return any(map(self.rows_with_runs, self.scenarios_of(data)))
 
     @property
     def seeds(self) -> str:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -14,6 +16,9 @@ from fedcc.report.style import PALETTE, distinct_colours
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+    from fedcc.report.parts import Log
+    from fedcc.report.records import RunRecord
 
 T = TypeVar("T")
 Styles = Mapping[str, Mapping[str, Any]]  # how matplotlib draws each run, by name
@@ -43,8 +48,7 @@ def partition_figure(counts: Sequence[Sequence[int]], title: str = "") -> Figure
         axes.set_yticks(range(clients))
     if classes <= 30:
         axes.set_xticks(range(classes))
-    if title:
-        axes.set_title(title, fontsize=10)
+    axes.set_title(title, fontsize=10)
     figure.colorbar(image, ax=axes, label="samples")
     return figure
 
@@ -62,69 +66,65 @@ def curves_figure(
     """
     from matplotlib.ticker import MaxNLocator
 
+    last = math.inf if rounds is None else rounds
+    beyond = last + max(1.0, last / 10)  # the position on the axis of what comes later
     figure = new_figure(6.0, 3.8)
     axes = figure.subplots()
     for name, curve, style in styled(runs, styles):
         if curve:
-            shown = [point for point in curve if rounds is None or point[0] <= rounds]
+            shown = [point for point in curve if point[0] <= last]
             later = f" (\N{BLACK DIAMOND} after {curve[-1][0]} rounds)" if len(shown) < len(curve) else ""
             label = f"{name} {curve[-1][1]:.1f}{later}"
             axes.plot(*np.array(shown).reshape(-1, 2).T, marker="o", markersize=4, label=label, **style)
-            if rounds is not None and later:
-                end = np.array([*shown[-1:], (_later(rounds), curve[-1][1])])
+            if later:
+                end = np.array([*shown[-1:], (beyond, curve[-1][1])])
                 axes.plot(*end.T, ":", marker="D", markersize=7, markevery=[-1], linewidth=1, color=style["color"])
     if chance is not None:
         axes.axhline(chance, linestyle=":", color="grey", linewidth=1, label=f"chance {chance:.1f}")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    if rounds is not None and any(curve and curve[-1][0] > rounds for curve in runs.values()):
-        whole = MaxNLocator(integer=True).tick_values(1, rounds)
-        ticks = [int(t) for t in whole if 1 <= t <= 1.5 * rounds - _later(rounds) / 2]
-        axes.set_xticks([*ticks, _later(rounds)], [*map(str, ticks), "later"])
+    if any(curve and curve[-1][0] > last for curve in runs.values()):
+        whole = MaxNLocator(integer=True).tick_values(1, last)
+        ticks = [int(t) for t in whole if 1 <= t <= 1.5 * last - beyond / 2]
+        axes.set_xticks([*ticks, beyond], [*map(str, ticks), "later"])
     axes.set(xlabel="round", ylabel=ACCURACY, ylim=(0, 100))
     axes.grid(alpha=0.3)
     _finish(axes, title)
     return figure
 
 
-def _later(rounds: int) -> float:
-    """The position on the axis of what comes after so many rounds."""
-    return rounds + max(1.0, rounds / 10)
-
-
-def bytes_figure(runs: Mapping[str, Mapping[str, Any]], title: str = "", styles: Styles | None = None) -> Figure:
-    """Accuracy against the bytes sent and received so far, a line per run; ``runs`` are summaries by name.
+def bytes_figure(runs: Mapping[str, RunRecord], title: str = "", styles: Styles | None = None) -> Figure:
+    """Accuracy against the bytes sent and received so far, a line per run.
 
     A hollow point marks the end of a method that needs the clients' models for its predictions.
     """
+    from matplotlib.ticker import LogLocator, NullFormatter
+
     figure = new_figure(6.0, 3.8)
     axes = figure.subplots()
-    for name, summary, style in styled(runs, styles):
-        if curve := accuracy_by_bytes(summary):
+    for name, run, style in styled(runs, styles):
+        if curve := accuracy_by_bytes(run):
             sent, accuracy = zip(*curve, strict=True)
             axes.plot(np.array(sent) / 1e6, accuracy, marker="o", markersize=4, label=name, **style)
-            if models := summary["bytes"]["models"]:
+            if models := run.traffic.models:
                 end = [sent[-1] / 1e6, (sent[-1] + models) / 1e6]
                 axes.plot(end, [accuracy[-1]] * 2, ":o", markersize=5, color=style["color"], markerfacecolor="none")
-    models = any(summary["bytes"]["models"] for summary in runs.values())
+    models = any(run.traffic.models for run in runs.values())
     axes.set_xlabel("megabytes up and down, all clients" + ("\nhollow: and their models at the end" if models else ""))
-    if axes.lines:
-        _log_scale(axes)
+    if axes.lines:  # plain numbers, as many as fit
+        axes.set_xscale("log")
+        low, high = axes.get_xlim()
+        axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if high / low < 100 else (1.0,)))
+        axes.xaxis.set_major_formatter("{x:g}")
+        axes.xaxis.set_minor_formatter(NullFormatter())
     axes.set(ylabel=ACCURACY, ylim=(0, 100))
     axes.grid(alpha=0.3, which="both")
     _finish(axes, title)
     return figure
 
 
-def accuracy_by_bytes(summary: Mapping[str, Any]) -> list[tuple[int, float]]:
-    """(bytes so far, accuracy) of the evaluated rounds in which something had been sent.
-
-    Empty for records without bytes by round.
-    """
-    by_round = summary["bytes"].get("rounds")
-    if by_round is None:
-        return []
-    sent = np.cumsum(np.add(by_round["up"], by_round["down"])).tolist()
-    rounds = zip(sent, summary["accuracy"]["rounds"], strict=True)
+def accuracy_by_bytes(run: RunRecord) -> list[tuple[int, float]]:
+    """(bytes so far, accuracy) of the evaluated rounds in which something had been sent, as far as it is known."""
+    rounds = zip(accumulate(run.traffic.rounds), run.curve, strict=False)
     return [(total, accuracy) for total, accuracy in rounds if total and accuracy is not None]
 
 
@@ -135,7 +135,7 @@ LOGGED = {
 }
 
 
-def log_figure(log: Mapping[str, Mapping[str, Sequence[float | None]]], title: str = "") -> Figure:
+def log_figure(log: Log, title: str = "") -> Figure:
     """What FedCC's clients logged, a panel for each of ``LOGGED``, a line per client; ``log`` is that of a summary."""
     from matplotlib.ticker import MaxNLocator
 
@@ -153,8 +153,7 @@ def log_figure(log: Mapping[str, Mapping[str, Sequence[float | None]]], title: s
     if names and len(log[names[0]]) <= 20:
         lines = figure.axes[0].get_legend_handles_labels()
         figure.legend(*lines, fontsize=7, loc="outside right center", frameon=False)
-    if title:
-        figure.suptitle(title, fontsize=10)
+    figure.suptitle(title, fontsize=10)
     return figure
 
 
@@ -193,16 +192,4 @@ def _finish(axes: Axes, title: str) -> None:
     if labels := axes.get_legend_handles_labels()[1]:
         axes.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
         axes.figure.set_figwidth(max(6.0, 4.8 + 0.075 * max(map(len, labels))))  # type: ignore[union-attr]
-    if title:
-        axes.set_title(title, fontsize=10)
-
-
-def _log_scale(axes: Axes) -> None:
-    """A logarithmic x axis with plain numbers, as many as fit."""
-    from matplotlib.ticker import LogLocator, NullFormatter
-
-    axes.set_xscale("log")
-    low, high = axes.get_xlim()
-    axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if high / low < 100 else (1.0,)))
-    axes.xaxis.set_major_formatter("{x:g}")
-    axes.xaxis.set_minor_formatter(NullFormatter())
+    axes.set_title(title, fontsize=10)

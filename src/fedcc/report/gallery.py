@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedcc.report.analysis_figures import embeddings_figure, example_figure, margins_figure
-from fedcc.report.cells import MethodRow, Table
+from fedcc.report.cells import Rows, Table
 from fedcc.report.figures import LOGGED, bytes_figure, curves_figure, literal, log_figure, partition_figure, save
 from fedcc.report.style import look
 from fedcc.report.titles import scenario_title, skew_title, slug, title_of
@@ -20,10 +20,6 @@ from fedcc.report.titles import scenario_title, skew_title, slug, title_of
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from fedcc.report.paper import Scenario
-    from fedcc.report.records import RunRecord
-
-Rows = Sequence[tuple[MethodRow, Sequence["RunRecord"]]]
 Pictures = Iterator[tuple[str, Callable[[], "Figure"]]]  # a file's name without its ending, and what draws it
 FIGURES_PER_PROCESS = 6  # fewer are not worth a process
 COMPARED = ("fedavg", "fedcc")  # the paper's Figs. 2 and 3
@@ -64,15 +60,16 @@ def pictures(tables: Sequence[Table]) -> Pictures:
     partitions: set[tuple[Any, ...]] = set()
     for table in tables:
         for s in table.scenarios:
-            rows = [(row, row.cells[s].runs) for row in table.rows if row.cells[s].runs]
-            if not rows:
+            if not (rows := table.rows_with_runs(s)):
                 continue
-            title, name = literal(heading(table, s)), f"{table.slug}_{slug(' '.join(s))}"
+            once = f"{table.title}, {skew_title(s[1])}"  # the data set is named once
+            title = literal(once if table.title.startswith(title_of(s[0])) else f"{table.title}: {scenario_title(s)}")
+            name = f"{table.slug}_{slug(' '.join(s))}"
             styles = {literal(row.title): look(row.method).print for row, _ in rows if not row.extra}
             rounds = max(run.requested_rounds for _, runs in rows for run in runs)
             yield f"{name}_curves", partial(curves_figure, _curves(rows), title, styles=styles, rounds=rounds)
-            if any(runs[0].traffic.rounds for _, runs in rows):
-                yield f"{name}_bytes", partial(bytes_figure, _sent(rows), title, styles)
+            if sent := {literal(row.title): runs[0] for row, runs in rows if runs[0].traffic.rounds}:
+                yield f"{name}_bytes", partial(bytes_figure, sent, title, styles)
             run = next((r for _, runs in rows for r in runs if r.counts), None)
             if run is not None and (key := (s, run.seed, run.counts)) not in partitions:
                 partitions.add(key)
@@ -85,12 +82,6 @@ def pictures(tables: Sequence[Table]) -> Pictures:
             yield from _analysis_pictures(rows, name, literal(scenario_title(s)), styles)
 
 
-def heading(table: Table, scenario: Scenario) -> str:
-    """A figure's title: its table and scenario, with the data set only once."""
-    data, skew = title_of(scenario[0]), skew_title(scenario[1])
-    return f"{table.title}, {skew}" if table.title.startswith(data) else f"{table.title}: {data}, {skew}"
-
-
 def _curves(rows: Rows) -> dict[str, list[tuple[int, float]]]:
     """Mean accuracy over seeds, by round."""
     curves: dict[str, list[tuple[int, float]]] = {}
@@ -101,25 +92,12 @@ def _curves(rows: Rows) -> dict[str, list[tuple[int, float]]]:
     return curves
 
 
-def _sent(rows: Rows) -> dict[str, dict[str, Any]]:
-    """The first seed's accuracies and bytes, in the form of a summary."""
-    runs = {literal(row.title): run for row, (run, *_) in rows if run.traffic.rounds}
-    return {
-        name: {
-            "bytes": {"rounds": {"up": rounds, "down": [0] * len(rounds)}, "models": run.traffic.models},
-            "accuracy": {"rounds": run.curve},
-        }
-        for name, run in runs.items()
-        if (rounds := run.traffic.rounds)
-    }
-
-
 def _analysis_pictures(rows: Rows, name: str, title: str, styles: Mapping[str, Mapping[str, Any]]) -> Pictures:
     """Figs. 1 to 3 from the results of `fedcc analyse`: FedAvg beside FedCC if there are both."""
     analyses = [(row, a) for row, runs in rows if (a := next((r.analysis for r in runs if r.analysis), None))]
     pair = [(row, a) for row, a in analyses if row.method in COMPARED and not row.extra] or analyses[:2]
     if margins := {literal(row.title): a["margins"] for row, a in pair if a.get("margins")}:
-        yield f"{name}_margins", partial(margins_figure, {title: margins}, styles=styles)
+        yield f"{name}_margins", partial(margins_figure, margins, title, styles)
     if embeddings := {literal(row.title): a["embeddings"] for row, a in pair if a.get("embeddings")}:
         yield f"{name}_embeddings", partial(embeddings_figure, embeddings)
     for row, a in analyses:

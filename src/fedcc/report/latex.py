@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import product
 
-from fedcc.report.cells import Accuracy, Table, Value
-from fedcc.report.client_tables import TESTS, ClientTable, ClientValue
-from fedcc.report.paper import Printed
+from fedcc.report.cells import TESTS, Table
+from fedcc.report.paper import Value
 from fedcc.report.titles import skew_title, title_of
 
 SPECIAL = {
@@ -44,31 +43,33 @@ def document(names: Sequence[str]) -> str:
     return DOCUMENT % "\n\\clearpage\n".join(rf"\input{{{name}}}" for name in names)
 
 
-def comparison(table: Table, accuracy: Accuracy = "final", with_paper: bool = False) -> str:
+def comparison(table: Table, with_paper: bool = False) -> str:
     """Methods by scenarios; bold the best, underlined the second best; on request the paper's numbers below ours."""
     lines = []
     for row in table.rows:
         cells = [row.cells[s] for s in table.scenarios]
-        lines.append([text(row.title), *(_number(c.value(accuracy), c.marks.get(accuracy, 0)) for c in cells)])
-        if with_paper and any(c.printed for c in cells):
-            lines.append([r"\quad\emph{paper}", *(_number(c.printed) for c in cells)])
-    caption = f"{table.title}. Accuracy (\\%) in the {accuracy} round; {text(table.protocol)}; seeds: {table.seeds}."
+        lines.append([text(row.title), *(_number(c.final, c.marks.get("final", 0)) for c in cells)])
+        if with_paper and any("final" in c.printed for c in cells):
+            lines.append([r"\quad\emph{paper}", *(_number(c.printed.get("final")) for c in cells)])
+    caption = f"{table.title}. Accuracy (\\%) in the final round; {text(table.protocol)}; seeds: {table.seeds}."
     return _table(table, 1, lines, caption)
 
 
-def _number(value: Value | Printed | None, mark: int = 0) -> str:
+def _number(value: Value | None, mark: int = 0) -> str:
     if value is None:
         return "--"
-    spread = f"_{{\\pm{value.spread:.1f}}}" if value.spread is not None else ""
     command = {1: r"\mathbf", 2: r"\underline"}.get(mark)
-    return f"${command}{{{value.mean:.1f}}}{spread}$" if command else f"${value.mean:.1f}{spread}$"
+    mean = f"{command}{{{value.mean:.1f}}}" if command else f"{value.mean:.1f}"
+    spread = f"_{{\\pm{value.spread:.1f}}}" if value.spread is not None else ""
+    seeds = f"\\;(\\pm{value.over_seeds:.1f})" if value.over_seeds is not None else ""
+    return f"${mean}{spread}{seeds}$"
 
 
-def clients(table: ClientTable) -> str:
+def clients(table: Table) -> str:
     """Table II: spread over clients as an index, over seeds in brackets."""
     lines = [
-        [text(row.title), *(_client_number(cells[key].value) for key in product(table.scenarios, TESTS))]
-        for row, cells in table.rows
+        [text(row.title), *(_number(row.cells[s].own(test)) for s, test in product(table.scenarios, TESTS))]
+        for row in table.rows
     ]
     caption = (
         f"{table.title}. Clients' own models (\\%); index: spread over clients, in brackets: over seeds; "
@@ -78,21 +79,11 @@ def clients(table: ClientTable) -> str:
     return _table(table, len(TESTS), lines, caption, under=["", *[*TESTS.values()] * len(table.scenarios)])
 
 
-def _client_number(value: ClientValue | None) -> str:
-    if value is None:
-        return "--"
-    index = f"_{{\\pm{value.over_clients:.1f}}}" if value.over_clients is not None else ""
-    seeds = f"\\;(\\pm{value.over_seeds:.1f})" if value.over_seeds is not None else ""
-    return f"${value.mean:.1f}{index}{seeds}$"
-
-
-def _table(
-    table: Table | ClientTable, width: int, lines: Sequence[Sequence[str]], caption: str, under: Sequence[str] = ()
-) -> str:
+def _table(table: Table, width: int, lines: Sequence[Sequence[str]], caption: str, under: Sequence[str] = ()) -> str:
     """A table whose scenarios have ``width`` columns each."""
     head, rules, column = [""], [], 2
     for data in table.data:
-        span = width * sum(d == data for d, _ in table.scenarios)
+        span = width * len(table.scenarios_of(data))
         head.append(rf"\multicolumn{{{span}}}{{c}}{{{text(title_of(data))}}}")
         rules.append(rf"\cmidrule(lr){{{column}-{column + span - 1}}}")
         column += span

@@ -8,11 +8,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fedcc.report import paper
-from fedcc.report.cells import ACCURACIES, Accuracy, Cell, MethodRow, Table
-from fedcc.report.client_tables import TESTS, ClientCell, ClientTable, client_table
-from fedcc.report.readings import reading_tables
+from fedcc.report.cells import ACCURACIES, TESTS, Accuracy, Cell, MethodRow, Table
 from fedcc.report.records import Records, RunRecord
 from fedcc.report.standings import filled, leads, standings
+from fedcc.report.tables import client_table, reading_tables
 from fedcc.report.titles import scenario_title, title_of
 from fedcc.report.values import relative_link
 
@@ -47,20 +46,18 @@ def marked(text: str, mark: int) -> str:
 
 
 def number(cell: Cell, accuracy: Accuracy, beside: Path) -> str:
-    """A cell's number with links to its records, by seed if there are several."""
-    value = cell.value(accuracy)
-    if value is None:
-        return MISSING
+    """A cell's number, marked; it links to the record if there is only one."""
+    text = str(cell.value(accuracy) or MISSING)
+    return marked(link(text, cell.runs[0], beside) if len(cell.runs) == 1 else text, cell.marks.get(accuracy, 0))
+
+
+def final_and_best(cell: Cell, beside: Path) -> list[str]:
+    """The number after the final round with links to the records, by seed if there are several, and the best one."""
+    final, best = (number(cell, accuracy, beside) for accuracy in ACCURACIES)
     if len(cell.runs) == 1:
-        (run,) = cell.runs
-        best_round = f" ({run.best_round})" if accuracy == "best" else ""
-        return marked(link(f"{value}", run, beside), cell.marks.get(accuracy, 0)) + best_round
+        return [final, f"{best} ({cell.runs[0].best_round})"]
     seeds = " ".join(link(str(r.seed), r, beside) for r in cell.runs)
-    return marked(f"{value}", cell.marks.get(accuracy, 0)) + (f" <sup>{seeds}</sup>" if accuracy == "final" else "")
-
-
-def printed(number: paper.Printed | None) -> str:
-    return f"{number.mean:.1f} ±{number.spread:.1f}" if number else MISSING
+    return [f"{final} <sup>{seeds}</sup>" if seeds else final, best]
 
 
 def comparison(table: Table, data: str, beside: Path) -> str:
@@ -73,32 +70,32 @@ def comparison(table: Table, data: str, beside: Path) -> str:
     for row in table.rows:
         line = [plain(row.title)]
         for s in scenarios:
-            line += [number(row.cells[s], accuracy, beside) for accuracy in ACCURACIES]
-            line += [printed(row.cells[s].printed)] if table.with_paper else []
+            line += final_and_best(row.cells[s], beside)
+            line += [str(row.cells[s].printed.get("final", MISSING))] if table.with_paper else []
         if not table.variants or any(row.cells[s].runs for s in scenarios):
             rows.append(line)
     return grid(head, rows)
 
 
-def clients(table: ClientTable, data: str) -> str:
+def clients(table: Table, data: str) -> str:
     """One data set of Table II."""
-    scenarios = [s for s in table.scenarios if s[0] == data]
+    scenarios = table.scenarios_of(data)
     head = ["method", *(f"{code(skew)} {title}" for _, skew in scenarios for title in TESTS.values())]
     rows = [
-        [plain(row.title), *(client_number(cells[s, test]) for s in scenarios for test in TESTS)]
-        for row, cells in table.rows
-        if any(cells[s, test].value for s in scenarios for test in TESTS)
+        [plain(row.title), *(client_number(row.cells[s], test) for s in scenarios for test in TESTS)]
+        for row in table.rows
+        if any(row.cells[s].own(test) for s in scenarios for test in TESTS)
     ]
     return grid(head, rows)
 
 
-def client_number(cell: ClientCell) -> str:
+def client_number(cell: Cell, test: str) -> str:
     text = MISSING
-    if value := cell.value:
-        spreads = {"clients": value.over_clients, "seeds": value.over_seeds}
+    if value := cell.own(test):
+        spreads = {"clients": value.spread, "seeds": value.over_seeds}
         over = ", ".join(f"±{spread:.1f} {what}" for what, spread in spreads.items() if spread is not None)
         text = f"{value.mean:.1f}" + (f" <sub>{over}</sub>" if over else "")
-    return text + (f"; paper {printed(cell.printed)}" if cell.printed else "")
+    return text + (f"; paper {cell.printed[test]}" if test in cell.printed else "")
 
 
 def section(table: Table, beside: Path) -> str:
@@ -144,18 +141,18 @@ def page(records: Records, tables: Sequence[Table], beside: Path) -> str:
     for table in tables:
         parts.append(section(table, beside))
         for readings in reading_tables(table):
-            parts += [f"### {readings.title}\n", readings.about]
-            parts += [f"{plain(title_of(d))}:\n\n{comparison(readings.table, d, beside)}" for d in readings.table.data]
+            parts += [f"### {readings.title.removeprefix(f'{table.title}: ')}\n", readings.about]
+            parts += [f"{plain(title_of(d))}:\n\n{comparison(readings, d, beside)}" for d in readings.data]
         if table.of_paper:
             if comparisons := lead_section(table):
                 parts += ["### Is FedCC ahead?\n", comparisons]
             parts.append(open_section(table))
-    own = [c for t in tables if not t.variants and (c := client_table(t))]
+    own = [(t.title, c) for t in tables if (c := client_table(t))]
     if own:
         parts += ["## Clients' own models (the paper's Table II)\n", HOW_CLIENTS]
-    for table2 in own:
+    for title, table2 in own:
         for data in table2.data:
-            parts += [f"### {plain(table2.of.title)}: {plain(title_of(data))}\n", clients(table2, data)]
+            parts += [f"### {plain(title)}: {plain(title_of(data))}\n", clients(table2, data)]
     parts.append("## Records\n")
     for table in tables:
         rows = [row for row in table.rows if not table.variants or row.extra]
@@ -231,9 +228,6 @@ def record_list(rows: Sequence[MethodRow], beside: Path) -> str:
     return grid(head, lines)
 
 
-# ------------------------------------------------------------------------------------------------------------- README
-
-
 def readme_block(tables: Sequence[Table], beside: Path) -> str:
     """The paper's table as far as it was run: our final accuracy, the paper's in brackets."""
     table = next((t for t in tables if t.of_paper), None)
@@ -243,7 +237,7 @@ def readme_block(tables: Sequence[Table], beside: Path) -> str:
         "Accuracy on the global test set after the last round, in percent; in brackets the paper's number. "
         f"{protocol(table)} {filled(table)} of the {len(paper.TABLE1)} cells of the paper's Table I have been run."
     )
-    columns = [s for s in table.scenarios if any(row.cells[s].runs for row in table.rows)]
+    columns = [s for s in table.scenarios if table.rows_with_runs(s)]
     head = ["method", *(f"{plain(title_of(data))} {code(skew)}" for data, skew in columns)]
     rows = [
         [plain(row.title), *(_brief(row.cells[s], beside) for s in columns)]
@@ -255,10 +249,8 @@ def readme_block(tables: Sequence[Table], beside: Path) -> str:
 
 
 def _brief(cell: Cell, beside: Path) -> str:
-    if cell.final is None:
-        return MISSING
-    text = f"{cell.final}" if len(cell.runs) > 1 else link(f"{cell.final}", cell.runs[0], beside)
-    return marked(text, cell.marks.get("final", 0)) + (f" ({cell.printed.mean:.1f})" if cell.printed else "")
+    printed = f" ({cell.printed['final'].mean:.1f})" if cell.runs and "final" in cell.printed else ""
+    return number(cell, "final", beside) + printed
 
 
 def replace_block(text: str, block: str, name: str) -> str:

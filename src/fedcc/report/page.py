@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from fedcc.methods import METHODS
 from fedcc.report import paper
-from fedcc.report.cells import ACCURACIES, MethodRow, Table
-from fedcc.report.client_tables import TESTS, client_table
+from fedcc.report.cells import ACCURACIES, TESTS, MethodRow, Rows, Table
 from fedcc.report.paper import Scenario
-from fedcc.report.readings import reading_tables
 from fedcc.report.records import Records, RunRecord
 from fedcc.report.standings import filled, leads, standings
 from fedcc.report.style import PALETTE, look
+from fedcc.report.tables import client_table, reading_tables
 from fedcc.report.titles import scenario_title, skew_title, title_of
 from fedcc.report.values import natural, printable, relative_link
 
@@ -40,10 +40,10 @@ def page(records: Records, tables: Sequence[Table], out: Path, title: str, downl
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    groups = RunGroups(tables)
+    groups, addresses = _run_groups(tables)
     methods = {row.method: row.label for t in tables for row in t.rows}
     order = [m for m in METHODS if m in methods] + [m for m in methods if m not in METHODS]
-    scenes = [s for t in tables for s in _scenes(t, groups)]
+    scenes = [s for t in tables for s in _scenes(t, addresses)]
     first = max(reversed(scenes), key=lambda s: s["weight"], default=None)  # of equals the paper's hardest
     data = {
         "looks": {m: look(m)._asdict() for m in methods},
@@ -56,10 +56,11 @@ def page(records: Records, tables: Sequence[Table], out: Path, title: str, downl
         title=title,
         records=records,
         tables=tables,
-        client_tables=[c for t in tables if not t.variants and (c := client_table(t))],
+        client_tables=[c for t in tables if (c := client_table(t))],
         reading_tables=reading_tables,
         groups=groups,
-        methods=[(m, methods[m], METHODS[m].family if m in METHODS else "other", look(m)) for m in order],
+        addresses=addresses,
+        methods=[(m, methods[m], look(m)) for m in order],
         data_sets=list(dict.fromkeys(d for t in tables for d in t.data if t.has_runs(d))),
         scenes=scenes,
         headline=headline(tables),
@@ -101,31 +102,17 @@ def headline(tables: Sequence[Table]) -> list[str]:
     return lines
 
 
-@dataclass(frozen=True)
-class RunGroup:
-    """The runs of one cell, in the list that numbers link to."""
-
-    id: str
-    table: Table
-    row: MethodRow
-    scenario: Scenario
-    runs: tuple[RunRecord, ...]
-
-
-class RunGroups(list[RunGroup]):
-    """The runs of every cell."""
-
-    def __init__(self, tables: Sequence[Table]):
-        self._ids: dict[str, str] = {}  # by a run's name: other tables repeat cells, or some of their runs
-        for table in tables:
-            for row in table.rows:
-                for scenario, cell in row.cells.items():
-                    if cell.runs and cell.runs[0].name not in self._ids:
-                        self.append(RunGroup(f"runs-{len(self) + 1}", table, row, scenario, cell.runs))
-                        self._ids |= {r.name: self[-1].id for r in cell.runs}
-
-    def id(self, runs: Sequence[RunRecord]) -> str:
-        return self._ids[runs[0].name]
+def _run_groups(tables: Sequence[Table]) -> tuple[list[tuple[Table, MethodRow, Scenario]], dict[str, str]]:
+    """The cells with runs, and the address of each run's cell by its name; other tables repeat cells, or parts."""
+    groups: list[tuple[Table, MethodRow, Scenario]] = []
+    addresses: dict[str, str] = {}
+    for table in tables:
+        for row in table.rows:
+            for scenario, cell in row.cells.items():
+                if cell.runs and cell.runs[0].name not in addresses:
+                    groups.append((table, row, scenario))
+                    addresses |= {run.name: f"runs-{len(groups)}" for run in cell.runs}
+    return groups, addresses
 
 
 def _files(run: RunRecord, out: Path) -> list[tuple[str, str]]:
@@ -136,38 +123,31 @@ def _files(run: RunRecord, out: Path) -> list[tuple[str, str]]:
     return [(printable(f.name), relative_link(f, out)) for f in files if f.is_file()]
 
 
-# ------------------------------------------------------------------------------------------------ data of the figures
-
-
-def _scenes(table: Table, groups: RunGroups) -> list[dict[str, Any]]:
+def _scenes(table: Table, addresses: Mapping[str, str]) -> Iterator[dict[str, Any]]:
     """The data of the figures of each scenario that has runs."""
-    scenes = []
     for s in table.scenarios:
-        rows = [(row, row.cells[s].runs) for row in table.rows if row.cells[s].runs]
-        runs = [run for _, own in rows for run in own]
-        if runs:
-            scenes.append(
-                {
-                    "id": f"{table.slug}/{s[0]}/{s[1]}",
-                    "data": s[0],
-                    "table": table.title,
-                    "title": scenario_title(s),
-                    "weight": (any(r.analysis for r in runs), not table.variants, len(runs)),
-                    "rows": [_lines(row, own, groups) for row, own in rows],
-                    "partitions": _partitions(runs),
-                    "logs": [log for row, own in rows if (log := _log(row, own))],
-                    "analyses": [analysis for row, own in rows if (analysis := _analysis(row, own))],
-                }
-            )
-    return scenes
+        if rows := table.rows_with_runs(s):
+            runs = [run for _, own in rows for run in own]
+            by_seed = {run.seed: run.counts for run in reversed(runs) if run.counts}  # of a seed's runs the first
+            yield {
+                "id": f"{table.slug}/{s[0]}/{s[1]}",
+                "data": s[0],
+                "table": table.title,
+                "title": scenario_title(s),
+                "weight": (any(r.analysis for r in runs), not table.variants, len(runs)),
+                "rows": [_lines(row, own, addresses[own[0].name]) for row, own in rows],
+                "partitions": [{"seed": seed, "counts": by_seed[seed]} for seed in sorted(by_seed)],
+                "logs": list(_logs(rows)),
+                "analyses": list(_analyses(rows)),
+            }
 
 
-def _lines(row: MethodRow, runs: Sequence[RunRecord], groups: RunGroups) -> dict[str, Any]:
+def _lines(row: MethodRow, runs: Sequence[RunRecord], link: str) -> dict[str, Any]:
     totals = [[] if r.traffic.total is None else [r.traffic.total] for r in runs]
     return {
         "method": row.method,
         "label": row.title,
-        "link": groups.id(runs),
+        "link": link,
         "variant": bool(row.extra),
         "seeds": [r.seed for r in runs],
         "asked": max(r.requested_rounds for r in runs),
@@ -181,44 +161,28 @@ def _rounded(values: Iterable[float | None], digits: int = 2) -> list[float | No
     return [None if v is None else round(v, digits) for v in values]
 
 
-def _partitions(runs: Sequence[RunRecord]) -> list[dict[str, Any]]:
-    by_seed = {run.seed: run.counts for run in reversed(runs) if run.counts}  # of a seed's runs the first
-    return [{"seed": seed, "counts": by_seed[seed]} for seed in sorted(by_seed)]
+def _logs(rows: Rows) -> Iterator[dict[str, Any]]:
+    for row, runs in rows:
+        if run := next((r for r in runs if set(LOGGED) & set(r.log)), None):
+            series = {}
+            for name in [name for name in LOGGED if name in run.log]:
+                clients = sorted(run.log[name], key=natural)[:MOST_CLIENTS]
+                series[name] = {client: _rounded(run.log[name][client], 4) for client in clients}
+            yield {"label": row.title, "seed": run.seed, "series": series}
 
 
-def _log(row: MethodRow, runs: Sequence[RunRecord]) -> dict[str, Any] | None:
-    run = next((r for r in runs if set(LOGGED) & set(r.log)), None)
-    if run is None:
-        return None
-    series = {
-        name: {
-            client: _rounded(run.log[name][client], 4) for client in sorted(run.log[name], key=natural)[:MOST_CLIENTS]
-        }
-        for name in LOGGED
-        if name in run.log
-    }
-    return {"label": row.title, "seed": run.seed, "series": series}
-
-
-def _analysis(row: MethodRow, runs: Sequence[RunRecord]) -> dict[str, Any] | None:
+def _analyses(rows: Rows) -> Iterator[dict[str, Any]]:
     """Of the first run that has one; a page with every seed's would be too large."""
-    run = next((r for r in runs if r.analysis), None)
-    if run is None or run.analysis is None:
-        return None
-    analysis = dict(run.analysis)
-    if "embeddings" in analysis:
-        panels = [_small(panel) for panel in analysis["embeddings"]["panels"]]
-        analysis["embeddings"] = {**analysis["embeddings"], "panels": panels}
-    return {"label": row.title, "method": row.method, "seed": run.seed, **analysis}
+    for row, runs in rows:
+        for seed, analysis in [(r.seed, dict(r.analysis)) for r in runs if r.analysis][:1]:
+            if embeddings := analysis.get("embeddings"):
+                analysis["embeddings"] = {**embeddings, "panels": [_small(panel) for panel in embeddings["panels"]]}
+            yield {"label": row.title, "method": row.method, "seed": seed, **analysis}
 
 
 def _small(panel: Mapping[str, Any]) -> dict[str, Any]:
     """A panel with points on a grid of a thousand steps: as fine as a screen, in a third of the bytes."""
-    xs, ys = zip(*panel["points"], strict=True)
-    low_x, low_y = min(xs), min(ys)
-    reach = max(max(xs) - low_x, max(ys) - low_y) or 1.0
-    return {
-        **{k: v for k, v in panel.items() if k != "points"},
-        "x": [round(999 * (x - low_x) / reach) for x in xs],
-        "y": [round(999 * (y - low_y) / reach) for y in ys],
-    }
+    points = np.array(panel["points"], float)
+    points -= points.min(0)
+    x, y = np.rint(999 * points / (points.max() or 1.0)).astype(int).T.tolist()
+    return {**{k: v for k, v in panel.items() if k != "points"}, "x": x, "y": y}

@@ -1,17 +1,21 @@
-"""The parts of a record, each checked; what a record says twice has to agree, or none of it counts."""
+"""One record, read and checked. It is not trusted: what it says twice has to agree, or none of it counts."""
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
+from fedcc.core.digests import DIGEST, DamagedFile, check_digest, check_files
 from fedcc.core.options import check_value, setting_text
 from fedcc.experiments.options import OPTIONS, current_values, current_words
-from fedcc.methods import METHODS, make
+from fedcc.methods import METHODS, make, recorded_settings
+from fedcc.report.analysis import read_analysis
 from fedcc.report.values import (
     Contradiction,
     InvalidRecord,
@@ -21,19 +25,28 @@ from fedcc.report.values import (
     natural,
     number,
     optional,
+    read_json,
     scalar,
     short,
+    short_text,
     text,
     whole,
 )
 
+RECORD = {
+    "settings": {str: scalar},
+    **dict.fromkeys(("method", "family", "data", "skew"), text),
+    "seed": partial(whole, high=2**63 - 1),
+    "command": partial(text, longest=20_000),
+    **dict.fromkeys(("engine", "device", "precision", "commit"), short_text),
+}
 TWICE = ("data", "skew", "seed", "clients", "models", "epochs", "settings", "engine", "precision", "threads")
 LOCAL_TESTS = ("local", "global", "valid", "valid_labels", "local_full")
 ACCURACY = partial(number, low=0, high=100)
 ACCURACIES = [optional(ACCURACY)]
 CURVE = {"final": ACCURACY, "best": ACCURACY, "best_round": partial(whole, low=1), "rounds": ACCURACIES}
 BYTES = {"up": whole, "down": whole, "models": optional(whole), "rounds": optional({"up": [whole], "down": [whole]})}
-LOG = {str: {str: [optional(number)]}}
+Log = Mapping[str, Mapping[str, Sequence[float | None]]]  # by name and client
 
 
 @dataclass(frozen=True)
@@ -53,6 +66,81 @@ class Traffic:
     total: int | None = None
     rounds: tuple[int, ...] = ()
     models: int = 0
+
+
+def read_record(file: Path, name: str, problems: list[tuple[str, str]]) -> dict[str, Any]:
+    """The values of a run, by the names that they have in ``RunRecord``; ``problems`` gets parts that are left out."""
+    record = mapping(read_json(file), "the file")
+    if "format" not in record or "method" not in record:
+        raise InvalidRecord("is no record of a run: it has no format and method")
+    if record["format"] != 1:
+        raise InvalidRecord(f"has format {short(record['format'])}; this version reads format 1")
+    has_digest = _has_digest(file, record)
+    experiment = read_experiment(record.get("experiment"))
+    method = text(experiment.get("method"), "experiment.method").lower()
+    values: dict[str, Any] = check(record, RECORD)
+    version = whole(experiment["version"], "experiment.version", 1) if "version" in experiment else None
+    values["settings"], reason = recorded_settings(method, values["settings"], version)
+    if reason:
+        raise InvalidRecord(f"does not count: {reason}")
+    if record.get("stopped"):
+        stage = " of ".join(short(table.get("rounds")) for table in (record, experiment))
+        raise InvalidRecord(f"does not count: it was stopped after round {stage} ({short(record['stopped'])})")
+    accuracy = mapping(record.get("accuracy"), "accuracy")
+    curve = read_curve(accuracy, "accuracy")
+    rounds, clients = len(curve.curve), experiment.get("clients")
+    check_twice(record, rounds, method, values["settings"])
+    check_command(values["command"], experiment, values["settings"])
+    versions = record.get("versions")
+    values |= vars(curve) | {
+        "method": method,
+        "label": METHODS[method]().label if method in METHODS else values["method"],
+        "experiment": experiment,
+        "versions": {str(k): short_text(v) for k, v in versions.items()} if isinstance(versions, Mapping) else {},
+        "fingerprints": (short_text(record.get("data_sha256")), short_text(record.get("partition_sha256"))),
+        "has_digest": has_digest,
+    }
+    readers: list[tuple[Any, ...]] = [  # of parts that a record may lack
+        ("traffic", "bytes", read_traffic, record.get("bytes"), rounds),
+        ("readings", "readings", read_readings, accuracy.get("readings", {}), rounds),
+        ("targets", "targets", read_targets, accuracy.get("targets", []), rounds),
+        ("tests", "accuracies of clients", read_tests, accuracy, clients),
+        ("log", "log", read_log, record.get("log", {}), rounds, clients),
+        ("counts", "counts", read_counts, record.get("counts", {}), clients),
+        ("seconds", "seconds", number, record.get("seconds"), "seconds", 0),
+    ]
+    beside = file.with_name("analysis.json" if file.name == "summary.json" else f"{file.stem}.analysis.json")
+    if os.path.lexists(beside):
+        values["analysis_file"] = beside
+        readers.append(("analysis", beside.name, _read_analysis, beside, record))
+    for part, words, read, *arguments in readers:
+        try:
+            values[part] = read(*arguments)
+        except Contradiction:
+            raise
+        except InvalidRecord as error:
+            problems.append((name, f"{words} left out: {error}"))
+    return values
+
+
+def _has_digest(file: Path, content: Mapping[str, Any]) -> bool:
+    """Whether a file has a digest, which must match, as must those of the files beside a run's own record."""
+    try:
+        if file.name == "summary.json":
+            check_files(file, content)
+        return check_digest(file, content)
+    except DamagedFile as error:
+        raise InvalidRecord(str(error).removeprefix(f"{file} ")) from None
+    except OSError as error:
+        raise InvalidRecord(f"cannot be checked: {error.filename}: {error.strerror}") from None
+
+
+def _read_analysis(file: Path, record: Mapping[str, Any]) -> dict[str, Any]:
+    analysis = mapping(read_json(file), "analysis")
+    _has_digest(file, analysis)
+    if analysis.get("summary_sha256") not in (None, record.get(DIGEST)):
+        raise InvalidRecord("it is the analysis of another record")
+    return read_analysis(analysis, record)
 
 
 def read_experiment(value: Any) -> dict[str, Any]:
@@ -132,10 +220,10 @@ def read_readings(value: Any, rounds: int) -> dict[str, AccuracyCurve]:
 
 
 def read_targets(value: Any, rounds: int) -> tuple[float | None, ...]:
-    targets = check(value, ACCURACIES, "accuracy.targets")
+    targets = tuple(check(value, ACCURACIES, "accuracy.targets"))
     if targets:
         _check_length("accuracy.targets", targets, rounds)
-    return tuple(targets)
+    return targets
 
 
 def read_tests(accuracy: Mapping[str, Any], clients: int | None) -> dict[str, dict[str, float]]:
@@ -153,13 +241,13 @@ def read_tests(accuracy: Mapping[str, Any], clients: int | None) -> dict[str, di
     return tests
 
 
-def read_log(value: Any, rounds: int, clients: int | None) -> dict[str, dict[str, tuple[float | None, ...]]]:
-    log = check(value, LOG, "log")
+def read_log(value: Any, rounds: int, clients: int | None) -> Log:
+    log: Log = check(value, {str: {str: [optional(number)]}}, "log")
     for name, series in log.items():
         _check_clients(series, f"log.{text(name, 'a name in log')}", clients)
         for client, values in series.items():
             _check_length(f"log.{name}.{client}", values, rounds)
-    return {name: {client: tuple(values) for client, values in series.items()} for name, series in log.items()}
+    return log
 
 
 def read_counts(value: Any, clients: int | None) -> tuple[tuple[int, ...], ...]:

@@ -1,48 +1,22 @@
-"""The records of finished runs: found, read, checked. Records are not trusted; what is left out is reported."""
+"""The records of finished runs below some paths; what is left out is reported."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-from fedcc.core.digests import DIGEST, DamagedFile, check_digest, check_files
 from fedcc.core.options import setting_text
 from fedcc.data.registry import DATASETS
 from fedcc.experiments.options import DEFAULTS, MACHINE, MEASUREMENT, OPTIONS
-from fedcc.methods import METHODS, recorded_settings
-from fedcc.report import parts
-from fedcc.report.analysis import read_analysis
+from fedcc.methods import METHODS
 from fedcc.report.paper import Scenario
-from fedcc.report.parts import AccuracyCurve, Traffic
-from fedcc.report.values import (
-    Contradiction,
-    InvalidRecord,
-    check,
-    mapping,
-    natural,
-    number,
-    position,
-    printable,
-    read_json,
-    scalar,
-    short,
-    short_text,
-    text,
-    whole,
-)
+from fedcc.report.parts import AccuracyCurve, Log, Traffic, read_record
+from fedcc.report.values import InvalidRecord, natural, position, printable
 
-T = TypeVar("T")
 Pairs = tuple[tuple[str, str], ...]  # names and values, as text
-RECORD = {
-    "settings": {str: scalar},
-    **dict.fromkeys(("method", "family", "data", "skew"), text),
-    "seed": partial(whole, high=2**63 - 1),
-    "command": partial(text, longest=20_000),
-}
 ORDER = ("clients", "models", "rounds", "epochs", *OPTIONS)  # of options in titles: the most telling first
 ASIDE = ("method", "version", "data", "skew", "seed", "settings", *MEASUREMENT, *MACHINE)  # no part of the protocol
 
@@ -69,7 +43,7 @@ class RunRecord:
     readings: Mapping[str, AccuracyCurve] = field(default_factory=dict)
     targets: tuple[float | None, ...] = ()
     tests: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # Table II: accuracy by test and client
-    log: Mapping[str, Mapping[str, tuple[float | None, ...]]] = field(default_factory=dict)  # by name and client
+    log: Log = field(default_factory=dict)
     counts: tuple[tuple[int, ...], ...] = ()  # samples by client and class
     traffic: Traffic = Traffic()
     seconds: float | None = None
@@ -96,6 +70,12 @@ class RunRecord:
         """The rounds T that were requested; a method may need more."""
         return int(self.experiment.get("rounds", len(self.curve)))
 
+    def own_accuracies(self, test: str) -> list[float]:
+        """Of the clients' own models; without "unknown", ``valid`` and ``valid_labels`` are the same as ``global``."""
+        if test in ("valid", "valid_labels") and test not in self.tests and self.method != "fedcc":
+            test = "global"
+        return list(self.tests.get(test, {}).values())
+
     @property
     def changed_settings(self) -> Pairs:
         """The method's settings that are not its defaults."""
@@ -109,17 +89,12 @@ class RunRecord:
     @property
     def protocol(self) -> Pairs:
         """The values of the run, other than its method's settings, that are not the data set's defaults."""
-        usual = usual_values(self.data, self.family, self.method)
+        usual = DEFAULTS
+        if self.data in DATASETS:
+            one_network = METHODS[self.method]().one_network if self.method in METHODS else self.family == "parameters"
+            usual = usual | DATASETS[self.data].defaults.options(one_network)
         changed = [n for n, v in self.experiment.items() if n not in ASIDE and (n not in usual or usual[n] != v)]
         return tuple((n, setting_text(self.experiment[n])) for n in sorted(changed, key=lambda n: position(n, ORDER)))
-
-
-def usual_values(data: str, family: str, method: str) -> dict[str, Any]:
-    """The defaults of an experiment on this data set, as far as the data set is known."""
-    if data not in DATASETS:
-        return dict(DEFAULTS)
-    one_network = METHODS[method]().one_network if method in METHODS else family == "parameters"
-    return DEFAULTS | DATASETS[data].defaults.options(one_network)
 
 
 @dataclass(frozen=True)
@@ -140,7 +115,7 @@ def find_records(paths: Sequence[Path]) -> Records:
             if key in runs:
                 continue
             try:
-                runs[key] = _read(file, name, problems)
+                runs[key] = RunRecord(file=file, name=name, **read_record(file, name, problems))
             except InvalidRecord as error:
                 inside = file.name == "summary.json" and not name.endswith("/summary.json")
                 problems.append((f"{name}/summary.json" if inside else name, str(error)))
@@ -211,84 +186,3 @@ def _candidates(path: Path, problems: list[tuple[str, str]]) -> Iterator[tuple[P
             for file in sorted(files):
                 if file.endswith(".json") and not file.endswith(".analysis.json") and not file.startswith("."):
                     yield here / file, f"{name}/{printable(file)}"
-
-
-def _read(file: Path, name: str, problems: list[tuple[str, str]]) -> RunRecord:
-    record = mapping(read_json(file), "the file")
-    if "format" not in record or "method" not in record:
-        raise InvalidRecord("is no record of a run: it has no format and method")
-    if record["format"] != 1:
-        raise InvalidRecord(f"has format {short(record['format'])}; this version reads format 1")
-    has_digest = _has_digest(file, record)
-    experiment = parts.read_experiment(record.get("experiment"))
-    method = text(experiment.get("method"), "experiment.method").lower()
-    values = check(record, RECORD)
-    version = whole(experiment["version"], "experiment.version", 1) if "version" in experiment else None
-    values["settings"], reason = recorded_settings(method, values["settings"], version)
-    if reason:
-        raise InvalidRecord(f"does not count: {reason}")
-    if record.get("stopped"):
-        stage = " of ".join(short(table.get("rounds")) for table in (record, experiment))
-        raise InvalidRecord(f"does not count: it was stopped after round {stage} ({short(record['stopped'])})")
-    accuracy = mapping(record.get("accuracy"), "accuracy")
-    curve = parts.read_curve(accuracy, "accuracy")
-    rounds, clients = len(curve.curve), experiment.get("clients")
-    parts.check_twice(record, rounds, method, values["settings"])
-    parts.check_command(values["command"], experiment, values["settings"])
-    label = values.pop("method")
-    beside = file.with_name("analysis.json" if file.name == "summary.json" else f"{file.stem}.analysis.json")
-    texts: dict[str, Any] = {n: short_text(record.get(n)) for n in ("engine", "device", "precision", "commit")}
-    versions = record.get("versions")
-
-    def part(what: str, default: T, read: Callable[..., T], *arguments: Any) -> T:
-        """A part that a record may lack; an invalid one is left out and reported."""
-        try:
-            return read(*arguments)
-        except Contradiction:
-            raise
-        except InvalidRecord as error:
-            problems.append((name, f"{what} left out: {error}"))
-            return default
-
-    return RunRecord(
-        file=file,
-        name=name,
-        method=method,
-        label=METHODS[method]().label if method in METHODS else label,
-        experiment=experiment,
-        **values,
-        **vars(curve),
-        traffic=part("bytes", Traffic(), parts.read_traffic, record.get("bytes"), rounds),
-        readings=part("readings", {}, parts.read_readings, accuracy.get("readings", {}), rounds),
-        targets=part("targets", (), parts.read_targets, accuracy.get("targets", []), rounds),
-        tests=part("accuracies of clients", {}, parts.read_tests, accuracy, clients),
-        log=part("log", {}, parts.read_log, record.get("log", {}), rounds, clients),
-        counts=part("counts", (), parts.read_counts, record.get("counts", {}), clients),
-        seconds=part("seconds", None, number, record.get("seconds"), "seconds", 0),
-        **texts,
-        versions={str(k): short_text(v) for k, v in versions.items()} if isinstance(versions, Mapping) else {},
-        fingerprints=(short_text(record.get("data_sha256")), short_text(record.get("partition_sha256"))),
-        has_digest=has_digest,
-        analysis=part(beside.name, None, _read_analysis, beside, record) if os.path.lexists(beside) else None,
-        analysis_file=beside if os.path.lexists(beside) else None,
-    )
-
-
-def _has_digest(file: Path, content: Mapping[str, Any]) -> bool:
-    """Whether a file has a digest, which must match, as must those of the files beside a run's own record."""
-    try:
-        if file.name == "summary.json":
-            check_files(file, content)
-        return check_digest(file, content)
-    except DamagedFile as error:
-        raise InvalidRecord(str(error).removeprefix(f"{file} ")) from None
-    except OSError as error:
-        raise InvalidRecord(f"cannot be checked: {error.filename}: {error.strerror}") from None
-
-
-def _read_analysis(file: Path, record: Mapping[str, Any]) -> dict[str, Any]:
-    analysis = mapping(read_json(file), "analysis")
-    _has_digest(file, analysis)
-    if analysis.get("summary_sha256") not in (None, record.get(DIGEST)):
-        raise InvalidRecord("it is the analysis of another record")
-    return read_analysis(analysis, record)

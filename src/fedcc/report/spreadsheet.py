@@ -10,8 +10,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from fedcc.report.cells import ACCURACIES, Table
-from fedcc.report.client_tables import TESTS, ClientTable
+from fedcc.report.cells import ACCURACIES, TESTS, Table
 from fedcc.report.records import RunRecord
 from fedcc.report.values import printable
 
@@ -23,21 +22,19 @@ def comparison(table: Table) -> str:
     for row in table.rows:
         for s, cell in row.cells.items():
             numbers = [n for v in map(cell.value, ACCURACIES) for n in ((v.mean, v.spread) if v else (None, None))]
-            printed, names = cell.printed or ("", ""), " ".join(r.name for r in cell.runs)
+            printed, names = cell.printed.get("final", ("", ""))[:2], " ".join(r.name for r in cell.runs)
             lines.append([row.label, row.extra, *s, len(cell.runs), *map(_number, numbers), *printed, names])
     return _csv(head, lines)
 
 
-def clients(table: ClientTable) -> str:
+def clients(table: Table) -> str:
     head = ["method", "variant", "data", "skew", "test", "seeds", "mean", "over_clients", "over_seeds"]
     head += ["paper", "paper_spread", "records"]
     lines = []
-    for row, cells in table.rows:
-        for s, test in product(table.scenarios, TESTS):
-            cell, v = cells[s, test], cells[s, test].value
-            numbers = (v.mean, v.over_clients, v.over_seeds) if v else (None, None, None)
-            printed, names = cell.printed or ("", ""), " ".join(r.name for r in cell.runs)
-            lines.append([row.label, row.extra, *s, test, v.n if v else 0, *map(_number, numbers), *printed, names])
+    for row, s, test in product(table.rows, table.scenarios, TESTS):
+        numbers, runs = row.cells[s].own(test) or (None, None, None), row.cells[s].tested(test)
+        printed, names = row.cells[s].printed.get(test, ("", ""))[:2], " ".join(r.name for r in runs)
+        lines.append([row.label, row.extra, *s, test, len(runs), *map(_number, numbers), *printed, names])
     return _csv(head, lines)
 
 

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from fedcc.report import paper
-from fedcc.report.cells import ACCURACIES, Accuracy, Table, Value
-from fedcc.report.paper import Scenario
+from fedcc.report.cells import ACCURACIES, Accuracy, Cell, Table
+from fedcc.report.paper import Scenario, Value
 
 
 @dataclass(frozen=True)
@@ -31,9 +31,9 @@ def standings(table: Table) -> list[Standing]:
             tuple(label for label, c in cells if not c.runs),
             tuple((label, len(c.runs)) for label, c in cells if 0 < len(c.runs) < paper.SEEDS),
             tuple(
-                (label, c.final.mean - c.printed.mean)
+                (label, c.final.mean - printed.mean)
                 for label, c in cells
-                if c.final and c.printed and c.final.mean < c.printed.mean
+                if c.final and (printed := c.printed.get("final")) and c.final.mean < printed.mean
             ),
         )
         for s, cells in by_scenario.items()
@@ -55,21 +55,6 @@ class Margin:
     seeds: int  # that both have: the margin is over these; 0: between means over different seeds
     of: int  # seeds of the method itself
 
-    @staticmethod
-    def between(ours: Mapping[int, float], rival: str, theirs: Mapping[int, float]) -> Margin:
-        """Over the seeds that both have, thus on the same data."""
-        if shared := sorted(ours.keys() & theirs.keys()):
-            points = statistics.fmean(ours[seed] - theirs[seed] for seed in shared)
-        else:
-            points = statistics.fmean(ours.values()) - statistics.fmean(theirs.values())
-        return Margin(rival, points, len(shared), len(ours))
-
-    @staticmethod
-    def least(ours: Mapping[int, float], rivals: Mapping[str, Mapping[int, float]]) -> Margin | None:
-        """To the nearest rival that has a run."""
-        margins = [Margin.between(ours, rival, theirs) for rival, theirs in rivals.items() if theirs]
-        return min(margins, key=lambda margin: margin.points, default=None)
-
     @property
     def note(self) -> str:
         """Which seeds it is over, if not all of the method's."""
@@ -78,9 +63,21 @@ class Margin:
         return f"{self.seeds} of {self.of} seeds" if self.seeds else "other seeds"
 
 
+def nearest(ours: Mapping[int, float], rivals: Mapping[str, Mapping[int, float]]) -> Margin | None:
+    """The least margin to a rival, each over the seeds that both have, thus on the same data; None without runs."""
+    margins = []
+    for rival, theirs in rivals.items():
+        if ours and theirs:
+            points = statistics.fmean(ours.values()) - statistics.fmean(theirs.values())
+            if shared := sorted(ours.keys() & theirs.keys()):
+                points = statistics.fmean(ours[seed] - theirs[seed] for seed in shared)
+            margins.append(Margin(rival, points, len(shared), len(ours)))
+    return min(margins, key=lambda margin: margin.points, default=None)
+
+
 @dataclass(frozen=True)
 class Lead:
-    """One method against the nearest of the others in one scenario."""
+    """FedCC against the nearest of the others in one scenario."""
 
     scenario: Scenario
     rivals: int  # others that have runs
@@ -89,24 +86,22 @@ class Lead:
     printed: Margin | None  # by the paper's numbers
 
 
-def leads(table: Table, method: str = "fedcc") -> list[Lead]:
-    """The method against its competitors, in every scenario where it has one."""
-    others = [r for r in table.rows if not r.bound and r.method != method]
-    own = [r for r in table.rows if r.method == method and not r.extra]
+def leads(table: Table) -> list[Lead]:
+    """FedCC against its competitors, in every scenario where it has one."""
+    others = [r for r in table.rows if not r.bound and r.method != "fedcc"]
+    own = [r for r in table.rows if r.method == "fedcc" and not r.extra]
     result = []
     for s in table.scenarios:
-        cell = next((r.cells[s] for r in own if r.cells[s].runs), None)
-        if cell is None:
-            continue
+        cell = next((r.cells[s] for r in own if r.cells[s].runs), Cell())
+        rivals = {r.title: r.cells[s] for r in others}
         margins: dict[Accuracy, tuple[Value, Margin]] = {}
         for accuracy in ACCURACIES:
-            nearest = Margin.least(cell.by_seed(accuracy), {r.title: r.cells[s].by_seed(accuracy) for r in others})
-            if (value := cell.value(accuracy)) and nearest:
-                margins[accuracy] = value, nearest
-        if not margins:
-            continue
-        reread = Margin.least(cell.by_seed("final"), {r.title: r.cells[s].reread("re-estimated") for r in others})
-        theirs = {r.title: {0: p.mean} for r in others if (p := r.cells[s].printed)}
-        printed = Margin.least({0: cell.printed.mean}, theirs) if cell.printed else None
-        result.append(Lead(s, len({r.method for r in others if r.cells[s].runs}), margins, reread, printed))
+            margin = nearest(cell.by_seed(accuracy), {name: c.by_seed(accuracy) for name, c in rivals.items()})
+            if (value := cell.value(accuracy)) and margin:
+                margins[accuracy] = value, margin
+        if margins:
+            reread = nearest(cell.by_seed("final"), {n: c.reread("re-estimated") for n, c in rivals.items()})
+            by_paper = {n: {0: v.mean} for n, c in {"": cell, **rivals}.items() if (v := c.printed.get("final"))}
+            printed = nearest(by_paper.pop("", {}), by_paper)
+            result.append(Lead(s, len({r.method for r in others if r.cells[s].runs}), margins, reread, printed))
     return result

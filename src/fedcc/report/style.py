@@ -1,8 +1,4 @@
-"""The one source of colours: a look for each method wherever it is drawn, and a palette for everything else.
-
-Every colour has a shade for white and one for the page's dark background; each stands out from its background by at
-least 3:1, which is WCAG's least for lines.
-"""
+"""The one source of colours: a look for each method wherever it is drawn, and a palette for everything else."""
 
 from __future__ import annotations
 
@@ -13,7 +9,7 @@ from fedcc.methods import METHODS
 
 
 class Colour(NamedTuple):
-    """Two shades of a colour: for a light background and for a dark one."""
+    """For a light background and for a dark one; each stands out by at least 3:1, WCAG's least for lines."""
 
     light: str
     dark: str

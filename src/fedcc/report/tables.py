@@ -7,17 +7,18 @@ of their own, and so have runs of methods with other settings: a table of varian
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import product
 from typing import Any
 
 from fedcc.data.registry import DATASETS
+from fedcc.experiments.options import DEFAULTS
 from fedcc.methods import METHODS
 from fedcc.report import paper
-from fedcc.report.cells import ACCURACIES, Accuracy, Cell, MethodRow, Table
-from fedcc.report.paper import Scenario
-from fedcc.report.records import Pairs, RunRecord, usual_values
+from fedcc.report.cells import ACCURACIES, TESTS, Accuracy, Cell, MethodRow, Table
+from fedcc.report.paper import Scenario, Value
+from fedcc.report.records import Pairs, RunRecord
 from fedcc.report.titles import slug, title_of
 from fedcc.report.values import natural, position
 
@@ -37,23 +38,26 @@ WORDS: dict[str, Callable[[str], str]] = {  # a value of the protocol in words; 
     "models": lambda v: v.replace(",", ", "),
 }
 COMMON: dict[str, Callable[[Any], str]] = {  # what runs have in common, in words
-    "clients": lambda v: f"{v} clients",
-    "rounds": lambda v: f"T={v}",
-    "epochs": lambda v: f"E={v}",
+    **{name: WORDS[name] for name in ("clients", "rounds", "epochs")},
     "lr": lambda v: f"Adam {v:g}",
     "batch": lambda v: f"batch {v}",
     "public": lambda v: f"{100 * v:g} % public",
     "augment": lambda v: {"none": "no augmentation", "standard": "crop and flip"}.get(v, v),
 }
-UNUSUAL = (
-    "fraction",
-    "participation",
-    "stratified",
-    "reset",
-    "wire",
-    "assignment",
-    "resize",
-)  # named if not the default
+UNUSUAL = ("fraction", "participation", "stratified", "reset", "wire", "assignment", "resize")
+"""What else is named, if it is not the default."""
+
+READINGS = {
+    "BatchNorm statistics re-estimated": """\
+Parameter-based methods, each global model evaluated twice: with BatchNorm's running statistics as they were averaged,
+as in the table above, and with statistics re-estimated on the public images, without labels. Training is the same.
+""",
+    "Other readings": """\
+The same trained models, read in other ways: what follows "read with" is set for the prediction of the test images
+alone. Training and what clients and server send are the same; the first row has the same runs as they are.
+""",
+}
+"""Titles of tables of readings, whose last word is part of their files' names, and what they show."""
 
 
 def tables(runs: Sequence[RunRecord]) -> list[Table]:
@@ -104,19 +108,18 @@ def _table(topic: str, changed: Pairs, runs: Sequence[RunRecord], reference: Seq
         by_row.setdefault((run.method, run.label, extra), {}).setdefault(run.scenario, []).append(run)
     scenarios = _scenarios(runs, everything=of_paper)
 
-    def cell(method: str, extra: str, scenario: Scenario, runs: Sequence[RunRecord]) -> Cell:
-        printed = paper.TABLE1.get((method, scenario)) if with_paper and not extra else None
-        return Cell(tuple(sorted(runs, key=lambda r: r.seed)), printed)
+    def row(method: str, label: str, extra: str) -> MethodRow:
+        cells = {}
+        for s in scenarios:
+            own = sorted(by_row[method, label, extra].get(s, ()), key=lambda r: r.seed)
+            cells[s] = Cell(tuple(own), _printed(method, s) if with_paper and not extra else {})
+        return MethodRow(method, label, extra, cells)
 
-    rows = [
-        MethodRow(
-            method,
-            label,
-            extra,
-            {s: cell(method, extra, s, by_row[method, label, extra].get(s, ())) for s in scenarios},
-        )
-        for method, label, extra in sorted(by_row, key=lambda key: _row_order(*key))
-    ]
+    def order(key: tuple[str, str, str]) -> tuple[Any, ...]:
+        method, label, extra = key
+        return position(method, list(METHODS)), label, bool(extra), natural(extra)
+
+    rows = [row(*key) for key in sorted(by_row, key=order)]
     differs = ", ".join(WORDS[n](v) if n in WORDS else f"{n}={v}" for n, v in changed)
     name = "Table I" if topic == "paper" else title_of(topic)
     words = ("table1" if topic == "paper" else topic, differs, "variants" if variants else "")
@@ -132,8 +135,12 @@ def _table(topic: str, changed: Pairs, runs: Sequence[RunRecord], reference: Seq
     )
 
 
-def _row_order(method: str, label: str, extra: str) -> tuple[Any, ...]:
-    return position(method, list(METHODS)), label, bool(extra), natural(extra)
+def _printed(method: str, scenario: Scenario) -> dict[str, Value]:
+    """The paper's numbers; its Table II counts "unknown" as right outside the majority set in its global column."""
+    tests = {"local": "local", "valid": "global"}
+    values = {"final": paper.TABLE1.get((method, scenario))}
+    values |= {test: paper.TABLE2.get((column, method, scenario)) for test, column in tests.items()}
+    return {name: value for name, value in values.items() if value}
 
 
 def _scenarios(runs: Sequence[RunRecord], everything: bool) -> tuple[Scenario, ...]:
@@ -166,6 +173,51 @@ def _protocol(runs: Sequence[RunRecord]) -> str:
     """What all these runs have in common, in words; what differs between methods is left out."""
     first, *rest = [r for r in runs if not budget_matched(r)] or runs
     common = {n: v for n, v in first.experiment.items() if all(r.experiment.get(n) == v for r in rest)}
-    usual = usual_values("", "", "")
-    names = [n for n in COMMON if n in common] + [n for n in UNUSUAL if n in common and common[n] != usual[n]]
+    names = [n for n in COMMON if n in common] + [n for n in UNUSUAL if n in common and common[n] != DEFAULTS[n]]
     return ", ".join(COMMON[n](common[n]) if n in COMMON else f"{n} {common[n]}" for n in names)
+
+
+def client_table(table: Table) -> Table | None:
+    """Table II: the clients' own models of the same runs; None for variants, or if no run has them."""
+
+    def tested(row: MethodRow, scenario: Scenario) -> bool:
+        return any(row.cells[scenario].own(test) for test in TESTS)
+
+    trained = [r for r in table.rows if r.method not in METHODS or METHODS[r.method].trains_clients]
+    rows = tuple(r for r in trained if any(tested(r, s) for s in table.scenarios))
+    if table.variants or not rows:
+        return None
+    name, title = f"{table.slug}-clients", f"{table.title}: clients' own models"
+    if table.data[0] in paper.DATA:
+        name, title = table.slug.replace("table1", "table2"), table.title.replace("Table I", "Table II", 1)
+    scenarios = tuple(s for s in table.scenarios if any(tested(r, s) for r in rows))
+    return replace(table, slug=name, title=title, scenarios=scenarios, rows=rows)
+
+
+def reading_tables(table: Table) -> list[Table]:
+    """The methods of a table that have readings: first averaged models, then others, but not of variants."""
+    built = []
+    for title, about in READINGS.items():
+        kind = title.split()[-1]
+        if kind == "readings" and table.variants:
+            continue
+        if rows := tuple(reading for row in table.rows for reading in _reading_rows(row, kind == "re-estimated")):
+            readings = replace(table, slug=f"{table.slug}-{kind}", title=f"{table.title}: {title}", about=about)
+            scenarios = tuple(s for s in table.scenarios if any(row.cells[s].runs for row in rows))
+            built.append(replace(readings, scenarios=scenarios, rows=rows, of_paper=False, with_paper=False))
+    return built
+
+
+def _reading_rows(row: MethodRow, again: bool) -> Iterator[MethodRow]:
+    """A row's runs that have such readings: their own prediction, then each reading."""
+    names = dict.fromkeys(name for cell in row.cells.values() for run in cell.runs for name in run.readings)
+    wanted = [name for name in names if (name == "re-estimated") is again]
+    for name in ["", *wanted] if wanted else []:
+        extra = name or "averaged" if again else name and f"read with {name}"
+        cells = {}
+        for s, cell in row.cells.items():
+            runs = [run for run in cell.runs if any(n in run.readings for n in wanted)]
+            if name and not all(name in run.readings for run in runs):  # all rows are of the same runs
+                runs = []
+            cells[s] = Cell(tuple(replace(run, **vars(run.readings[name])) if name else run for run in runs))
+        yield replace(row, extra=", ".join(filter(None, (row.extra, extra))), cells=cells)

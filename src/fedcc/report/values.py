@@ -18,6 +18,7 @@ Schema = Callable[[Any, str], Any] | list[Any] | dict[Any, Any]
 
 LARGEST = 64 * 2**20  # bytes of a file; a record has kilobytes
 DEEPEST = 32  # levels of lists and objects; a record has six
+NONBLOCK = getattr(os, "O_NONBLOCK", 0)  # a pipe may have no writer
 GREATEST = 2**53 - 1  # the largest whole number that every reader of JSON keeps
 
 
@@ -32,7 +33,7 @@ class Contradiction(InvalidRecord):
 def read_json(file: Path) -> Any:
     """The content of a regular file of a sensible size."""
     try:
-        with open(file, "rb", opener=_open) as stream:
+        with open(file, "rb", opener=lambda path, flags: os.open(path, flags | NONBLOCK)) as stream:
             if not stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
                 raise InvalidRecord("is not a regular file")
             raw = stream.read(LARGEST + 1)
@@ -49,11 +50,6 @@ def read_json(file: Path) -> Any:
         raise InvalidRecord(f"is not valid JSON: {short(error)}") from None
     _check_content(content)
     return content
-
-
-def _open(path: str, flags: int) -> int:
-    """Open without waiting: a pipe may have no writer."""
-    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
 
 
 def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -79,22 +75,19 @@ def _check_content(value: Any, depth: int = 0) -> None:
             _check_content(inner, depth + 1)
 
 
-# --------------------------------------------------------------------------------------------------------------- texts
-
-
 def printable(path: str | Path) -> str:
     r"""A path as one line of text that can be written anywhere: bytes that are not UTF-8 appear as ``\xff``."""
     return _line(os.fsencode(path).decode("utf-8", "backslashreplace"))
 
 
-def relative_link(file: Path, folder: Path) -> str:
-    """The address of a file in a page in this folder."""
-    return quote(os.fsencode(Path(os.path.relpath(file, folder)).as_posix()))
-
-
 def _line(text: str) -> str:
     """Text without line breaks or terminal control characters."""
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+
+
+def relative_link(file: Path, folder: Path) -> str:
+    """The address of a file in a page in this folder."""
+    return quote(os.fsencode(Path(os.path.relpath(file, folder)).as_posix()))
 
 
 def natural(text: str) -> list[tuple[int, int, str]]:
@@ -115,12 +108,9 @@ def short(value: object) -> str:
     return text if len(text) <= 80 else text[:77] + "..."
 
 
-def short_text(value: Any) -> str:
+def short_text(value: Any, _what: str = "") -> str:
     """A text for people, empty if it is missing."""
     return short(value) if isinstance(value, str) else ""
-
-
-# -------------------------------------------------------------------------------------------------------------- checks
 
 
 def agree(what: str, value: Any, other: str, same: Any) -> None:
@@ -145,7 +135,7 @@ def text(value: Any, what: str, longest: int = 200) -> str:
 
 
 def number(value: Any, what: str, low: float = -math.inf, high: float = math.inf) -> float:
-    if isinstance(value, int) and not isinstance(value, bool) and abs(value) > 2**63:
+    if type(value) is int and abs(value) > 2**63:
         raise InvalidRecord(f"{what} must be a number below 2^63, got {short(value)}")
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         raise InvalidRecord(f"{what} must be a finite number, got {short(value)}")
@@ -155,7 +145,7 @@ def number(value: Any, what: str, low: float = -math.inf, high: float = math.inf
 
 
 def whole(value: Any, what: str, low: int = 0, high: int = GREATEST) -> int:
-    if isinstance(value, bool) or not isinstance(value, int):
+    if type(value) is not int:
         raise InvalidRecord(f"{what} must be a whole number, got {short(value)}")
     if not low <= value <= high:
         raise InvalidRecord(f"{what} must be a whole number from {low} to {high}, got {short(value)}")

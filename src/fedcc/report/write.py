@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from fedcc.core.files import make_folder, open_whole
+from fedcc.core.files import make_folder, write_whole
 from fedcc.report import latex, markdown, spreadsheet
 from fedcc.report.cells import Table
-from fedcc.report.client_tables import client_table
-from fedcc.report.readings import reading_tables
 from fedcc.report.records import Records
+from fedcc.report.tables import client_table, reading_tables
 
 TITLE = "Federated learning under label skew"
 
@@ -33,24 +32,23 @@ def write_report(
 
 def _tables(records: Records, tables: Sequence[Table], beside: Path) -> Iterator[tuple[str, str]]:
     inputs = []
+
+    def formats(slug: str, as_markdown: str, as_csv: str, as_latex: str) -> Iterator[tuple[str, str]]:
+        yield from ((f"{slug}.md", as_markdown), (f"{slug}.csv", as_csv), (f"{slug}.tex", as_latex))
+        inputs.append(slug)
+
     for table in tables:
-        yield f"{table.slug}.md", markdown.section(table, beside)
-        yield f"{table.slug}.csv", spreadsheet.comparison(table)
-        yield f"{table.slug}.tex", latex.comparison(table)
-        inputs.append(table.slug)
+        text = markdown.section(table, beside)
+        yield from formats(table.slug, text, spreadsheet.comparison(table), latex.comparison(table))
         if table.with_paper:
             yield f"{table.slug}-paper.tex", latex.comparison(table, with_paper=True)
             inputs.append(f"{table.slug}-paper")
-        for readings in (r.table for r in reading_tables(table)):
-            yield f"{readings.slug}.md", "\n".join(markdown.comparison(readings, d, beside) for d in readings.data)
-            yield f"{readings.slug}.csv", spreadsheet.comparison(readings)
-            yield f"{readings.slug}.tex", latex.comparison(readings)
-            inputs.append(readings.slug)
-        if clients := None if table.variants else client_table(table):
-            yield f"{clients.slug}.md", "\n".join(markdown.clients(clients, d) for d in clients.data)
-            yield f"{clients.slug}.csv", spreadsheet.clients(clients)
-            yield f"{clients.slug}.tex", latex.clients(clients)
-            inputs.append(clients.slug)
+        for again in reading_tables(table):
+            text = "\n".join(markdown.comparison(again, d, beside) for d in again.data)
+            yield from formats(again.slug, text, spreadsheet.comparison(again), latex.comparison(again))
+        if own := client_table(table):
+            text = "\n".join(markdown.clients(own, d) for d in own.data)
+            yield from formats(own.slug, text, spreadsheet.clients(own), latex.clients(own))
     yield "report.tex", latex.document(inputs)
     yield "runs.csv", spreadsheet.runs(records.runs, beside)
 
@@ -68,6 +66,5 @@ def write_readme(tables: Sequence[Table], file: Path) -> Path:
 
 def _write(path: Path, text: str) -> Path:
     make_folder(path.parent)
-    with open_whole(path) as file:
-        file.write(text.encode())
+    write_whole(path, text)
     return path
