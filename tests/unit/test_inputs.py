@@ -1,0 +1,155 @@
+"""Images and tables of the user's own: what is read, how it is encoded, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from fedcc.errors import InputError
+from fedcc.inputs.images import Form, common_form, decode, list_parts
+from fedcc.inputs.tables import Encoding, Table, numbered_labels, read_csv
+
+
+def picture(path: Path, mode: str = "L", size: tuple[int, int] = (8, 8), colour: object = 100) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new(mode, size, colour).save(path)  # type: ignore[arg-type]
+    return path
+
+
+# --------------------------------------------------------------------------------------------------------------- images
+
+
+def test_sub_folders_are_classes_in_the_order_of_their_names(tmp_path: Path) -> None:
+    for name in ("b/1.png", "a/2.png", "a/1.gif", ".hidden/3.png"):
+        picture(tmp_path / name)
+    train = list_parts(tmp_path)["train"]
+    assert [path.relative_to(tmp_path).as_posix() for path in train.paths] == ["a/1.gif", "a/2.png", "b/1.png"]
+    assert train.names == ["a", "a", "b"]
+
+
+def test_train_test_and_public_are_parts(tmp_path: Path) -> None:
+    for name in ("train/a/1.png", "train/b/1.png", "test/a/2.png", "public/3.png", "public/more/4.png"):
+        picture(tmp_path / name)
+    parts = list_parts(tmp_path)
+    assert {part: len(listing.paths) for part, listing in parts.items()} == {"train": 2, "test": 1, "public": 2}
+
+
+@pytest.mark.parametrize("content", [[], ["a/notes.txt"]])
+def test_a_folder_without_classes_or_images_is_refused(tmp_path: Path, content: list[str]) -> None:
+    for name in content:
+        (tmp_path / name).parent.mkdir()
+        (tmp_path / name).write_text("")
+    with pytest.raises(InputError, match="found none"), pytest.warns() if content else pytest.raises(InputError):
+        list_parts(tmp_path)
+
+
+def test_small_squares_of_one_size_stay_and_others_become_32(tmp_path: Path) -> None:
+    small = [picture(tmp_path / f"{i}.png", size=(20, 20)) for i in range(2)]
+    assert common_form(small) == Form(20, 1)
+    assert common_form([*small, picture(tmp_path / "x.png", size=(20, 24))]) == Form(32, 1)
+    assert common_form([*small, picture(tmp_path / "c.png", "RGB", (20, 20), (1, 2, 3))]) == Form(20, 3)
+    assert common_form(small, resize=12) == Form(12, 1)
+
+
+@pytest.mark.parametrize(
+    ("mode", "colour", "pixel"),
+    [
+        ("L", 100, (100, 100, 100)),
+        ("1", 1, (255, 255, 255)),
+        ("RGB", (10, 20, 30), (10, 20, 30)),
+        ("RGBA", (10, 20, 30, 255), (10, 20, 30)),
+        ("RGBA", (10, 20, 30, 0), (255, 255, 255)),  # transparent: white
+        ("LA", (100, 255), (100, 100, 100)),
+        ("P", 0, (0, 0, 0)),
+        ("I;16", 25_600, (100, 100, 100)),
+    ],
+)
+def test_every_mode_becomes_three_channels(
+    tmp_path: Path, mode: str, colour: object, pixel: tuple[int, int, int]
+) -> None:
+    image = decode(picture(tmp_path / "x.png", mode, (9, 7), colour), Form(8, 3))
+    assert image.shape == (3, 8, 8)
+    assert tuple(image[:, 3, 3].tolist()) == pixel
+
+
+def test_damaged_and_huge_images_are_refused_by_name(tmp_path: Path) -> None:
+    path = picture(tmp_path / "x.png", size=(64, 64))
+    path.write_bytes(path.read_bytes()[:60])
+    with pytest.raises(InputError, match=r"x\.png: expected an image"):
+        decode(path, Form(8, 1))
+    bomb = picture(tmp_path / "bomb.png", "1", (9_000, 9_000), 0)
+    with pytest.raises(InputError, match="at most 64,000,000 pixels, found 9000 x 9000"):
+        common_form([bomb])
+
+
+# --------------------------------------------------------------------------------------------------------------- tables
+
+
+def test_numbers_are_scaled_and_categories_become_inputs() -> None:
+    public = Table.of({"age": ["1", "3", ""], "colour": ["red", "blue", "red"]})
+    encoding = Encoding.fit(public)
+    assert encoding.width == 3
+    table = Table.of({"colour": ["blue", "green", None], "age": [5, None, 2], "extra": [1, 2, 3]})
+    expected = [[3, 1, 0], [0, 0, 0], [0, 0, 0]]  # age: mean 2, std 1; colour: blue, red
+    np.testing.assert_allclose(encoding.encode(table), expected, atol=1e-6)
+    assert Encoding.of(encoding.values()) == encoding
+
+
+def test_a_text_in_a_column_of_numbers_is_refused() -> None:
+    encoding = Encoding.fit(Table.of({"age": [1.0, 2.0]}))
+    with pytest.raises(InputError, match="column 'age' holds numbers, found 'old'"):
+        encoding.encode(Table.of({"age": ["1", "old"]}))
+    with pytest.raises(InputError, match="no column 'age'; it has 'size'"):
+        encoding.encode(Table.of({"size": [1]}))
+
+
+def test_a_constant_column_is_not_divided_by_zero() -> None:
+    encoding = Encoding.fit(Table.of({"a": [4.0, 4.0]}))
+    assert encoding.encode(Table.of({"a": [4.0, 5.0]})).tolist() == [[0.0], [1.0]]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("a,b\n1,2,3\n", "line 2: expected 2 columns, found 3"),
+        ("a,a\n1,2\n", "column names must be different"),
+        ("a,b\n", "at least one row"),
+        ('a,b\n"1,2\n', "expected a table"),
+    ],
+)
+def test_tables_that_are_none(tmp_path: Path, text: str, words: str) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text(text)
+    with pytest.raises(InputError, match=words):
+        read_csv(path)
+
+
+@pytest.mark.parametrize("separator", [",", ";", "\t"])
+def test_separators_and_quotes(tmp_path: Path, separator: str) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text(f'\ufeffa{separator}"b c"\n1{separator}"x{separator}y"\n', encoding="utf-8")
+    table = read_csv(path)
+    assert list(table.columns) == ["a", "b c"]
+    assert table.columns["b c"].tolist() == [f"x{separator}y"]
+
+
+@pytest.mark.parametrize(
+    ("labels", "numbers", "names"),
+    [
+        (["b", "a", "b"], [1, 0, 1], ("a", "b")),
+        ([True, False], [1, 0], ("False", "True")),
+        ([10, 9, 10], [1, 0, 1], ("9", "10")),
+        ([3.0, 1.0], [1, 0], ("1", "3")),
+    ],
+)
+def test_labels_of_any_kind(labels: list[object], numbers: list[int], names: tuple[str, ...]) -> None:
+    y, classes = numbered_labels(labels)  # type: ignore[arg-type]
+    assert (y.tolist(), classes) == (numbers, names)
+
+
+def test_missing_labels_are_refused() -> None:
+    with pytest.raises(InputError, match="1 samples have no label"):
+        numbered_labels([1.0, float("nan")])
