@@ -346,6 +346,13 @@ def test_a_checkpoint_of_another_experiment_is_refused(copy: Path, capsys: Capsy
     assert {p.name: p.read_bytes() for p in copy.iterdir()} == before | {"experiment.toml": before["experiment.toml"]}
 
 
+def test_options_that_do_not_fit_together_are_refused_with_the_files_name(copy: Path, capsys: Capsys) -> None:
+    older(copy)  # whose experiment.toml has no digest
+    toml = copy / "experiment.toml"
+    toml.write_text(re.sub(r"(?m)^skew = .*", 'skew = "classes:40"', toml.read_text()))
+    call(capsys, "resume", copy).refused(f"{toml}: classes:40: a client cannot hold 40 of 10 classes")
+
+
 def without(path: Path, setting: str) -> None:
     """The checkpoint as it would have been before its method had this setting."""
     altered(path, lambda about: about["experiment"]["settings"].pop(setting))
