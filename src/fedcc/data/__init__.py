@@ -4,9 +4,9 @@ from pathlib import Path
 
 from fedcc.data.dataset import DataError, Dataset, Defaults, Description
 from fedcc.data.fetch import data_folder, ensure
-from fedcc.data.registry import DATASETS, find
+from fedcc.data.registry import DATASETS, find_dataset
 
-__all__ = ["DATASETS", "DataError", "Dataset", "Defaults", "Description", "find", "load"]
+__all__ = ["DATASETS", "DataError", "Dataset", "Defaults", "Description", "find_dataset", "load"]
 
 
 def load(name: str, folder: Path | None = None, download: bool = True, resize: int | None = None) -> Dataset:
@@ -17,7 +17,7 @@ def load(name: str, folder: Path | None = None, download: bool = True, resize: i
     >>> load("digits").train_x.shape
     (1442, 1, 8, 8)
     """
-    description = find(name)
+    description = find_dataset(name)
     if resize is not None and description.name != "tiny-imagenet":
         raise ValueError(f"resize is only for tiny-imagenet, got resize={resize} for {description.name}")
     options = {} if resize is None else {"resize": resize}

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from fedcc.core.samples import View
-from fedcc.data.dataset import DataError, Dataset, Description, Images, Labels, Remote, content_of, paper_defaults
+from fedcc.data.dataset import DataError, Dataset, Description, Images, Labels, RemoteFile, content_of, paper_defaults
 from fedcc.data.unpickle import MAX_BYTES, unpickle
 
 PIXELS = 3 * 32 * 32
@@ -134,7 +134,7 @@ def _description(number: int, layout: Layout, view: View, skew: str, folder: str
         aliases=(f"cifar-{number}",),
         folders=(folder,),
         files=layout.md5,
-        remotes=(Remote(archive, (f"https://www.cs.toronto.edu/~kriz/{archive}",), md5),),
+        remotes=(RemoteFile(archive, (f"https://www.cs.toronto.edu/~kriz/{archive}",), md5),),
     )
 
 

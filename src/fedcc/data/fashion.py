@@ -15,7 +15,7 @@ from fedcc.data.dataset import (
     Description,
     Images,
     Labels,
-    Remote,
+    RemoteFile,
     hexdigest,
     paper_defaults,
     readable,
@@ -111,5 +111,5 @@ FASHION = Description(
     folders=("fashion-mnist", "FashionMNIST/raw"),
     files=SHA256,
     digest=lambda path: hexdigest(unpacked(path), "sha256"),
-    remotes=tuple(Remote(file, tuple(base + file for base in UPSTREAM), md5) for file, md5 in MD5.items()),
+    remotes=tuple(RemoteFile(file, tuple(base + file for base in UPSTREAM), md5) for file, md5 in MD5.items()),
 )

@@ -177,8 +177,8 @@ class _Reader:
 
     def named(self, name: str) -> Name:
         if name not in NAMES:
-            shown = ascii(name[:80])[1:-1]
-            raise Refused(f"the global {shown}, which is refused: only uint8 arrays are admitted")
+            printable_name = ascii(name[:80])[1:-1]
+            raise Refused(f"the global {printable_name}, which is refused: only uint8 arrays are admitted")
         return Name(NAMES[name])
 
     def copied(self, size: int) -> None:

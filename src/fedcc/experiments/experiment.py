@@ -42,7 +42,7 @@ class Experiment:
     @staticmethod
     def resolve(method: str, *, settings: Mapping[str, Any] | None = None, **options: Any) -> Experiment:
         """An experiment; options that are not given, or None, come from the data set, the method and the machine."""
-        from fedcc.data import find
+        from fedcc.data import find_dataset
         from fedcc.data.skew import parse
 
         check_names("setting of a run", options, OPTIONS)
@@ -52,7 +52,7 @@ class Experiment:
         if not isinstance(settings, Mapping | None):
             raise ValueError(f"settings must be a table of names and values, got {shortened(settings)}")
         instance = make(method, settings)
-        description = find(values.get("data", "digits"))
+        description = find_dataset(values.get("data", "digits"))
         defaults = description.defaults.options(instance.one_network)
         values = defaults | values | {"data": description.name}
         values["skew"] = str(parse(values["skew"]))
