@@ -49,7 +49,7 @@ class View:
         return self.hole > 0 or self.brightness > 0 or self.shift > 0
 
     @property
-    def draws(self) -> int:
+    def draws_per_image(self) -> int:
         """Random numbers per training image: see :meth:`augmented`."""
         return 7 if self.strong else 3 if self.augments else 0
 
@@ -103,12 +103,12 @@ class View:
         if not self.strong:
             return self.clean(cropped, dtype)
         factors, shifts = (table[draws[:, i]].view(-1, 1, 1, 1) for i, table in self.levels(dtype, x.device).items())
-        shown = self.normalised(cropped.to(dtype) * self.scale * factors + shifts, dtype)
+        images = self.normalised(cropped.to(dtype) * self.scale * factors + shifts, dtype)
         tall, wide = self.hole_size(height, width)
         above = torch.arange(height, device=x.device) - (draws[:, 3:4] * height // LEVELS - tall // 2)  # [B, H]
         left = torch.arange(width, device=x.device) - (draws[:, 4:5] * width // LEVELS - wide // 2)  # [B, W]
         hidden = ((above >= 0) & (above < tall))[:, :, None] & ((left >= 0) & (left < wide))[:, None, :]
-        return shown.masked_fill(hidden[:, None], 0)
+        return images.masked_fill(hidden[:, None], 0)
 
     def levels(self, dtype: torch.dtype, device: torch.device) -> dict[int, Tensor]:
         """Factor and shift of each of the 256 levels, by the column of ``draws`` that selects one."""

@@ -237,10 +237,10 @@ class Side:
     stream is reused only after its uses elsewhere; memory allocated elsewhere and used here must live until the join.
     """
 
-    def __init__(self, device: torch.device, wanted: bool = True):
+    def __init__(self, device: torch.device, enabled: bool = True):
         self.device, self.active = device, False
         self.stream: Any = None
-        if wanted and device.type == "cuda":
+        if enabled and device.type == "cuda":
             self.stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     @contextmanager

@@ -56,8 +56,8 @@ def nonfinite_reason(fit: Fit, after: State, total: float, finite_steps: int, la
     if not math.isfinite(total):
         return f"the loss is not finite ({total}) at step {min(finite_steps + 1, steps)} of {steps} {rate}"
     if name := overflowing_entry(fit.model.state, after, largest):
-        reached = f"{name} reaches {largest[name]:.3g}"
-        return f"the weights are not finite or overflow ({reached}) after step {steps} of {steps} {rate}"
+        overflow = f"{name} reaches {largest[name]:.3g}"
+        return f"the weights are not finite or overflow ({overflow}) after step {steps} of {steps} {rate}"
     return ""
 
 

@@ -170,7 +170,7 @@ class Training:
         self.fit, self.module, self.params = fit, module, params
         self.constants = tree_map_only(Tensor, lambda t: t.to(device), fit.constants)
         self.teachers = {name: engine.load(f.model, f"teacher {name}").eval() for name, f in fit.frozen.items()}
-        self.sizes = {name: fit.recipe.batch_of(name) for name in fit.streams}
+        self.sizes = {name: fit.recipe.batch_size(name) for name in fit.streams}
         self.samples = {name: s.to(device) for name, s in fit.streams.items()}
         plans = {n: Plan(fit.key.of(stream=n), len(s), self.sizes[n], s.view) for n, s in self.samples.items()}
         self.rows = {n: plan.indices(fit.steps).to(device) for n, plan in plans.items()}

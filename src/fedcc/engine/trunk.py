@@ -98,12 +98,12 @@ class SideStreams:
     """Streams for weight gradients, used in turn: only Adam waits for these."""
 
     def __init__(self, device: torch.device):
-        self.sides, self.launched = [cuda.Side(device) for _ in range(SIDES)], 0
+        self.sides, self.launches = [cuda.Side(device) for _ in range(SIDES)], 0
         self.in_use: list[Any] = []  # on these streams: freed on the main one, their memory would be taken at once
 
     def weight_grads(self, *args: Any) -> list[Tensor]:
-        side = self.sides[self.launched % SIDES]
-        self.launched += 1
+        side = self.sides[self.launches % SIDES]
+        self.launches += 1
         self.in_use += args
         with side.stretch():
             grads = kernels.weight_grads(*args)
@@ -114,7 +114,7 @@ class SideStreams:
         """What is launched next waits for everything on these streams."""
         for side in self.sides:
             side.join()
-        self.launched = 0
+        self.launches = 0
         self.in_use.clear()
 
 
