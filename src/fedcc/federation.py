@@ -145,18 +145,18 @@ class Federation:
             raise ValueError("a federation needs at least one client, got none")
         pairs = {f"client {k}": pair for k, pair in enumerate(clients)} | {"the test set": test}
         samples = [_labelled(who, pair, view) for who, pair in pairs.items()]
-        shared = as_samples("the public set", public, view)
+        public_samples = as_samples("the public set", public, view)
         samples, labels = _numbered(samples, classes)
         total = len(labels)
         for who, s in zip(pairs, samples, strict=True):
-            if s.shape != shared.shape or s.x.dtype != shared.x.dtype:
+            if s.shape != public_samples.shape or s.x.dtype != public_samples.x.dtype:
                 raise ValueError(
-                    f"inputs must be alike: the public set has {shared.x.dtype} of shape {shared.shape}, "
-                    f"{who} has {s.x.dtype} of shape {s.shape}"
+                    f"inputs must be alike: the public set has {public_samples.x.dtype} of shape "
+                    f"{public_samples.shape}, {who} has {s.x.dtype} of shape {s.shape}"
                 )
         own = () if labels == tuple(range(total)) else labels
         *private, test_set = samples
-        federation = Federation(tuple(private), shared, test_set, total, several(models), labels=own)
+        federation = Federation(tuple(private), public_samples, test_set, total, several(models), labels=own)
         per_class = federation.counts().sum(0).tolist()
         missing = [label for label, number in zip(labels, per_class, strict=True) if not number]
         if missing and not allow_missing:
@@ -167,7 +167,7 @@ class Federation:
             )
         for name in federation.models:
             if isinstance(name, str):
-                network(name, shared.shape)
+                network(name, public_samples.shape)
         return federation
 
     @property

@@ -81,7 +81,7 @@ def evaluate(
     return e
 
 
-def readings_of(method: AnyMethod, public: Samples, last: bool) -> dict[str, Reading]:
+def readings_in_round(method: AnyMethod, public: Samples, last: bool) -> dict[str, Reading]:
     """A method's readings in a round; those that cost predictions of their own only in the last one."""
     return {**method.readings(public), **(method.last_readings(public) if last else {})}
 
@@ -114,9 +114,9 @@ def valid(answers: Tensor, labels: Tensor, majority: Tensor) -> Tensor:
 def local_accuracy(right: Tensor, labels: Tensor, counts: Tensor) -> float:
     """Accuracy on test data distributed like the client's private labels: sum_c (n_c / n) acc_c."""
     counts = counts.to(labels.device)
-    tested = torch.bincount(labels, minlength=len(counts)).double()
-    by_class = torch.bincount(labels, weights=right.double(), minlength=len(counts)) / tested.clamp(min=1)
-    share = counts.double() * (tested > 0)
+    class_sizes = torch.bincount(labels, minlength=len(counts)).double()
+    by_class = torch.bincount(labels, weights=right.double(), minlength=len(counts)) / class_sizes.clamp(min=1)
+    share = counts.double() * (class_sizes > 0)
     return round(100 * float((share * by_class).sum() / share.sum().clamp(min=1)), 4)
 
 
@@ -129,9 +129,9 @@ def confusion(answers: Tensor, labels: Tensor, classes: int) -> list[list[int]]:
 
 def class_means(values: Tensor, labels: Tensor, classes: int) -> list[float | None]:
     """The mean of ``values`` [N] over the samples of each label, to 4 digits; None where there are none."""
-    tested = torch.bincount(labels, minlength=classes).tolist()
+    class_sizes = torch.bincount(labels, minlength=classes).tolist()
     sums = torch.bincount(labels, weights=values.double(), minlength=classes).tolist()
-    return [round(total / n, 4) if n else None for total, n in zip(sums, tested, strict=True)]
+    return [round(total / n, 4) if n else None for total, n in zip(sums, class_sizes, strict=True)]
 
 
 def targets_accuracy(downs: Mapping[int, Any], hidden: Tensor | None) -> float | None:
@@ -139,5 +139,5 @@ def targets_accuracy(downs: Mapping[int, Any], hidden: Tensor | None) -> float |
     message = next((m for m in downs.values() if isinstance(m, Predictions | Labels)), None)
     if message is None or hidden is None:
         return None
-    named = message.values.argmax(-1) if isinstance(message, Predictions) else message.values
-    return percent(named.long() == hidden.to(named.device))
+    predicted = message.values.argmax(-1) if isinstance(message, Predictions) else message.values
+    return percent(predicted.long() == hidden.to(predicted.device))

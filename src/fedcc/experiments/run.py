@@ -103,7 +103,7 @@ def train(
             simulation = Simulation(method, federation, training, measurement, executor, start=snapshot)
             rounds = run_rounds(simulation, training.rounds, evaluate_every=measurement.evaluate_every, start=snapshot)
             records, stopped = follow(rounds, observer, before)
-        public, trained = federation.public, simulation.cohort.trained(simulation.server)
+        public, trained = federation.public, simulation.cohort.trained_models(simulation.server)
         dtype, seconds = str(public.x.dtype).removeprefix("torch."), time.perf_counter() - start_time
         result = Result(method, trained, public.view, dtype, records, seconds, federation.labels, stopped)
     finally:

@@ -21,7 +21,7 @@ from fedcc.core.requests import Predict
 from fedcc.core.rng import Key
 from fedcc.core.roles import Client
 from fedcc.core.samples import Samples
-from fedcc.core.tree import Classes, message_classes
+from fedcc.core.tree import MessageClasses, message_classes
 from fedcc.engine import choose_device, default_engine, default_precision, drive, engine
 from fedcc.engine.threads import fixed_threads
 from fedcc.experiments.packing import from_bytes, read_header, readable, to_bytes
@@ -75,7 +75,7 @@ class SiteClient:
         precision = machine.precision if same else default_precision(self.device)
         self.engine = engine(default_engine(self.device), self.device, precision)
 
-    def question(self, known: Classes, wire: str = "fp32") -> Any:
+    def question(self, known: MessageClasses, wire: str = "fp32") -> Any:
         """The server's message, of one of these classes."""
         encoded = EncodedMessage.parse(self.texts["kind"], self.texts["header"], self.buffers)
         return decode(encoded, known, wire, run=self.run, round=self.t, device=str(self.device))

@@ -24,7 +24,7 @@ from torch import Tensor
 from fedcc.core.messages import LABELS, leaves
 from fedcc.core.naming import shortened
 from fedcc.core.rng import Key
-from fedcc.core.tree import Classes, Pack, Unpack
+from fedcc.core.tree import MessageClasses, Pack, Unpack
 from fedcc.core.wire import TOLERANCE, WIRE, Part, draws_for, dtype_name, is_probabilities, packed, parts_of, restored
 
 FORMAT = 1
@@ -106,7 +106,7 @@ def encode(message: Any, wire: str, *, run: str = "", round: int = 0, key: Key |
 
 @malformed_refused()
 def decode(
-    encoded: EncodedMessage, messages: Classes, wire: str, *, run: str = "", round: int = 0, device: str = "cpu"
+    encoded: EncodedMessage, messages: MessageClasses, wire: str, *, run: str = "", round: int = 0, device: str = "cpu"
 ) -> Any:
     """Decode a message of one of the classes ``messages`` (``core.tree.message_classes``).
 
@@ -129,7 +129,7 @@ class ExpectedMessage:
     """What an upload must be: like this message of the client's dry run, for this run and round."""
 
     message: Any
-    messages: Classes
+    messages: MessageClasses
     classes: int  # number of labels
     wire: str
     run: str
@@ -337,7 +337,7 @@ class _Pack(Pack):
 class _Unpack(Unpack):
     """Takes each tensor from the front of its array; trusts nothing in the header."""
 
-    def __init__(self, messages: Classes, arrays: Mapping[str, Part], device: str):
+    def __init__(self, messages: MessageClasses, arrays: Mapping[str, Part], device: str):
         super().__init__(messages)
         self.arrays, self.device = arrays, device
         self.taken = dict.fromkeys(arrays, 0)

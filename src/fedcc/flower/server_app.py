@@ -24,7 +24,7 @@ from fedcc.core.rng import Key
 from fedcc.core.samples import Samples
 from fedcc.engine import choose_device, drive, engine
 from fedcc.engine.threads import fixed_threads
-from fedcc.evaluate import Evaluation, evaluate, readings_of
+from fedcc.evaluate import Evaluation, evaluate, readings_in_round
 from fedcc.evaluate.accuracy import targets_accuracy
 from fedcc.evaluate.predictions import RemotePredictions
 from fedcc.experiments.checkpoint import Checkpoint, Checkpoints
@@ -32,7 +32,7 @@ from fedcc.experiments.record import Record
 from fedcc.experiments.result import Result
 from fedcc.experiments.rounds import FinishedRound, Observer, Observers, follow, run_rounds
 from fedcc.experiments.run import FolderWriter
-from fedcc.federate import Round, Snapshot, build_server
+from fedcc.federate import RoundMessages, Snapshot, build_server
 from fedcc.federation import Federation
 from fedcc.flower.cohort import Answer, FlowerCohort, RunLog, Transport
 from fedcc.flower.data import read_arrays
@@ -82,15 +82,15 @@ class FlowerServer(Observer):
 
     # -- what its rounds are made of
 
-    def details(self, messages: Round) -> dict[str, Any]:
+    def details(self, messages: RoundMessages) -> dict[str, Any]:
         self.log.update(round=messages.t)
         return {"federation": asdict(self.cohort.attendance), "seconds": {"clients": self.cohort.seconds}}
 
-    def snapshot(self, messages: Round) -> Snapshot:
+    def snapshot(self, messages: RoundMessages) -> Snapshot:
         clients = self.cohort.dry_run.clients
         return Snapshot(messages.t, messages.downs, self.server.models, self.server.memory, clients)
 
-    def evaluate(self, messages: Round, last: bool) -> Evaluation:
+    def evaluate(self, messages: RoundMessages, last: bool) -> Evaluation:
         hidden = self.test.get("public_y") if self.test else None
         if self.method.uploads_models and not last:
             return Evaluation(targets=targets_accuracy(messages.downs, hidden))
@@ -99,7 +99,7 @@ class FlowerServer(Observer):
         if samples is None:
             return Evaluation()
         asked = executor is not self.engine  # other readings are not worth asking the sites again
-        readings = {} if asked else readings_of(self.method, self.public, last)
+        readings = {} if asked else readings_in_round(self.method, self.public, last)
         return evaluate(
             self.method, self.trained, samples, executor, downs=messages.downs, hidden=hidden, detailed=last,
             readings=readings if self.experiment.measurement.readings else None,
