@@ -40,7 +40,7 @@ class RoundMessages:
     ups: Mapping[int, Any]
     downs: Mapping[int, Any]  # what the server sends after this round
     bytes_up: int
-    bytes_down: int  # of what the clients of this round had received
+    bytes_down: int  # of what this round's clients received before it
 
 
 @dataclass(frozen=True, eq=False)
@@ -138,7 +138,7 @@ class Simulated:
         return Snapshot(messages.t, messages.downs, server.models, server.memory, clients)
 
     def trained_models(self, server: Server) -> Trained:
-        """What there is to predict with now."""
+        """The models to predict with now."""
         return Trained(server.classes, {c.id: c.model for c in self.clients}, dict(server.models))
 
 

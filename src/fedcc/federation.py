@@ -77,8 +77,8 @@ class Federation:
 
         Skew, clients and networks come from the data set by default. ``fraction`` keeps a random part of the training
         set. ``augment`` is ``none``, ``standard`` (the crop and flip of CIFAR and Tiny ImageNet), ``strong`` (a hole
-        and random brightness too) or a list as ``hole=0.5,brightness=0.2,shift=0.15``. ``validation`` holds out that
-        share of each client's samples, which replace the test set.
+        and random brightness too) or a list such as ``hole=0.5,brightness=0.2,shift=0.15``. ``validation`` holds out
+        that share of each client's samples, which replace the test set.
         """
         from fedcc.data import load
         from fedcc.data.partition import partition
@@ -163,7 +163,7 @@ class Federation:
             more = f" and {len(missing) - 10:,} others" if len(missing) > 10 else ""
             raise ValueError(
                 f"no client holds class {', '.join(map(str, missing[:10]))}{more}, so nobody can learn it; "
-                "pass allow_missing=True if that is meant"
+                "pass allow_missing=True if that is intended"
             )
         for name in federation.models:
             if isinstance(name, str):
@@ -224,7 +224,7 @@ def several(models: Models) -> tuple[str | Factory, ...]:
     for m in networks:
         if isinstance(m, nn.Module) or not (isinstance(m, str) or callable(m)):
             kind = type(m).__name__
-            raise TypeError(f"models takes names and factories (outputs -> nn.Module), got an object of {kind}")
+            raise TypeError(f"models takes names and factories (outputs -> nn.Module), got an object of type {kind}")
     return networks
 
 

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM as exceptions, and before the program has anything to clean up, as its end.
+"""Ctrl-C and SIGTERM raise exceptions; before the program has anything to clean up, they end it.
 
 ``fedcc/__init__.py`` imports this first; :func:`fedcc.cli.main` takes over.
 """

@@ -326,9 +326,9 @@ def test_absent_classes_can_be_meant() -> None:
 
 
 def test_networks_are_given_by_name_or_factory() -> None:
-    with pytest.raises(TypeError, match=r"factories .*got an object of Deep"):
+    with pytest.raises(TypeError, match=r"factories .*got an object of type Deep"):
         federation([Deep(3)])
-    with pytest.raises(TypeError, match=r"factories .*got an object of int"):
+    with pytest.raises(TypeError, match=r"factories .*got an object of type int"):
         federation([3])
 
 

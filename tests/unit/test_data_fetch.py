@@ -206,7 +206,7 @@ def test_single_files_are_fetched_where_they_are_missing(server, tmp_path):
 
 def test_a_folder_with_holes_is_left_alone(server, tmp_path):
     (tmp_path / "cifar-10-batches-py").mkdir()
-    with pytest.raises(DataError, match=r"batches\.meta: not there, though"):
+    with pytest.raises(DataError, match=r"batches\.meta: missing, although"):
         fetch(served(server, tar_of(BATCHES)), tmp_path)
     assert server.ranges == []
 

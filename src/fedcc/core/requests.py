@@ -95,7 +95,7 @@ class Fitted:
 class Fit(Request[Fitted]):
     """Train a model on streams of samples with Adam. A step takes one batch of each stream.
 
-    All streams of a step pass the network in **one** forward pass, so BatchNorm sees one mixture of them.
+    All streams of a step pass through the network in **one** forward pass, so BatchNorm sees one mixture of them.
     """
 
     model: Model

@@ -133,7 +133,7 @@ def parse_augment(text: str) -> dict[str, Any]:
     if text == "strong":
         return dict(STRONG)
     if "=" not in text:
-        raise unknown("augmentation", text, (*AUGMENT, "a list as hole=0.5,brightness=0.2,shift=0.15"))
+        raise unknown("augmentation", text, (*AUGMENT, "a list such as hole=0.5,brightness=0.2,shift=0.15"))
     values: dict[str, Any] = {}
     for pair in text.split(","):
         name, _, number = (part.strip() for part in pair.partition("="))

@@ -31,7 +31,7 @@ def unpickled(path: Path, content: bytes) -> dict[bytes, Any]:
     """The dictionary in a pickle of Python 2 or 3; its keys are bytes."""
     try:
         return {key.encode() if isinstance(key, str) else key: value for key, value in unpickle(content).items()}
-    except ValueError as error:  # also for text that is none
+    except ValueError as error:  # also UnicodeError, for text that cannot be encoded
         raise DataError(f"{path}: expected a pickle of arrays, found: {error}") from error
 
 

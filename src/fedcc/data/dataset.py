@@ -138,7 +138,7 @@ class Description:
         return next((root / f for f in self.folders if (root / f).is_dir()), root / self.folders[0])
 
     def missing(self, root: Path) -> list[Path]:
-        """The files that are not there."""
+        """The files that are missing."""
         folder = self.locate(root)
         return [folder / file for file in self.files if not readable(folder / file).is_file()]
 

@@ -36,7 +36,7 @@ DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EACCES, errno.
 def data_folder(explicit: Path | str | None = None) -> Path:
     """The folder of the data sets: the argument, else $FEDCC_DATA, else the user's cache folder.
 
-    A named folder must exist: a typing error should not start a download into a new one.
+    A named folder must exist: a typo should not start a download into a new one.
     """
     for origin, name in (("", explicit), ("FEDCC_DATA names ", os.environ.get("FEDCC_DATA"))):
         if name:
@@ -54,8 +54,8 @@ def ensure(description: Description, root: Path, download: bool = True) -> Path:
     missing = description.missing(root)
     if missing and not download:
         raise DataError(
-            f"{missing[0]}: not there, and downloading is off; fetch {description.title} with"
-            f" `fedcc data fetch {description.name}`, or let FEDCC_DATA name the folder of {description.folders[0]}"
+            f"{missing[0]}: not found, and downloading is off; fetch {description.title} with `fedcc data fetch"
+            f" {description.name}`, or set FEDCC_DATA to the folder that contains {description.folders[0]}"
         )
     return _fetch_into(root, description) if missing else description.locate(root)
 
@@ -89,7 +89,7 @@ def _fetch_missing(description: Description, root: Path, missing: list[Path]) ->
             if home / remote.file in missing:
                 _download(remote, home)
         elif home.exists():
-            raise DataError(f"{missing[0]}: not there, though {home} is; move that folder away and fetch it again")
+            raise DataError(f"{missing[0]}: missing, although {home} exists; move that folder away and fetch again")
         else:
             archive = _download(remote, root)
             _unpack(archive, root, home.name)
@@ -170,7 +170,7 @@ def _request(url: str, part: Path) -> None:
             if answer.headers.get("Content-Range", "").rpartition("/")[2] == str(have):
                 return  # it was complete already
             part.unlink()  # longer than the file upstream: not a part of it
-            raise requests.ConnectionError(f"{part.name} was no part of the file; beginning again", response=None)
+            raise requests.ConnectionError(f"{part.name} does not belong to the file; starting again", response=None)
         answer.raise_for_status()
         resumed = answer.status_code == requests.codes.partial_content
         have = have if resumed else 0
@@ -227,7 +227,7 @@ def _unzip(archive: Path, staging: Path) -> None:
         for member in _checked(archive, packed.infolist(), lambda member: (member.filename, member.file_size)):
             plain = stat.S_IFMT(member.external_attr >> 16) in (0, stat.S_IFREG, stat.S_IFDIR)
             if not plain or member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-                raise DataError(f"{archive}: cannot be unpacked: {member.filename!r} is no stored or deflated file")
+                raise DataError(f"{archive}: cannot be unpacked: {member.filename!r} is not a stored or deflated file")
         packed.extractall(staging)
 
 

@@ -36,7 +36,7 @@ def public_split(
     n = len(labels)
     size = round(n * fraction)
     if fraction > 0 and size == 0:
-        raise ValueError(f"a public fraction of {fraction} of {n} samples is no sample at all")
+        raise ValueError(f"a public fraction of {fraction} selects none of the {n} samples")
     if not stratified:
         public = rng.permutation(n)[:size]
     else:
@@ -97,7 +97,9 @@ class Partition:
         except FileNotFoundError:
             raise DataError(f"{path}: no partition here") from None
         except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-            raise DataError(f"{path}: expected a saved partition, found another or a damaged file ({error})") from error
+            raise DataError(
+                f"{path}: expected a saved partition, found a different or damaged file ({error})"
+            ) from error
         return Partition(a["public"], clients, a["table"], str(a["skew"]), seed, moved, retries)
 
 

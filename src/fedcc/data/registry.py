@@ -1,4 +1,4 @@
-"""The data sets there are. A new one is a file beside this one and a line here."""
+"""The available data sets. A new one is a file beside this one and a line here."""
 
 from fedcc.core.naming import unknown
 from fedcc.data.cifar import CIFAR10, CIFAR100
@@ -11,7 +11,7 @@ DATASETS: dict[str, Description] = {d.name: d for d in (DIGITS, FASHION, CIFAR10
 
 
 def find_dataset(name: str) -> Description:
-    """The data set of this name or alias, whatever its case and whether words are joined by '-', '_' or a blank."""
+    """The data set of this name or alias, whatever its case and whether words are joined by '-', '_' or a space."""
     normalised = name.strip().lower().replace("_", "-").replace(" ", "-")
     for description in DATASETS.values():
         if normalised in (description.name, *description.aliases):

@@ -83,7 +83,7 @@ def listing(folder: Path) -> Listing:
     if not test:
         raise DataError(f"{annotations}: expected images and their classes, found no line")
     if absent := [path for path, _ in test if not path.is_file()]:
-        raise DataError(f"{absent[0]}: listed in {annotations.name} and not there ({len(absent)} such images)")
+        raise DataError(f"{absent[0]}: listed in {annotations.name} but missing ({len(absent)} such images)")
     return Listing(wnids, train, test)
 
 

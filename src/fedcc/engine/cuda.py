@@ -178,7 +178,7 @@ def compile_all(kernels: Sequence[tuple[str, str, Mapping[str, int]]], device: t
 
 @contextmanager
 def _current(context: c_void_p) -> Iterator[None]:
-    """Make torch's context of a device current in this thread: a new one, such as autograd's, may have none."""
+    """Make torch's context of a device current in this thread: a new thread, such as autograd's, may have none."""
     _cuda("cuCtxPushCurrent_v2", context)
     try:
         yield

@@ -62,7 +62,7 @@ class LaneStep:
     def capture(self) -> None:
         """Record a step as a graph; loading clients overwrites what the trial steps do to the lanes."""
         device, arch = self.compute.device, self.fit.model.arch
-        # Ahead of what runs beside it, the gradients of weights: here each layer waits for the one before.
+        # High priority, ahead of the weight gradients that run beside it: here each layer waits for the previous one.
         side = torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream(device))
         with torch.cuda.stream(side):
@@ -72,7 +72,7 @@ class LaneStep:
         torch.cuda.current_stream(device).wait_stream(side)
         graph = torch.cuda.CUDAGraph()
         collects = gc.isenabled()
-        gc.disable()  # to free an old graph during the capture would spoil the new one
+        gc.disable()  # freeing an old graph during the capture would spoil the new one
         try:
             with torch.cuda.graph(graph, pool=self.compute.graph_pools.get(arch), stream=side):
                 self.once()

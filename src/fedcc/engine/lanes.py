@@ -36,7 +36,7 @@ class Compute:
 
 
 class LaneTensors(NamedTuple):
-    """The tensors of one lane: views."""
+    """Views of one lane's tensors."""
 
     params: list[Tensor]
     moments: list[Tensor]

@@ -33,7 +33,7 @@ class Monitor(Protocol):
         ...
 
     def samples_trained(self, number: int) -> None:
-        """A step on so many samples has ended."""
+        """A step on ``number`` samples has ended."""
         ...
 
 
@@ -216,7 +216,7 @@ class Training:
 
 
 class LazyStreams(Mapping[str, Batch]):
-    """Streams that pass the network when the loss first reads them; one that it never reads does not."""
+    """Streams that pass through the network when the loss first reads them; a stream that is never read does not."""
 
     def __init__(self, names: Mapping[str, Any], forward: Callable[[str], Batch]):
         self._names, self._forward, self._batches = names, forward, dict[str, Batch]()
@@ -234,7 +234,7 @@ class LazyStreams(Mapping[str, Batch]):
 
 
 def _seed(seed: int, device: torch.device) -> None:
-    """Seed the generators of dropout. Not by torch.manual_seed, which queues a call each time if there is no GPU."""
+    """Seed dropout's generators, but not with torch.manual_seed, which queues a call each time if there is no GPU."""
     torch.default_generator.manual_seed(seed)
     if device.type == "cuda":
         torch.cuda.default_generators[device.index or 0].manual_seed(seed)

@@ -20,14 +20,16 @@ from fedcc.methods.fedhkt import fused
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What models are worth after a round; ``Evaluation()`` belongs to a round that is not evaluated."""
+    """The accuracies after a round; ``Evaluation()`` stands for a round that was not evaluated."""
 
     accuracy: float | None = None  # of the method's own prediction on the global test set
     clients: dict[int, float] = field(default_factory=dict)  # own model, global test set, known classes
     local: dict[int, float] = field(default_factory=dict)  # the same on test data distributed like the private labels
     targets: float | None = None  # of what the server sent for the public samples
-    valid: dict[int, float] = field(default_factory=dict)  # global test set; "unknown" is right outside the majority
-    valid_labels: dict[int, float] = field(default_factory=dict)  # the same outside the classes that the client holds
+    # on the global test set, where "unknown" is right outside the majority classes
+    valid: dict[int, float] = field(default_factory=dict)
+    # the same, where "unknown" is right outside the classes that the client holds
+    valid_labels: dict[int, float] = field(default_factory=dict)
     local_full: dict[int, float] = field(default_factory=dict)  # as local; "unknown" is never right
     readings: dict[str, float] = field(default_factory=dict)  # of the same models, read in other ways
     confusion: list[list[int]] = field(default_factory=list)  # test samples by label (row) and predicted class
@@ -106,7 +108,7 @@ def percent(right: Tensor) -> float:
 
 
 def valid(answers: Tensor, labels: Tensor, majority: Tensor) -> Tensor:
-    """Table II's rule, [N]: right is the label, or "unknown" (answer C) where the label is not a majority class."""
+    """Table II's rule, [N]: the label is right, and so is "unknown" (C) where the label is not a majority class."""
     majority = majority.to(labels.device)
     return (answers == labels) | ((answers == len(majority)) & ~majority[labels])
 

@@ -80,7 +80,7 @@ def _split(factory: Factory, arch: Arch) -> tuple[nn.Module, nn.Linear]:
         if arch.tokens:
             raise ValueError(
                 f"{name} does not take integers of shape {arch.shape} ({error}); integers are tokens: for a table of"
-                " numbers pass floats, as x.astype('float32')"
+                " numbers pass floats, for example with x.astype('float32')"
             ) from error
         error.add_note(f"while testing {name} on a batch of two inputs of shape {arch.shape}")
         raise
