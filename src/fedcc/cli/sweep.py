@@ -185,8 +185,8 @@ class Board:
         what = words.get(outcome.kind, outcome.kind)
         if outcome.accuracy is not None:
             what = f"{outcome.accuracy:6.2f} %  {clock(outcome.seconds)}"
-        if outcome.resumed:
-            what += f"  resumed after round {outcome.resumed}"
+        if outcome.resumed_after:
+            what += f"  resumed after round {outcome.resumed_after}"
         if outcome.text and outcome.kind in ("failed", "stopped"):
             what += f": {outcome.text}"
         done = self.before + len(self.work.outcomes)
