@@ -167,7 +167,7 @@ def test_a_nonsense_config(text: str, said: str, tmp_path: Path, capsys: Capsys)
 
 
 def test_a_config_that_cannot_be_read(tmp_path: Path, capsys: Capsys) -> None:
-    call(capsys, "run", "--config", "no.toml").refused("no.toml is not there")
+    call(capsys, "run", "--config", "no.toml").refused("no.toml does not exist")
     call(capsys, "run", "--config", tmp_path).refused(str(tmp_path), "Is a directory")
     Path("e.toml").write_bytes(b"method = '\xff'")
     call(capsys, "run", "--config", "e.toml").refused("e.toml is not valid TOML")

@@ -225,7 +225,7 @@ def test_the_page_shows_the_tables(watched: Watched, written: Path) -> None:
     marked = watched.page.locator("#table1 tbody td[data-skew='classes:2'][data-data='cifar10'] .final .m1")
     assert marked.count() == 1
     assert "lam=0.5" in watched.page.locator("#digits-variants").inner_text()
-    assert "no record of a run" in watched.page.locator("#problems").inner_text()
+    assert "not a record of a run" in watched.page.locator("#problems").inner_text()
     watched.drawn()
     watched.shot("light", full_page=True)
 

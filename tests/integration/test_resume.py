@@ -231,7 +231,8 @@ def change(path: Path) -> None:
 def test_metrics_are_rewritten_from_the_checkpoint(damage: Any, copy: Path, whole: Path, capsys: Capsys) -> None:
     damage(copy / "metrics.jsonl")
     done = call(capsys, "resume", copy)
-    assert f"{copy / 'metrics.jsonl'} is not what the run wrote, and is written anew from checkpoint-000003" in done.err
+    expected = f"{copy / 'metrics.jsonl'} does not match what the run wrote and is rewritten from checkpoint-000003"
+    assert expected in done.err
     assert "resuming after round 3" in done.out
     ended(done, copy, whole)
     assert (copy / "metrics.jsonl").read_bytes() == (whole / "metrics.jsonl").read_bytes()
@@ -285,7 +286,7 @@ def test_an_altered_description_is_refused(name: str, copy: Path, capsys: Capsys
 def test_a_lost_description_is_written_anew(name: str, copy: Path, whole: Path, capsys: Capsys) -> None:
     (copy / name).unlink()
     done = call(capsys, "resume", copy)
-    assert f"{copy / name} is missing and is written anew" in done.err
+    assert f"{copy / name} is missing and is written again" in done.err
     ended(done, copy, whole)
     assert (copy / "partition.npz").read_bytes() == (whole / "partition.npz").read_bytes()
     assert RunFolder(copy).summary() is not None

@@ -81,7 +81,7 @@ def data_list(options: dict[str, Any], as_json: Json = False) -> None:
 @data_app.command("fetch")
 @run_options("data_dir")
 def data_fetch(options: dict[str, Any], name: Annotated[str, Argument(help="the data set")]) -> None:
-    """Download a data set from upstream, checked, unless it is here."""
+    """Download and verify a data set unless it is already here."""
     from fedcc.data import find_dataset
     from fedcc.data.fetch import fetch
 

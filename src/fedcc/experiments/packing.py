@@ -65,7 +65,7 @@ def read_header(content: bytes) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 @contextmanager
-def readable(path: Path) -> Iterator[None]:
+def unreadable_refused(path: Path) -> Iterator[None]:
     """Refuse a file by its name if its checksum is right but this version cannot read its content."""
     try:
         yield

@@ -52,8 +52,8 @@ class FinishedRound:
     total: int  # the rounds of the run
     record: Record
     messages: RoundMessages
-    snapshot: Callable[[], Snapshot]  # what the next round depends on; to be called before that begins
-    request: Stop | None = None  # of the observers that were called before
+    snapshot: Callable[[], Snapshot]  # what the next round depends on; call it before that round begins
+    request: Stop | None = None  # from an observer that was called earlier
 
     @property
     def is_last(self) -> bool:
@@ -67,7 +67,7 @@ class Observer:
         """An engine starts a fit, or several together with this one."""
 
     def samples_trained(self, number: int) -> None:
-        """A step was made on so many samples."""
+        """A step on ``number`` samples has ended."""
 
     def round(self, done: FinishedRound) -> Stop | None:
         """A round has ended; a :class:`Stop` or :class:`Pause` ends the run, unless the round was the last."""
@@ -144,7 +144,7 @@ def run_rounds(
 def follow(
     rounds: Iterable[FinishedRound], observer: Observer, records: Sequence[Record] = ()
 ) -> tuple[list[Record], str]:
-    """Show each round to an observer; all records, and why the observer stopped the run (empty if it did not)."""
+    """Show each round to an observer; returns all records, and why it stopped the run (empty if it did not)."""
     all_records = list(records)
     for done in rounds:
         all_records.append(done.record)

@@ -98,8 +98,8 @@ class FlowerServer(Observer):
         self.trained, executor = self.ensemble(messages.t, samples)
         if samples is None:
             return Evaluation()
-        asked = executor is not self.engine  # other readings are not worth asking the sites again
-        readings = {} if asked else readings_in_round(self.method, self.public, last)
+        asks_sites = executor is not self.engine  # other readings are not worth asking the sites again
+        readings = {} if asks_sites else readings_in_round(self.method, self.public, last)
         return evaluate(
             self.method, self.trained, samples, executor, downs=messages.downs, hidden=hidden, detailed=last,
             readings=readings if self.experiment.measurement.readings else None,
@@ -111,12 +111,12 @@ class FlowerServer(Observer):
     def round(self, done: FinishedRound) -> None:
         """Write a line of the log."""
         accuracy = done.record["accuracy"]
-        reached = "" if accuracy is None else f", accuracy {accuracy:.2f} %"
+        accuracy_text = "" if accuracy is None else f", accuracy {accuracy:.2f} %"
         present = ", ".join(done.record["federation"]["present"])
-        self.log.say(f"round {done.t} of {done.total} is done with {present}{reached}")
+        self.log.say(f"round {done.t} of {done.total} is done with {present}{accuracy_text}")
 
     def start(self) -> Checkpoint | None:
-        """The checkpoint that the folder's run resumes from; None if it starts."""
+        """The checkpoint that the folder's run resumes from; None if the run is new."""
         start = None
         if (self.folder.run / "experiment.toml").is_file():
             notes = self.writer.folder.check_description()
@@ -232,8 +232,8 @@ class GridTransport:
         if not message.has_error():
             return Answer(ticket, message.content)
         reason = " ".join((message.error.reason or "").split())
-        if raised := re.fullmatch(r"<class '(.*?)'>:<['\"](.*)['\"]>", reason):  # as Flower writes an exception
-            reason = f"{raised[1]}: {raised[2]}"
+        if match := re.fullmatch(r"<class '(.*?)'>:<['\"](.*)['\"]>", reason):  # as Flower writes an exception
+            reason = f"{match[1]}: {match[2]}"
         return Answer(ticket, error=f"{reason[:500]} (code {message.error.code})", lost=message.error.code in LOST)
 
 
@@ -242,7 +242,7 @@ def main(grid: Grid, context: Context) -> None:
     """Train, or answer the query in the folder."""
     from filelock import FileLock
 
-    end_with_parent()  # without its SuperLink it would try for ever to reach it
+    end_with_parent()  # without its SuperLink it would keep trying to reach it forever
     folder = FederationFolder.read(Path(os.environ[ENVIRONMENT]))
     run, task = str(context.run_config["run"]), str(context.run_config["task"])
     directory = folder.query if task == "predict" else folder.operator

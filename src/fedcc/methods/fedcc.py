@@ -86,17 +86,17 @@ class FedCC(Method[Predictions, Predictions]):
         if self.bn_recalibrate == "public":
             c.model = await Recalibrate(c.model, c.public, c.key.of(phase="recalibrate"))
 
-        shared = (await c.predict(c.public)).logits.softmax(-1)
-        c.log["unknown"] = float(shared[:, -1].mean())
-        return Predictions(shared)
+        probabilities = (await c.predict(c.public)).logits.softmax(-1)
+        c.log["unknown"] = float(probabilities[:, -1].mean())
+        return Predictions(probabilities)
 
     async def server(self, s: Server, ups: Mapping[int, Predictions]) -> Mapping[int, Predictions]:
         return s.to_all(Predictions(eq.targets(torch.stack([up.values for up in ups.values()]), self.trust)))
 
     async def predict(self, t: Trained, samples: Samples) -> Tensor:
-        shown = (samples, samples.mirrored) if self.mirror else (samples,)
-        outputs = await gather(*(Predict(model, s) for s in shown for model in t.clients.values()))
-        return eq.aggregate(eq.votes([o.logits for o in outputs], len(shown)), self.trust)[:, :-1]  # Sec. IV-C
+        views = (samples, samples.mirrored) if self.mirror else (samples,)
+        outputs = await gather(*(Predict(model, s) for s in views for model in t.clients.values()))
+        return eq.aggregate(eq.votes([o.logits for o in outputs], len(views)), self.trust)[:, :-1]  # Sec. IV-C
 
     def pseudo_labels(self, c: Client, bias: Tensor | None, logits: Tensor) -> Tensor:
         """Soft pseudo labels of the public samples by the model after the fit phase (theta_0), Eqs. (8)-(10).
