@@ -54,6 +54,8 @@ class Signals:
             sys.unraisablehook = self.hook
 
     def _stop(self, number: int, frame: Any) -> None:
+        if importing_torch():
+            leave(number, frame)
         if not (self.over or self.hooked):
             interrupt(number, frame)
 
@@ -79,6 +81,11 @@ def is_program() -> bool:
     """Whether this process is the program: ``fedcc``, or ``python -m fedcc``; not a script that imports the package."""
     words = sys.orig_argv[1:3]
     return words == ["-m", "fedcc"] or Path(*words[:1]).stem == "fedcc"
+
+
+def importing_torch() -> bool:
+    """Whether torch is being imported, before the program has begun: an exception in its C++ code would abort."""
+    return bool(getattr(getattr(sys.modules.get("torch"), "__spec__", None), "_initializing", False))
 
 
 def leave(number: int, _: Any) -> None:

@@ -199,7 +199,7 @@ def test_own_public_images_and_classes(capsys: pytest.CaptureFixture[str], tmp_p
     words = ("federation", "init", tmp_path / "f", "--client", "a=resnet8", "--client", "b=resnet14")
     own = ("--public-file", tmp_path / "public.npz")
     call(capsys, *words, *own).refused("the classes must be named")
-    call(capsys, *words, *own, "--class", "cat", "--class", "dog", "--data", "digits").refused("--data belongs to")
+    call(capsys, *words, *own, "--class", "cat", "--class", "dog", "--data", "digits").refused("--data applies only to")
     done = call(capsys, *words, *own, "--class", "cat", "--class", "dog", "--host", "fed.example.org")
     assert done.code == 0, done
     made = FederationFolder.read(tmp_path / "f")
