@@ -90,7 +90,7 @@ def importing_torch() -> bool:
 
 def leave(number: int, _: Any) -> None:
     """The handler until there is something to clean up."""
-    os.write(2, b"fedcc: interrupted\n")
+    os.write(2, f"fedcc: {Interrupted(number)}\n".encode())
     os._exit(128 + number)
 
 
