@@ -57,7 +57,7 @@ IRRELEVANT = re.compile(
 )
 """... and what it has if it is about something else."""
 RELEVANT_TOO = {"test_readings.py", "test_versions.py"}  # of methods, with records and runs besides
-SLOW = {"test_engines.py", "test_digits_oracles.py"}  # what they reach, faster tests reach too
+SLOW = {"test_engines.py", "test_digits_oracles.py", "test_cuda.py"}  # what they reach, faster tests reach too
 
 SHARE = 0.24  # of all mutants that are tried
 SEED = 17

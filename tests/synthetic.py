@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 
 from fedcc.core.samples import Samples
-from fedcc.data import find
+from fedcc.data import find_dataset
 from fedcc.experiments.experiment import Experiment
 from fedcc.report import paper
 
@@ -27,7 +27,7 @@ def record(
     """The summary of one run; ``final`` fixes its last accuracy, the rest is drawn, the same for the same arguments."""
     e = Experiment.resolve(method, settings=settings, device="cpu", **given)
     rng = np.random.default_rng([e.training.seed, *map(ord, e.method + e.split.data + e.split.skew)])
-    classes, clients = find(e.split.data).classes, range(e.split.clients)
+    classes, clients = find_dataset(e.split.data).classes, range(e.split.clients)
     near = paper.TABLE1.get((e.method, (e.split.data, e.split.skew)), paper.Value(50.0, 5.0))
     end = np.clip(rng.normal(near.mean, max(near.spread, 0.2)), 1, 99) if final is None else final
     climb = end * (1 - np.exp(-np.arange(1, e.training.rounds + 1) / 3)) + rng.normal(0, 0.5, e.training.rounds)
@@ -103,7 +103,7 @@ def higher(curve: list[float | None], by: int) -> dict[str, Any]:
 def analysis(summary: dict[str, Any], samples: int = 300) -> dict[str, Any]:
     """What `fedcc analyse` would find in its models."""
     rng = np.random.default_rng([summary["seed"], *map(ord, summary["method"] + summary["skew"])])
-    classes = find(summary["data"]).classes
+    classes = find_dataset(summary["data"]).classes
     labels = rng.integers(0, classes, samples)
     centres = 30 * rng.normal(size=(classes, 2))
 

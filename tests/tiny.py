@@ -18,7 +18,7 @@ from fedcc.core.roles import Client, Server
 from fedcc.core.samples import Samples
 from fedcc.engine import Plain, drive
 from fedcc.experiments.rounds import FinishedRound
-from fedcc.federate import Round, Simulated, federate
+from fedcc.federate import RoundMessages, Simulated, federate
 
 DIMENSIONS = 6
 
@@ -39,7 +39,7 @@ class Mlp:
 def finished(**record: Any) -> FinishedRound:
     """A round as an observer sees it, by its record."""
     t = record["round"]
-    return FinishedRound(t, 3, record, Round(t, {}, {}, 0, 0), lambda: pytest.fail("nobody needs a snapshot"))
+    return FinishedRound(t, 3, record, RoundMessages(t, {}, {}, 0, 0), lambda: pytest.fail("nobody needs a snapshot"))
 
 
 def blobs(labels: Sequence[int] | Tensor, classes: int, seed: int = 0) -> Tensor:
@@ -93,7 +93,7 @@ class Tiny:
             archs={c.id: c.arch for c in self.clients},
         )
         self.cohort = Simulated(self.method, self.clients, self.executor, **self.options)
-        self.rounds: list[Round] = []
+        self.rounds: list[RoundMessages] = []
 
     def run(self, rounds: int = 1) -> Tiny:
         self.rounds = list(federate(self.method, self.server, self.cohort, rounds, self.executor))
@@ -105,7 +105,7 @@ class Tiny:
 
     def scores(self) -> Tensor:
         """The method's own prediction on the test samples."""
-        scores: Tensor = self.ask(self.method.predict(self.cohort.trained(self.server), self.test.only("x")))
+        scores: Tensor = self.ask(self.method.predict(self.cohort.trained_models(self.server), self.test.only("x")))
         return scores
 
     def accuracy(self) -> float:

@@ -33,14 +33,14 @@ class Cohort(Protocol):
 
 
 @dataclass(frozen=True, eq=False)
-class Round:
+class RoundMessages:
     """The messages of one round and their sizes in bytes."""
 
     t: int
     ups: Mapping[int, Any]
     downs: Mapping[int, Any]  # what the server sends after this round
     bytes_up: int
-    bytes_down: int  # of what the clients of this round had received
+    bytes_down: int  # of what this round's clients received before it
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,7 +61,7 @@ def federate(
     rounds: int,
     executor: Executor,
     start: Snapshot | None = None,
-) -> Iterator[Round]:
+) -> Iterator[RoundMessages]:
     """The one loop, for every method: no branch on the kind of method. With ``start`` it continues after that round."""
     server.rounds = rounds
     if start is None:
@@ -83,7 +83,7 @@ def federate(
                 raise
         bytes_up = sum(nbytes(up, cohort.wire) for up in ups.values())
         bytes_down = sum(nbytes(received[k], cohort.wire) for k in ups)
-        yield Round(t, ups, downs, bytes_up, bytes_down)
+        yield RoundMessages(t, ups, downs, bytes_up, bytes_down)
 
 
 class Simulated:
@@ -132,13 +132,13 @@ class Simulated:
         sample = key.generator().choice(len(self.clients), number, replace=False)
         return [self.clients[i] for i in sorted(sample)]
 
-    def snapshot(self, server: Server, messages: Round) -> Snapshot:
+    def snapshot(self, server: Server, messages: RoundMessages) -> Snapshot:
         """All that the next round depends on."""
         clients = {c.id: (c.model, c.memory) for c in self.clients}
         return Snapshot(messages.t, messages.downs, server.models, server.memory, clients)
 
-    def trained(self, server: Server) -> Trained:
-        """What there is to predict with now."""
+    def trained_models(self, server: Server) -> Trained:
+        """The models to predict with now."""
         return Trained(server.classes, {c.id: c.model for c in self.clients}, dict(server.models))
 
 

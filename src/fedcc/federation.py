@@ -81,8 +81,8 @@ class Federation:
 
         Skew, clients and networks come from the data set by default. ``fraction`` keeps a random part of the training
         set. ``augment`` is ``none``, ``standard`` (the crop and flip of CIFAR and Tiny ImageNet), ``strong`` (a hole
-        and random brightness too) or a list as ``hole=0.5,brightness=0.2,shift=0.15``. ``validation`` holds out that
-        share of each client's samples, which replace the test set.
+        and random brightness too) or a list such as ``hole=0.5,brightness=0.2,shift=0.15``. ``validation`` holds out
+        that share of each client's samples, which replace the test set.
         """
         from fedcc.data import load
         from fedcc.data.partition import partition
@@ -160,29 +160,29 @@ class Federation:
             raise ValueError("a federation needs at least one client, got none")
         pairs = {f"client {k}": pair for k, pair in enumerate(clients)} | {"the test set": test}
         samples = [_labelled(who, pair, view) for who, pair in pairs.items()]
-        shared = as_samples("the public set", public, view)
+        public_samples = as_samples("the public set", public, view)
         samples, labels = _numbered(samples, classes)
         total = len(labels)
         for who, s in zip(pairs, samples, strict=True):
-            if s.shape != shared.shape or s.x.dtype != shared.x.dtype:
+            if s.shape != public_samples.shape or s.x.dtype != public_samples.x.dtype:
                 raise ValueError(
-                    f"inputs must be alike: the public set has {shared.x.dtype} of shape {shared.shape}, "
-                    f"{who} has {s.x.dtype} of shape {s.shape}"
+                    f"inputs must be alike: the public set has {public_samples.x.dtype} of shape "
+                    f"{public_samples.shape}, {who} has {s.x.dtype} of shape {s.shape}"
                 )
         own = () if labels == tuple(range(total)) else labels
         *private, test_set = samples
-        federation = Federation(tuple(private), shared, test_set, total, several(models), labels=own)
+        federation = Federation(tuple(private), public_samples, test_set, total, several(models), labels=own)
         per_class = federation.counts().sum(0).tolist()
         missing = [label for label, number in zip(labels, per_class, strict=True) if not number]
         if missing and not allow_missing:
             more = f" and {len(missing) - 10:,} others" if len(missing) > 10 else ""
             raise ValueError(
                 f"no client holds class {', '.join(map(str, missing[:10]))}{more}, so nobody can learn it; "
-                "pass allow_missing=True if that is meant"
+                "pass allow_missing=True if that is intended"
             )
         for name in federation.models:
             if isinstance(name, str):
-                network(name, shared.shape)
+                network(name, public_samples.shape)
         return federation
 
     @property
@@ -239,7 +239,7 @@ def several(models: Models) -> tuple[str | Factory, ...]:
     for m in networks:
         if isinstance(m, nn.Module) or not (isinstance(m, str) or callable(m)):
             kind = type(m).__name__
-            raise TypeError(f"models takes names and factories (outputs -> nn.Module), got an object of {kind}")
+            raise TypeError(f"models takes names and factories (outputs -> nn.Module), got an object of type {kind}")
     return networks
 
 

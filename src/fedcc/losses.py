@@ -83,7 +83,7 @@ def cross_entropy(z: Tensor, y: Tensor) -> Tensor:
 
 
 class _OfAllLanes(torch.autograd.Function):
-    """Cross entropy by a rule for vmap alone, made of operations that autograd knows."""
+    """Cross entropy with its own vmap rule, made of operations that autograd can differentiate."""
 
     @staticmethod
     def forward(z: Tensor, y: Tensor) -> Tensor:
@@ -91,7 +91,7 @@ class _OfAllLanes(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        """Nothing is kept; torch wants to see it."""
+        """Saves nothing; torch requires the method."""
 
     @staticmethod
     def vmap(info: Any, dims: tuple[int | None, int | None], z: Tensor, y: Tensor) -> tuple[Tensor, int]:

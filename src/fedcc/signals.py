@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM as exceptions, and before the program has anything to clean up, as its end.
+"""Ctrl-C and SIGTERM raise exceptions; before the program has anything to clean up, they end it.
 
 ``fedcc/__init__.py`` imports this first; :func:`fedcc.cli.main` takes over.
 """
@@ -54,6 +54,8 @@ class Signals:
             sys.unraisablehook = self.hook
 
     def _stop(self, number: int, frame: Any) -> None:
+        if importing_torch():
+            leave(number, frame)
         if not (self.over or self.hooked):
             interrupt(number, frame)
 
@@ -81,9 +83,14 @@ def is_program() -> bool:
     return words == ["-m", "fedcc"] or Path(*words[:1]).stem == "fedcc"
 
 
+def importing_torch() -> bool:
+    """Whether torch is being imported, before the program has begun: an exception in its C++ code would abort."""
+    return bool(getattr(getattr(sys.modules.get("torch"), "__spec__", None), "_initializing", False))
+
+
 def leave(number: int, _: Any) -> None:
     """The handler until there is something to clean up."""
-    os.write(2, b"fedcc: interrupted\n")
+    os.write(2, f"fedcc: {Interrupted(number)}\n".encode())
     os._exit(128 + number)
 
 

@@ -60,7 +60,7 @@ class Remote:
             if self.tiny.method.name == "Centralized":
                 ups[client.id] = self.crossed(sent, t)
                 continue
-            expected = self.dry_run.upload(client.id, t, downs[client.id])
+            expected = self.dry_run.expected_upload(client.id, t, downs[client.id])
             ups[client.id] = accept(sent.kind, sent.text, sent.buffers, expected)
         return ups
 
@@ -107,7 +107,7 @@ def test_models_at_the_end() -> None:
     dry_run = DryRun(tiny.method, tiny.server, "fp16", "run")
     sent = encode(Weights.of(tiny.clients[0].model, 20), "fp16", run="run", round=1)
     model, _ = dry_run.clients[0]
-    expected = ExpectedMessage(Weights.of(model, 1), dry_run.messages, tiny.server.classes, "fp16", "run", 1)
+    expected = ExpectedMessage(Weights.of(model, 1), dry_run.message_classes, tiny.server.classes, "fp16", "run", 1)
     came = accept(sent.kind, sent.text, sent.buffers, expected)
     assert equal(came.state, {n: v.half().float() for n, v in tiny.clients[0].model.floating.items()})
 
@@ -115,15 +115,15 @@ def test_models_at_the_end() -> None:
 def test_uploads_of_private_samples_are_not_expected() -> None:
     tiny = Tiny(make("centralized"), precision="fp32")
     with pytest.raises(ValueError, match="Centralized uploads private samples"):
-        DryRun(tiny.method, tiny.server, "fp32", "run").upload(0, 1, None)
+        DryRun(tiny.method, tiny.server, "fp32", "run").expected_upload(0, 1, None)
 
 
 def test_logits_where_probabilities_are_expected() -> None:
     tiny = Tiny(make("fedcc"), precision="fp32").run(1)
-    up, expected = tiny.rounds[0].ups[0], DryRun(tiny.method, tiny.server, "fp32", "run").upload(0, 1, None)
+    up, expected = tiny.rounds[0].ups[0], DryRun(tiny.method, tiny.server, "fp32", "run").expected_upload(0, 1, None)
     sent = encode(replace(up, values=up.values.log()), "fp32", run="run", round=1)
-    with pytest.raises(InvalidMessage, match="probabilities are not negative"):
+    with pytest.raises(InvalidMessage, match="probabilities must not be negative"):
         accept(sent.kind, sent.text, sent.buffers, expected)
-    logits = DryRun(make("fedmd", {"average": "logits"}), tiny.server, "fp32", "run").upload(0, 1, None)
+    logits = DryRun(make("fedmd", {"average": "logits"}), tiny.server, "fp32", "run").expected_upload(0, 1, None)
     free = encode(Predictions(up.values.log()), "fp32", run="run", round=1)
     accept(free.kind, free.text, free.buffers, logits)

@@ -13,7 +13,7 @@ from fedcc.core.requests import Recipe
 from fedcc.core.rng import Key
 from fedcc.core.roles import Client, Server
 from fedcc.core.samples import Samples
-from fedcc.federate import Round, Simulated, federate
+from fedcc.federate import RoundMessages, Simulated, federate
 from fedcc.flower.dry_run import ShapeEngine
 from fedcc.methods import METHODS, make
 from fedcc.nets import build, network
@@ -31,7 +31,7 @@ WEIGHTS = ["fedavg", "fedprox", "fednova", "fedrs", "fedsam", "fedlc", "fedmr", 
 every_set = pytest.mark.parametrize("data", SETS)
 
 
-def exchanged(name: str, data: str, **settings: Any) -> list[Round]:
+def exchanged(name: str, data: str, **settings: Any) -> list[RoundMessages]:
     """Two rounds of two clients: ResNet20 for both where weights are averaged, else ResNet14 and ResNet20."""
     classes, publics, side = SETS[data]
     method, shape = make(name, settings), (3, side, side)

@@ -332,8 +332,8 @@ class Download(Upload):
     def check(self, case: Case, folder: Path) -> bool:
         expected, kind, header, arrays = self.parts(case)
         received = EncodedMessage.parse(kind, header, arrays)
-        came = decode(received, expected.messages, expected.wire, run="run", round=1)
-        if came is not None and type(came) not in expected.messages.values():
+        came = decode(received, expected.message_classes, expected.wire, run="run", round=1)
+        if came is not None and type(came) not in expected.message_classes.values():
             raise Wrong("a message of no known class was accepted")
         total = sum(len(v) for v in arrays.values())
         held = sum(t.numel() for t in _tensors(came))

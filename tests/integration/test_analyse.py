@@ -174,4 +174,4 @@ def test_a_run_from_a_gpu_on_other_data(tmp_path: Path, capsys: Capsys) -> None:
     assert not (torch.cuda.device_count() > 7)
     assert call(capsys, "analyse", place, "--samples", 20, "--device", "cpu").code == 0
     write_json(place / "summary.json", summary | {"partition_sha256": "0" * 64})
-    call(capsys, "analyse", place, "--device", "cpu").refused("other data", "partition_sha256")
+    call(capsys, "analyse", place, "--device", "cpu").refused("run on different data", "partition_sha256")

@@ -326,9 +326,9 @@ def test_absent_classes_can_be_meant() -> None:
 
 
 def test_networks_are_given_by_name_or_factory() -> None:
-    with pytest.raises(TypeError, match=r"factories .*got an object of Deep"):
+    with pytest.raises(TypeError, match=r"factories .*got an object of type Deep"):
         federation([Deep(3)])
-    with pytest.raises(TypeError, match=r"factories .*got an object of int"):
+    with pytest.raises(TypeError, match=r"factories .*got an object of type int"):
         federation([3])
 
 
@@ -356,7 +356,7 @@ def test_a_run_is_checked_too(changes: dict[str, Any], said: str) -> None:
 
 
 def test_a_method_is_an_instance() -> None:
-    with pytest.raises(TypeError, match=r"an instance, as FedCC\(\)"):
+    with pytest.raises(TypeError, match=r"an instance such as FedCC\(\)"):
         fedcc.run(FedCC, federation(mlp))  # type: ignore[arg-type]
 
 
@@ -380,9 +380,11 @@ def load(folder: Path) -> fedcc.Result:
 
 
 def test_own_networks_are_asked_for(saved: Path) -> None:
-    with pytest.raises(ValueError, match=r"client/0 is a network of yours, mlp: give load\(\.\.\., models=\.\.\.\)"):
+    with pytest.raises(
+        ValueError, match=r"client/0 is your own network, mlp: pass .* to load\(\.\.\., models=\.\.\.\)"
+    ):
         fedcc.load(saved)
-    with pytest.raises(ValueError, match=r"client/2 is a network of yours, Deep: .*, got mlp, plain"):
+    with pytest.raises(ValueError, match=r"client/2 is your own network, Deep: .*, got mlp, plain"):
         fedcc.load(saved, models=[mlp, plain])
 
 
@@ -393,7 +395,7 @@ def test_nameless_networks_are_told_apart(tmp_path: Path) -> None:
         result = fedcc.run(FedCC(), federation(models), **QUICK | {"epochs": 1})
         loaded = fedcc.load(result.save(tmp_path / str(i)), models=models)
         assert torch.equal(loaded.scores(NEW), result.scores(NEW))
-    with pytest.raises(ValueError, match=r"network of yours, mlp\(width=7\)"):
+    with pytest.raises(ValueError, match=r"your own network, mlp\(width=7\)"):
         fedcc.load(tmp_path / "1", models=partial(mlp, width=5))
 
 
@@ -436,7 +438,7 @@ def test_missing_and_damaged_files(copy: Path) -> None:
     [
         ({"method": None}, "'method' is missing"),
         ({"method": 3}, "'method' is missing or of the wrong kind"),
-        ({"method": "FedCD"}, "FedCD is a method of yours"),
+        ({"method": "FedCD"}, "FedCD is your own method"),
         ({"settings": {"lamb": 1}}, "did you mean 'lam'"),
         ({"settings": {"lam": -1}}, "lam must be at least 0"),
         ({"view": {"zoom": 1}}, "models.json is damaged: TypeError"),
@@ -592,7 +594,7 @@ def test_a_method_of_the_callers_own(tmp_path: Path) -> None:
     result = fedcc.run(Newest(boost=0.9), federation(mlp), **QUICK)
     assert result.rounds[0]["log"]["0"] == {"samples": 40}
     result.save(tmp_path)
-    with pytest.raises(ValueError, match=r"Newest is a method of yours: give load\(\.\.\., method=\.\.\.\)"):
+    with pytest.raises(ValueError, match=r"Newest is your own method: pass .* to load\(\.\.\., method=\.\.\.\)"):
         fedcc.load(tmp_path, models=mlp)
     with pytest.raises(ValueError, match="saved by Newest, got method=FedCC"):
         fedcc.load(tmp_path, models=mlp, method=FedCC())

@@ -41,7 +41,7 @@ NAMES = [
     (("run", "fedcc", "--models", "resnet8,resnet9"), ("6n + 2", "9")),
     (("run", "fedcc", "--models", ","), ("models must name at least one network", "','")),
     (("run", "fedcc", "--device", "cud"), ("unknown device 'cud'", "'cuda'")),
-    (("run", "fedcc", "--device", "cuda:99"), ("'cuda:99' is not there",)),
+    (("run", "fedcc", "--device", "cuda:99"), ("'cuda:99' does not exist",)),
     (("run", "fedcc", "--device", "mps"), ("device must be auto, cpu or cuda", "'mps'")),
     (("run", "fedcc", "--precision", "fp23"), ("precision must be one of fp32, bf16, fp64", "'fp23'")),
     (("run", "fedcc", "--wire", "fp8"), ("wire must be one of fp32, fp16, int8, int8-stochastic", "'fp8'")),
@@ -90,7 +90,7 @@ RANGES = [
     ("--public", "0", "public must be above 0 and below 1"),
     ("--public", "1", "public must be above 0 and below 1"),
     ("--public", "nan", "public must be a finite number"),
-    ("--public", "0.0001", "no sample at all"),
+    ("--public", "0.0001", "selects none of the"),
     ("--fraction", "0", "fraction must be above 0 and at most 1"),
     ("--fraction", "1.01", "fraction must be above 0 and at most 1"),
     ("--resize", "-1", "resize must be at least 0"),
@@ -167,7 +167,7 @@ def test_a_nonsense_config(text: str, said: str, tmp_path: Path, capsys: Capsys)
 
 
 def test_a_config_that_cannot_be_read(tmp_path: Path, capsys: Capsys) -> None:
-    call(capsys, "run", "--config", "no.toml").refused("no.toml is not there")
+    call(capsys, "run", "--config", "no.toml").refused("no.toml does not exist")
     call(capsys, "run", "--config", tmp_path).refused(str(tmp_path), "Is a directory")
     Path("e.toml").write_bytes(b"method = '\xff'")
     call(capsys, "run", "--config", "e.toml").refused("e.toml is not valid TOML")
@@ -210,7 +210,7 @@ def test_an_altered_and_a_truncated_file(cifar: Path, capsys: Capsys, monkeypatc
     (cifar / "data_batch_1").write_bytes(whole[: len(whole) // 2])
     call(capsys, *words).refused("data_batch_1: truncated or altered: expected md5 c99c", code=1)
     (cifar / "data_batch_1").unlink()
-    call(capsys, *words).refused("data_batch_1: not there, though", code=1)
+    call(capsys, *words).refused("data_batch_1: missing, although", code=1)
     assert not Path("run").exists()
 
 

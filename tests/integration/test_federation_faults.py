@@ -220,7 +220,7 @@ def test_uploads_that_are_wrong_are_refused_and_the_round_goes_on(tmp_path: Path
     ]
     rules_named = [
         ("east", 1, "wrong shape"), ("east", 2, "must be finite"), ("east", 4, "wrong run"), ("east", 5, "too large"),
-        *(("south", t, "not negative") for t in (1, 2, 3)),
+        *(("south", t, "must not be negative") for t in (1, 2, 3)),
     ]  # fmt: skip
     for name, t, rule in rules_named:
         assert rule in found[t - 1]["refused"][name], (name, t)

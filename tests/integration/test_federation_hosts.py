@@ -126,8 +126,8 @@ def test_links_that_are_cut_in_mid_round_and_heal(tmp_path: Path) -> None:
         assert "round 2: brief" not in log.read_text()
         network.heal("brief")
         wait_until(lambda: "round 2: brief has answered" in log.read_text(), 60)
-        assert "brief is gone" not in log.read_text()
-        wait_until(lambda: "long is gone" in log.read_text(), 120)
+        assert "brief is disconnected" not in log.read_text()
+        wait_until(lambda: "long is disconnected" in log.read_text(), 120)
         done = federation.start("status", "status", folder.path).end(60)
         assert any(line.split()[:2] == ["long", "no"] for line in done.out.splitlines()), done
         network.heal("long")

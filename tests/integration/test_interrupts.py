@@ -9,9 +9,11 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from fedcc.signals import importing_torch
 from program import started
 
 TESTS = Path(__file__).parent
@@ -34,6 +36,15 @@ def test_two_interrupts_at_any_moment_print_no_traceback(tmp_path: Path) -> None
         assert "Traceback" not in err, (offset, err)
         assert "Exception ignored" not in err, (offset, err)
         assert run.returncode in (0, 130, -signal.SIGINT), (offset, err)
+
+
+def test_an_interrupt_while_torch_is_imported_is_told_from_later_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not importing_torch()
+    half = SimpleNamespace(__spec__=SimpleNamespace(_initializing=True))
+    monkeypatch.setitem(sys.modules, "torch", half)  # type: ignore[arg-type]
+    assert importing_torch()
+    monkeypatch.delitem(sys.modules, "torch")
+    assert not importing_torch()
 
 
 def test_a_second_interrupt_while_the_first_is_reported_is_quiet(tmp_path: Path) -> None:

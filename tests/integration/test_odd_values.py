@@ -246,7 +246,7 @@ def test_names_that_are_not_utf8(tmp_path: Path) -> None:
     assert (tmp_path / f"{odd}page" / "index.html").is_file()
     assert program("sweep", f"{odd}.toml", "--dry-run").returncode == 0
     missing = program("run", "--config", f"{odd}{odd}")
-    assert (missing.returncode, missing.stderr) == (2, b"fedcc: \\udcff\\udcff is not there\n")
+    assert (missing.returncode, missing.stderr) == (2, b"fedcc: \\udcff\\udcff does not exist\n")
     absent = program("run", "local", "--data", "cifar10", "--data-dir", odd + odd)
     assert absent.returncode == 1
     assert absent.stderr.startswith(b"fedcc: \\udcff\\udcff: no such data folder")

@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
-from program import call
 from sklearn.datasets import load_digits
 
 import fedcc
 from fedcc.data import load
+from program import call
 
 Capsys = pytest.CaptureFixture[str]
 SMALL = ("--clients", "3", "--skew", "classes:2", "--rounds", "2", "--epochs", "3", "--device", "cpu")

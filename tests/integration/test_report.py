@@ -220,12 +220,13 @@ def test_the_page_shows_the_tables(watched: Watched, written: Path) -> None:
         cell = row.cells["cifar10", "classes:2"]
         text = shown["\n".join(filter(None, row.name))]
         ours = "–" if cell.final is None else str(cell.final).replace(" ±", "±")
-        theirs = f" {cell.printed.mean:.1f}±{cell.printed.spread:.1f}" if cell.printed else ""
+        printed = cell.printed.get("final")
+        theirs = f" {printed.mean:.1f}±{printed.spread:.1f}" if printed else ""
         assert text == ours + theirs
     marked = watched.page.locator("#table1 tbody td[data-skew='classes:2'][data-data='cifar10'] .final .m1")
     assert marked.count() == 1
     assert "lam=0.5" in watched.page.locator("#digits-variants").inner_text()
-    assert "no record of a run" in watched.page.locator("#problems").inner_text()
+    assert "not a record of a run" in watched.page.locator("#problems").inner_text()
     watched.drawn()
     watched.shot("light", full_page=True)
 

@@ -231,7 +231,8 @@ def change(path: Path) -> None:
 def test_metrics_are_rewritten_from_the_checkpoint(damage: Any, copy: Path, whole: Path, capsys: Capsys) -> None:
     damage(copy / "metrics.jsonl")
     done = call(capsys, "resume", copy)
-    assert f"{copy / 'metrics.jsonl'} is not what the run wrote, and is written anew from checkpoint-000003" in done.err
+    expected = f"{copy / 'metrics.jsonl'} does not match what the run wrote and is rewritten from checkpoint-000003"
+    assert expected in done.err
     assert "resuming after round 3" in done.out
     ended(done, copy, whole)
     assert (copy / "metrics.jsonl").read_bytes() == (whole / "metrics.jsonl").read_bytes()
@@ -285,7 +286,7 @@ def test_an_altered_description_is_refused(name: str, copy: Path, capsys: Capsys
 def test_a_lost_description_is_written_anew(name: str, copy: Path, whole: Path, capsys: Capsys) -> None:
     (copy / name).unlink()
     done = call(capsys, "resume", copy)
-    assert f"{copy / name} is missing and is written anew" in done.err
+    assert f"{copy / name} is missing and is written again" in done.err
     ended(done, copy, whole)
     assert (copy / "partition.npz").read_bytes() == (whole / "partition.npz").read_bytes()
     assert RunFolder(copy).summary() is not None
@@ -344,6 +345,13 @@ def test_a_checkpoint_of_another_experiment_is_refused(copy: Path, capsys: Capsy
     call(capsys, "resume", copy).refused("is a checkpoint of another experiment (lam is ")
     toml.write_bytes(before["experiment.toml"])
     assert {p.name: p.read_bytes() for p in copy.iterdir()} == before | {"experiment.toml": before["experiment.toml"]}
+
+
+def test_options_that_do_not_fit_together_are_refused_with_the_files_name(copy: Path, capsys: Capsys) -> None:
+    older(copy)  # whose experiment.toml has no digest
+    toml = copy / "experiment.toml"
+    toml.write_text(re.sub(r"(?m)^skew = .*", 'skew = "classes:40"', toml.read_text()))
+    call(capsys, "resume", copy).refused(f"{toml}: classes:40: a client cannot hold 40 of 10 classes")
 
 
 def without(path: Path, setting: str) -> None:
@@ -467,11 +475,11 @@ def test_kill_at_random_moments(tmp_path: Path) -> None:
                 run.process.join(draw.uniform(0, 0.8 * duration))
             if run.process.is_alive():
                 os.kill(run.pid, signal.SIGKILL)
-                kills += 1
-                assert run.end().code == -signal.SIGKILL
-                met.append(f"{name}: {rounds_of(folder) if folder.is_dir() else 'nothing'}")
-                continue
         done = run.end(120)
+        if done.code == -signal.SIGKILL:  # and not ended just before it
+            kills += 1
+            met.append(f"{name}: {rounds_of(folder) if folder.is_dir() else 'nothing'}")
+            continue
         assert done.code == 0, (seed, met, done)
         assert numbers(folder) == numbers(whole), (seed, met)
         assert [p for p in folder.iterdir() if p.name not in {q.name for q in whole.iterdir()}] == []

@@ -164,7 +164,7 @@ def test_missing_data_leaves_no_folders(file: Path, capsys: Capsys, monkeypatch:
 
 def test_wrong_calls(file: Path, capsys: Capsys) -> None:
     for words, said in (
-        (("gone.toml",), ("gone.toml is not there",)),
+        (("gone.toml",), ("gone.toml does not exist",)),
         ((file, "--on", "rai"), ("unknown place to run on 'rai'", "'ray'")),
         ((file, "--address", "auto"), ("--address goes with --on ray",)),
         ((file, "--jobs", 0), ("jobs must be at least 1, got 0",)),
@@ -173,7 +173,7 @@ def test_wrong_calls(file: Path, capsys: Capsys) -> None:
         ((file, "--with", "rounds"), ("--with takes name=value, got 'rounds'",)),
         ((file, "--with", "ronds=1"), ("unknown option of a run 'ronds'", "'rounds'")),
         ((file, "--only", "nothing"), ("none of the 4 runs matches nothing", PLACES[0])),
-        ((file, "--device", "cuda:99"), ("'cuda:99' is not there",)),
+        ((file, "--device", "cuda:99"), ("'cuda:99' does not exist",)),
         ((file, "--track", "tensorbord"), ("unknown tracker 'tensorbord'", "'tensorboard'")),
     ):
         call(capsys, "sweep", *words).refused(*said)

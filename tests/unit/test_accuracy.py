@@ -132,7 +132,7 @@ def test_a_clients_model_is_the_one_after_training_and_before_aggregation() -> N
         assert own.equal(tiny.rounds[-1].ups[client.id].state["head.weight"])
         assert not own.equal(average)
     counts = {c.id: c.counts() for c in tiny.clients}
-    found = evaluate(tiny.method, tiny.cohort.trained(tiny.server), tiny.test, tiny.executor, counts=counts)
+    found = evaluate(tiny.method, tiny.cohort.trained_models(tiny.server), tiny.test, tiny.executor, counts=counts)
     for client in tiny.clients:
         own = tiny.executor.serve([Predict(client.model, tiny.test)])[0].logits
         share = float((own.argmax(-1) == tiny.test["y"]).double().mean())

@@ -242,7 +242,7 @@ def test_fedmd_shares_probabilities_and_is_read_by_mean_logits_too() -> None:
     assert torch.allclose(asked.fits("sync")[0].streams["public"]["target"], sent.mean(0), atol=1e-12)
     each = torch.stack([tiny.ask(_logits(c.model, tiny.test)) for c in tiny.clients])
     assert torch.allclose(tiny.scores(), each.softmax(-1).mean(0), atol=1e-12)
-    read = tiny.ask(FedMD().readings(tiny.public)["mean-logits"](tiny.cohort.trained(tiny.server), tiny.test))
+    read = tiny.ask(FedMD().readings(tiny.public)["mean-logits"](tiny.cohort.trained_models(tiny.server), tiny.test))
     assert torch.allclose(read, each.mean(0), atol=1e-12)
 
 

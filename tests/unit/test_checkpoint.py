@@ -19,7 +19,7 @@ from fedcc.core.model import Arch, Model
 from fedcc.core.tree import message_classes
 from fedcc.experiments.experiment import first_difference
 from fedcc.experiments.packing import from_bytes, read_header, to_bytes
-from fedcc.federate import Round, Snapshot, federate
+from fedcc.federate import RoundMessages, Snapshot, federate
 from fedcc.methods import METHODS, make
 from tiny import Mlp, Tiny
 
@@ -45,12 +45,12 @@ def travelled(snapshot: Snapshot, tiny: Tiny) -> Snapshot:
     return from_bytes(Snapshot, content, read_header(content)[1], tiny.method, models=tiny.factories)
 
 
-def messages(rounds: list[Round]) -> list[Any]:
+def messages(rounds: list[RoundMessages]) -> list[Any]:
     return [(r.t, r.bytes_up, r.bytes_down) for r in rounds]
 
 
 def tensors(tiny: Tiny) -> dict[str, Tensor]:
-    trained = tiny.cohort.trained(tiny.server)
+    trained = tiny.cohort.trained_models(tiny.server)
     return {f"{who}/{n}": v for who, m in (trained.clients | trained.server).items() for n, v in m.state.items()}
 
 

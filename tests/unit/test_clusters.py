@@ -6,7 +6,7 @@ import pytest
 import sklearn.cluster
 import torch
 
-from fedcc.methods.clusters import join
+from fedcc.methods.clusters import _with_room, join
 from fedcc.methods.clusters import k_means as clusters
 from private_steps import draw
 
@@ -94,3 +94,8 @@ def test_random_histograms_all_get_a_cluster() -> None:
         labels = clusters(rows, number, seed=1)
         assert len(labels) == 12
         assert len(set(labels)) == min(number, 12)
+
+
+def test_a_row_stays_in_the_nearest_cluster_that_had_room() -> None:
+    assert _with_room(torch.tensor([[0.0, 1.0], [5.0, 6.0]]), 2).tolist() == [0, 0]
+    assert _with_room(torch.tensor([[0.0, 1.0], [0.5, 6.0]]), 1).tolist() == [0, 1]

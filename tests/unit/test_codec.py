@@ -220,7 +220,7 @@ def test_missing_and_extra_parts() -> None:
     more = everything(weights=Weights({**everything().weights.state, "z": torch.zeros(0)}, 7))
     refused(sent(more), r"Everything.weights.state: 'z' is not a part of it")
     turned = everything(weights=Weights(dict(reversed(everything().weights.state.items())), 7))
-    refused(sent(turned), "not in their order")
+    refused(sent(turned), "not in the expected order")
     refused(sent(everything(spare=torch.zeros(0))), "Everything.spare: expected nothing, got a 'tensor'")
     encoded = sent(everything())
     del encoded.header["message"][2]["steps"]
@@ -245,7 +245,8 @@ def test_what_is_not_finite() -> None:
         shares = everything().shares.clone()
         shares[3, 1] = value
         refused(
-            sent(everything(shares=shares)), f"Everything.shares must be finite, 1 of its values are not, as {value}"
+            sent(everything(shares=shares)),
+            f"Everything.shares must be finite, 1 of its values are not, such as {value}",
         )
         refused(sent(everything(rate=value)), f"Everything.rate must be finite, got {value}")
     encoded = sent(everything(), "int8")
@@ -258,13 +259,13 @@ def test_what_is_not_finite() -> None:
 def test_probabilities() -> None:
     negative = everything().shares.clone()
     negative[0, 0], negative[0, 1] = -0.25, negative[0, 1] + negative[0, 0] + 0.25
-    refused(sent(everything(shares=negative)), "Everything.shares: probabilities are not negative, got -0.25")
+    refused(sent(everything(shares=negative)), "Everything.shares: probabilities must not be negative, got -0.25")
     heavy = everything().shares.clone()
     heavy[2] *= 1.5
-    refused(sent(everything(shares=heavy)), "sum to 1 within 0.0001, row 2 sums to 1.5")
+    refused(sent(everything(shares=heavy)), "must sum to 1 within 0.0001, but row 2 sums to 1.5")
     heavy = everything().shares.clone()
     heavy[2] *= 1.002
-    refused(sent(everything(shares=heavy), "fp16"), "within 0.001, row 2 sums to 1.00", expected(everything(), "fp16"))
+    refused(sent(everything(shares=heavy), "fp16"), "but row 2 sums to 1.00", expected(everything(), "fp16"))
     refused(sent(everything(shares=heavy), "int8"), "wrong coding: expected simplex", expected(everything(), "int8"))
 
 
@@ -276,12 +277,12 @@ def test_probabilities_of_nothing() -> None:
 
 def test_labels_and_counts() -> None:
     votes = torch.tensor([0, 3, 1, 4, 2], dtype=torch.uint8)
-    refused(sent(everything(votes=votes)), "Everything.votes: labels are from 0 to 3, got 4")
+    refused(sent(everything(votes=votes)), "Everything.votes: labels must be from 0 to 3, got 4")
     signed = everything(votes=everything().votes.to(torch.int16))
     below = replace(signed, votes=torch.tensor([0, -1, 1, 2, 2], dtype=torch.int16))
-    refused(sent(below), "labels are from 0 to 3, got -1", expected(signed))
-    refused(sent(everything(counts=-everything().counts)), "Everything.counts: counts are not negative, got -4")
-    refused(sent(everything(counts=0 * everything().counts)), "Everything.counts: counts are not all zero")
+    refused(sent(below), "labels must be from 0 to 3, got -1", expected(signed))
+    refused(sent(everything(counts=-everything().counts)), "Everything.counts: counts must not be negative, got -4")
+    refused(sent(everything(counts=0 * everything().counts)), "Everything.counts: counts must not all be zero")
 
 
 def test_numbers_have_the_sign_of_the_rehearsed_ones() -> None:
@@ -312,9 +313,9 @@ def test_arrays_that_do_not_fit_the_header() -> None:
     moved = encoded.buffers | {"float32": encoded.buffers["float32"][:-4], "int8": b"\0\0\0\0"}
     with pytest.raises(InvalidMessage, match="array"):
         accept(encoded.kind, encoded.text, moved, want)
-    with pytest.raises(InvalidMessage, match="array 'complex64': there are float64"):
+    with pytest.raises(InvalidMessage, match="unknown array 'complex64'; known: float64"):
         accept(encoded.kind, encoded.text, {"complex64": b""}, want)
-    with pytest.raises(InvalidMessage, match="a multiple of 4, got 3 of them"):
+    with pytest.raises(InvalidMessage, match="array float32 must have a multiple of 4 bytes, got 3"):
         accept(encoded.kind, encoded.text, {"float32": b"abc"}, want)
     spare = sent(Labels(torch.zeros(3, dtype=torch.uint8)))
     less = ExpectedMessage(Labels(torch.zeros(4, dtype=torch.uint8)), KNOWN, CLASSES, "fp32", "run", 2)

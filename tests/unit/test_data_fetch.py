@@ -19,9 +19,9 @@ from pathlib import Path
 
 import pytest
 
-from fedcc.data import DataError, Description, find, load
+from fedcc.data import DataError, Description, find_dataset, load
 from fedcc.data import fetch as fetching
-from fedcc.data.dataset import Remote
+from fedcc.data.dataset import RemoteFile
 from fedcc.data.fetch import ATTEMPTS, BLOCK, check, fetch
 
 
@@ -105,14 +105,14 @@ def zip_of(members: dict[str, bytes]) -> bytes:
     return buffer.getvalue()
 
 
-BATCHES = {f"cifar-10-batches-py/{name}": os.urandom(40_000) for name in find("cifar10").files}
+BATCHES = {f"cifar-10-batches-py/{name}": os.urandom(40_000) for name in find_dataset("cifar10").files}
 
 
 def served(server: Server, content: bytes, file: str = "cifar-10-python.tar.gz", name: str = "cifar10") -> Description:
     """The data set as it is, but from our server."""
     server.files[file] = content
-    remote = Remote(file, (server.url(file),), hashlib.md5(content).hexdigest())
-    return replace(find(name), remotes=(remote,))
+    remote = RemoteFile(file, (server.url(file),), hashlib.md5(content).hexdigest())
+    return replace(find_dataset(name), remotes=(remote,))
 
 
 def visible(folder: Path) -> list[str]:
@@ -186,27 +186,27 @@ def test_the_next_address_is_tried(server, tmp_path):
 
 
 def test_no_server_at_all(tmp_path):
-    remote = Remote("cifar-10-python.tar.gz", ("http://127.0.0.1:9/cifar-10-python.tar.gz",), "0" * 32)
+    remote = RemoteFile("cifar-10-python.tar.gz", ("http://127.0.0.1:9/cifar-10-python.tar.gz",), "0" * 32)
     with pytest.raises(DataError, match="download failed"):
-        fetch(replace(find("cifar10"), remotes=(remote,)), tmp_path)
+        fetch(replace(find_dataset("cifar10"), remotes=(remote,)), tmp_path)
 
 
 def test_single_files_are_fetched_where_they_are_missing(server, tmp_path):
-    files = {name: os.urandom(1000) for name in find("fashion").files}
+    files = {name: os.urandom(1000) for name in find_dataset("fashion").files}
     server.files = dict(files)
-    remotes = tuple(Remote(n, (server.url(n),), hashlib.md5(c).hexdigest()) for n, c in files.items())
+    remotes = tuple(RemoteFile(n, (server.url(n),), hashlib.md5(c).hexdigest()) for n, c in files.items())
     home = tmp_path / "fashion-mnist"
     home.mkdir()
     kept = next(iter(files))
     (home / kept).write_bytes(b"the user's own")
-    fetch(replace(find("fashion"), remotes=remotes), tmp_path)
+    fetch(replace(find_dataset("fashion"), remotes=remotes), tmp_path)
     assert {p.name: p.read_bytes() for p in home.iterdir()} == files | {kept: b"the user's own"}
     assert len(server.ranges) == 3
 
 
 def test_a_folder_with_holes_is_left_alone(server, tmp_path):
     (tmp_path / "cifar-10-batches-py").mkdir()
-    with pytest.raises(DataError, match=r"batches\.meta: not there, though"):
+    with pytest.raises(DataError, match=r"batches\.meta: missing, although"):
         fetch(served(server, tar_of(BATCHES)), tmp_path)
     assert server.ranges == []
 
@@ -316,13 +316,13 @@ SCRIPT = """
 import sys
 from dataclasses import replace
 from pathlib import Path
-from fedcc.data import find
-from fedcc.data.dataset import Remote
+from fedcc.data import find_dataset
+from fedcc.data.dataset import RemoteFile
 from fedcc.data.fetch import fetch
 folder, url, md5 = sys.argv[1:]
 print("ready", flush=True)
 sys.stdin.readline()
-fetch(replace(find("cifar10"), remotes=(Remote("cifar-10-python.tar.gz", (url,), md5),)), Path(folder))
+fetch(replace(find_dataset("cifar10"), remotes=(RemoteFile("cifar-10-python.tar.gz", (url,), md5),)), Path(folder))
 """
 
 

@@ -19,7 +19,7 @@ from PIL import Image
 
 from fedcc.core.naming import unknown
 from fedcc.core.samples import View
-from fedcc.data import DATASETS, DataError, cifar, fashion, find, load, tiny
+from fedcc.data import DATASETS, DataError, cifar, fashion, find_dataset, load, tiny
 from fedcc.data.fetch import check, data_folder
 
 # -------------------------------------------------------------------------------------------------------- the registry
@@ -39,7 +39,7 @@ def test_the_registry_is_in_order_and_complete():
     [("CIFAR-10", "cifar10"), ("cifar_100", "cifar100"), ("Tiny", "tiny-imagenet"), ("tiny imagenet", "tiny-imagenet")],
 )
 def test_aliases_and_case(name, found):
-    assert find(name).name == found
+    assert find_dataset(name).name == found
 
 
 def test_an_unknown_name_is_answered_with_the_nearest():
@@ -87,7 +87,7 @@ def test_what_is_absent_says_how_to_fetch_it(tmp_path):
 
 def test_digits():
     d = load("digits")
-    assert d.train_x.shape == (1442, 1, 8, 8) == (find("digits").train, *find("digits").shape)
+    assert d.train_x.shape == (1442, 1, 8, 8) == (find_dataset("digits").train, *find_dataset("digits").shape)
     assert d.test_x.shape == (355, 1, 8, 8)
     assert d.train_x.max() == 16
     assert d.view == View(scale=1 / 16)
@@ -315,7 +315,7 @@ def test_check_says_what_is_wrong_with_a_fashion_file(small_fashion):
 
 def test_fashion_in_torchvisions_place(tmp_path):
     (tmp_path / "FashionMNIST" / "raw").mkdir(parents=True)
-    assert find("fashion").locate(tmp_path) == tmp_path / "FashionMNIST" / "raw"
+    assert find_dataset("fashion").locate(tmp_path) == tmp_path / "FashionMNIST" / "raw"
 
 
 @pytest.mark.parametrize(
@@ -444,10 +444,10 @@ def test_tiny_names_the_file_at_fault(small_tiny):
 
 
 def test_check_counts_what_tiny_holds(small_tiny, tmp_path):
-    lines = tiny.inspect(small_tiny)
+    lines = tiny.file_checks(small_tiny)
     assert [line.found for line in lines] == ["2 classes", "5 images", "1 images"]
     assert not any(line.ok for line in lines)
-    assert not tiny.inspect(tmp_path / "nowhere")[0].ok
+    assert not tiny.file_checks(tmp_path / "nowhere")[0].ok
 
 
 # ----------------------------------------------------------------------------------------------------------- real data
@@ -455,7 +455,7 @@ def test_check_counts_what_tiny_holds(small_tiny, tmp_path):
 
 def real(name: str) -> Path:
     folder = Path(os.environ.get("FEDCC_DATA", "/nonexistent"))
-    if find(name).missing(folder):
+    if find_dataset(name).missing(folder):
         pytest.skip(f"FEDCC_DATA holds no {name}")
     return folder
 

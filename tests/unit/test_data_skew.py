@@ -171,7 +171,7 @@ def test_public_split_refuses():
     for fraction in (-0.1, 1.0, float("nan")):
         with pytest.raises(ValueError, match="at least 0 and below 1"):
             public_split(np.zeros(10, np.int64), fraction, rng())
-    with pytest.raises(ValueError, match="no sample"):
+    with pytest.raises(ValueError, match="selects none of the 4 samples"):
         public_split(np.zeros(4, np.int64), 0.1, rng())
 
 

@@ -13,7 +13,7 @@ from fedcc.core.rng import Key
 from fedcc.core.roles import Server
 from fedcc.core.samples import Samples
 from fedcc.engine import Plain
-from fedcc.federate import Round, Simulated, build_roles, federate
+from fedcc.federate import RoundMessages, Simulated, build_roles, federate
 from fedcc.federation import Federation
 from fedcc.methods import FedAvg, FedCT, FedLC, FedNova
 
@@ -23,13 +23,15 @@ def digits() -> Federation:
     return Federation.named("digits", skew="classes:1", clients=10, models="resnet8")
 
 
-def ran(method: AnyMethod, federation: Federation, recipe: Recipe, rounds: int = 1) -> tuple[Server, list[Round]]:
+def ran(
+    method: AnyMethod, federation: Federation, recipe: Recipe, rounds: int = 1
+) -> tuple[Server, list[RoundMessages]]:
     executor = Plain("cpu")
     server, clients = build_roles(method, federation, recipe, 0, "cpu")
     return server, list(federate(method, server, Simulated(method, clients, executor), rounds, executor))
 
 
-def one_round(method: AnyMethod, federation: Federation) -> tuple[Server, Round]:
+def one_round(method: AnyMethod, federation: Federation) -> tuple[Server, RoundMessages]:
     server, (done,) = ran(method, federation, Recipe(epochs=1))
     return server, done
 

@@ -140,6 +140,15 @@ def test_which_head_it_begins_with() -> None:
     many = run(method, classes=100).server.models["concat"]
     expected = run(FedConcat(clusters=2, classifier_rounds=0, head_init="joined"), classes=100).server.models["concat"]
     assert same(many.state, expected.state)
+    random = run(FedConcat(clusters=2, classifier_rounds=0, head_init="random"), classes=100).server.models["concat"]
+    assert not torch.equal(random.state["head.weight"], expected.state["head.weight"])
+
+
+def test_a_cluster_holds_at_most_cap_times_its_share_of_the_clients() -> None:
+    labels = ((0,) * 8,) * 7 + ((1,) * 8,) * 3
+    for cap, sizes in ((1.2, [4, 6]), (1.0, [5, 5]), (2.0, [3, 7])):
+        tiny = run(FedConcat(clusters=2, classifier_rounds=0, cap=cap), rounds=1, labels=labels)
+        assert sorted(map(len, tiny.server.memory["clusters"])) == sizes
 
 
 def test_heads_are_joined_by_hand() -> None:

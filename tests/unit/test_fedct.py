@@ -77,7 +77,7 @@ def test_round_1_is_supervised_and_later_ones_take_the_union() -> None:
     assert {fit.key.phase for fit in fits} == {"fit"}
     assert later.joint
     assert torch.equal(later.streams["public"]["y"], tiny.rounds[0].downs[0].values.long())
-    assert [later.recipe.batch_of(name) for name in later.streams] == [8, 3]
+    assert [later.recipe.batch_size(name) for name in later.streams] == [8, 3]
     assert later.steps == 2 * 8  # 24 public samples by 3 are longer than 20 private ones by 8
     z, y = draw(1, 11, 3), labels(2, 3, 11)
     found = value(later.loss, {"private": z[:8], "public": z[8:]}, {"private": {"y": y[:8]}, "public": {"y": y[8:]}})

@@ -224,7 +224,7 @@ def test_every_client_draws_its_own_first_weights() -> None:
 def test_what_there_is_to_predict_with() -> None:
     run = Tiny(FedAvg(), labels=FIVE, factories=(Mlp(),)).run(1)
     assert isinstance(run.cohort, Simulated)
-    trained = run.cohort.trained(run.server)
+    trained = run.cohort.trained_models(run.server)
     assert list(trained.clients) == [0, 1, 2, 3, 4]
     assert trained.clients[3] is run.clients[3].model
     assert trained.server["global"] is run.server.models["global"]

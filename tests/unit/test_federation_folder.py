@@ -128,7 +128,7 @@ def test_a_sites_samples_by_file_and_by_folder(task: Task, tmp_path: Path) -> No
         ({"y": np.array([0, -1])}, "labels must lie in 0 .. 2, got -1 .. 0"),
         ({"y": np.array([0.0, 1.0])}, "y must be whole-number labels of shape [samples], got float64"),
         ({"y": np.array([0, 1, 2])}, "x has 2 images and y 3 labels"),
-        ({"y": np.array([{}, {}])}, "is no readable NPZ file"),
+        ({"y": np.array([{}, {}])}, "is not a readable NPZ file"),
     ],
 )
 def test_bad_samples_are_refused(task: Task, tmp_path: Path, given: dict[str, Any], words: str) -> None:
@@ -145,7 +145,7 @@ def test_other_bad_places_are_refused(task: Task, tmp_path: Path) -> None:
     (tmp_path / "odd" / "bird").mkdir(parents=True)
     for name, words in (
         ("x.npz", "must hold the arrays x, y, got x"),
-        ("text.npz", "no readable NPZ"),
+        ("text.npz", "not a readable NPZ"),
         ("empty", "neither x.npy and y.npy nor sub-folders"),
         ("odd", "no class has this name"),
         ("nowhere", "does not exist"),
@@ -199,7 +199,7 @@ def test_own_public_images_and_classes(capsys: pytest.CaptureFixture[str], tmp_p
     words = ("federation", "init", tmp_path / "f", "--client", "a=resnet8", "--client", "b=resnet14")
     own = ("--public-file", tmp_path / "public.npz")
     call(capsys, *words, *own).refused("the classes must be named")
-    call(capsys, *words, *own, "--class", "cat", "--class", "dog", "--data", "digits").refused("--data belongs to")
+    call(capsys, *words, *own, "--class", "cat", "--class", "dog", "--data", "digits").refused("--data applies only to")
     done = call(capsys, *words, *own, "--class", "cat", "--class", "dog", "--host", "fed.example.org")
     assert done.code == 0, done
     made = FederationFolder.read(tmp_path / "f")
@@ -297,7 +297,7 @@ def test_a_damaged_npz_or_array_is_refused_by_name(tmp_path: Path, task: Task) -
     header = b"{'descr': ((((("
     (tmp_path / "folder" / "x.npy").write_bytes(b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header)
     for name in ("changed.npz", "text.npz", "folder"):
-        with pytest.raises(ValueError, match="is no readable") as refused:
+        with pytest.raises(ValueError, match="is not a readable") as refused:
             site_samples(tmp_path / name, task)
         assert str(tmp_path / name) in str(refused.value)
         assert "\n" not in str(refused.value)

@@ -81,6 +81,12 @@ def test_clusters_are_the_nearest_of_several_and_sizes_do_not_matter() -> None:
         assert tiny.server.memory["centres"][found[k]].tolist() == pytest.approx([float(c == own[0]) for c in range(3)])
 
 
+def test_the_architectures_share_the_number_of_clusters() -> None:
+    kinds = [(c,) * 6 for c in (0, 0, 1, 1, 2, 2, 0, 0)]  # three kinds in each of the two
+    tiny = Tiny(FedHKT(clusters=4, epochs=0), labels=kinds, factories=TWO).run(1)
+    assert len(set(clusters(tiny))) == 4
+
+
 def test_more_clusters_than_clients_are_clients_alone_with_their_own_weights() -> None:
     tiny = Tiny(FedHKT(clusters=20, epochs=0), labels=(EVEN, EVEN[:8], ODD, (1, 1)), factories=TWO).run(1)
     assert len(set(clusters(tiny))) == 4

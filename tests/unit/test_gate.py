@@ -58,7 +58,7 @@ def test_only_posts_of_a_known_and_bounded_length() -> None:
     assert answer(request("/v1/fleet/get-run", method="GET"))[0] == 403
     assert answer(request("/v1/fleet/push-object", str(LARGEST)))[0] == 200
     assert answer(request("/v1/fleet/push-object", str(LARGEST + 1))) == (
-        413, "a request has at most 33,554,432 bytes, got 33,554,433")  # fmt: skip
+        413, "a request may have at most 33,554,432 bytes, got 33,554,433")  # fmt: skip
     for length in (None, "", "-1", "1e3", "many"):
         assert answer(request("/v1/fleet/push-object", length))[0] == 411
 

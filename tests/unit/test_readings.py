@@ -252,7 +252,7 @@ def test_a_summary_holds_a_curve_of_each() -> None:
 @pytest.mark.parametrize("name", ["fedavg", "fednova"])
 def test_an_averaged_model_is_read_with_statistics_of_the_public_samples(name: str) -> None:
     tiny = Tiny(METHODS[name]()).run(2)
-    trained = tiny.cohort.trained(tiny.server)
+    trained = tiny.cohort.trained_models(tiny.server)
     before = {n: dict(m.state) for n, m in tiny.server.models.items()}
     found = evaluate(tiny.method, trained, tiny.test, tiny.executor, readings=tiny.method.readings(tiny.public))
     assert found.accuracy == percent(tiny.scores().argmax(-1) == tiny.test["y"])

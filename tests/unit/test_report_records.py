@@ -152,7 +152,7 @@ def test_a_part_with_an_impossible_value_is_left_out(path: str, value: Any, hone
         ('{"a":' * 50_000 + "1" + "}" * 50_000, "nested deeper than 32 levels"),
         ("9" * 5000, "is not valid JSON"),
         ("[]", "must be an object, got []"),
-        ("{}", "no record of a run"),
+        ("{}", "not a record of a run"),
         ("null", "must be an object, got None"),
         ("", "is not valid JSON"),
     ],
@@ -252,7 +252,7 @@ def test_names_that_are_not_utf8(kind: str, tmp_path: Path, capsys: pytest.Captu
     assert ('href="../run/summary.json"' if kind == "folder" else 'href="../%FE.json"') in html
     assert "r\\xff\\n/" in (place / "out" / "tables" / "runs.csv").read_text()
     done = call(capsys, "report", tmp_path / os.fsdecode(b"\xff"), "--out", place / "out")
-    done.refused("\\xff is not there")
+    done.refused("\\xff does not exist")
 
 
 # ------------------------------------------------------------------------------------------------------- later rounds
@@ -301,7 +301,7 @@ def test_the_analysis_of_a_copy_serves(honest: Record, tmp_path: Path) -> None:
     ("again", "said"),
     [
         (lambda _: with_fingerprints(synthetic.record(final=33.0, **CIFAR)), "their accuracies differ"),
-        (lambda r: with_fingerprints(r, "c" * 64), "the two have other data or another partition"),
+        (lambda r: with_fingerprints(r, "c" * 64), "the two have different data or partitions"),
         (lambda r: r, "fingerprints of data and partition are not in both"),
         (lambda _: with_fingerprints(synthetic.record(**CIFAR, precision="bf16")), "the two differ in precision"),
     ],

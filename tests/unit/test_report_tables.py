@@ -98,7 +98,7 @@ def test_runs_are_found_wherever_they_lie(tmp_path: Path) -> None:
     assert by_method["fedcc"].analysis is not None
     assert set(by_method["fedavg"].analysis or ()) == {"margins", "embeddings"}  # no example without "unknown"
     assert by_method["fedmd"].analysis is None
-    with pytest.raises(ValueError, match="is not there"):
+    with pytest.raises(ValueError, match="does not exist"):
         find_records([tmp_path / "nowhere"])
 
 
@@ -108,7 +108,7 @@ def test_runs_are_found_wherever_they_lie(tmp_path: Path) -> None:
         ("{", "not valid JSON"),
         ("[" * 100_000, "not valid JSON"),
         ("[1, 2]", "must be an object"),
-        ('{"name": "a package"}', "no record of a run"),
+        ('{"name": "a package"}', "not a record of a run"),
         ('{"format": 2, "method": "FedCC"}', "format 2"),
         ('{"format": 1, "method": "FedCC"}', "experiment must be an object"),
         (b"\xff\xfe", "not valid JSON"),
@@ -596,7 +596,7 @@ def test_a_page_in_markdown_has_records_commands_and_what_is_open(made: list[Tab
     for run in found.runs:
         assert run.name.rpartition("/")[2] in text
         assert f"`{run.command}`" in text
-    assert "What is open" in text
+    assert "What is missing" in text
     assert "no run yet" in text
     assert "`x.json`: is not valid JSON" in text
     assert str(tmp_path) not in text

@@ -97,6 +97,8 @@ def test_hard_labels() -> None:
     assert hard_labels(logits).tolist() == [[1, 0, 0], [0, 1, 0]]
     assert hard_labels(logits, 0.5).tolist() == [[1, 0, 0], [0, 0, 0]]
     assert hard_labels(logits, 0.9).tolist() == [[0, 0, 0], [0, 0, 0]]
+    assert hard_labels(torch.tensor([[2.0, 0.0], [0.1, 0.0]]), 0.6).tolist() == [[1, 0], [0, 0]]  # by sample
+    assert hard_labels(torch.zeros(1, 2), 0.5).tolist() == [[1, 0]]  # exactly as probable
 
 
 @pytest.mark.parametrize(("threshold", "share"), [(0.0, 1.0), (1.0, 0.0)])

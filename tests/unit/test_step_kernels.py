@@ -26,7 +26,7 @@ def test_images_are_those_of_the_view(view: View, device: torch.device) -> None:
     g = torch.Generator().manual_seed(0)
     pool = torch.randint(0, 256, (40, 3, 33, 31), dtype=torch.uint8, generator=g)
     plan = torch.randint(0, 12, (lanes, window, batch), dtype=torch.int32, generator=g)
-    shape = lanes, window, batch if view.augments else 0, view.draws
+    shape = lanes, window, batch if view.augments else 0, view.draws_per_image
     draws = torch.randint(0, 256, shape, dtype=torch.uint8, generator=g)
     draws[..., :2] %= 5
     draws[..., 2:3] %= 2
@@ -95,7 +95,7 @@ def test_a_head_of_features_that_no_kernel_reads() -> None:
 def check_a_step_of_adam(device: torch.device, captured: bool, parts: list[int]) -> None:
     lanes, size = 5, 1000
     g = torch.Generator().manual_seed(0)
-    counts = {"age": 3.0, "length": 9.0, "lr": 0.1, "loss": 2.0, "finite": 3.0}
+    counts = {"age": 3.0, "length": 9.0, "lr": 0.1, "loss": 2.0, "finite_steps": 3.0}
     numbers = {n: torch.full((lanes,), v, dtype=torch.float64, device=device) for n, v in counts.items()}
     numbers |= {
         "step": torch.arange(lanes, device=device),
@@ -127,7 +127,7 @@ def check_a_step_of_adam(device: torch.device, captured: bool, parts: list[int])
     torch.testing.assert_close(v, square)
     torch.testing.assert_close(p, old[0] - rate * mean / (square.sqrt() * (1 - BETAS[1] ** 4) ** -0.5 + EPS))
     torch.testing.assert_close(numbers["loss"], 2 + losses.double())
-    assert numbers["age"].tolist() == numbers["finite"].tolist() == [4.0] * lanes
+    assert numbers["age"].tolist() == numbers["finite_steps"].tolist() == [4.0] * lanes
     assert numbers["step"].tolist() == [1, 2, 3, 4, 5]
     assert numbers["position"].tolist() == [1] * lanes
 
@@ -138,12 +138,12 @@ def test_a_step_of_adam(parts: list[int], device: torch.device) -> None:
 
 
 def test_the_steps_of_a_lane_are_counted_until_its_loss_is_not_finite(device: torch.device) -> None:
-    names = ("age", "length", "lr", "loss", "finite", "cosine")
+    names = ("age", "length", "lr", "loss", "finite_steps", "cosine")
     numbers = {name: torch.zeros(3, dtype=torch.float64, device=device) for name in names}
     numbers |= {name: torch.zeros(3, dtype=torch.long, device=device) for name in ("step", "position")}
     for losses in ([1.0, 1.0, 1.0], [1.0, math.nan, 1.0], [1.0, 1.0, -math.inf], [1.0, 1.0, math.inf]):
         step_kernels.tick(torch.tensor(losses, device=device), numbers, BETAS)
-    assert numbers["finite"].tolist() == [4.0, 1.0, 2.0]
+    assert numbers["finite_steps"].tolist() == [4.0, 1.0, 2.0]
     assert numbers["loss"].isfinite().tolist() == [True, False, False]
 
 

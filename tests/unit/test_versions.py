@@ -36,6 +36,7 @@ def test_what_it_says_of_earlier_versions_is_about_its_options(name: str) -> Non
 
 def test_a_record_that_lacks_an_option_has_what_its_method_did_then() -> None:
     assert recorded_settings("fednova", {"normaliser": "steps"})[0]["statistics"] == "average"
+    assert recorded_settings("FedNova", {"normaliser": "steps"})[0]["statistics"] == "average"
     assert recorded_settings("fednova", {}, 1)[0]["statistics"] == "average"
     assert recorded_settings("fednova", {}, 2)[0]["statistics"] == "normalised"
     assert recorded_settings("fednova", {"statistics": "normalised"})[0]["statistics"] == "normalised"

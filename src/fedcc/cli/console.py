@@ -44,7 +44,7 @@ def warn(text: str) -> None:
 
 @contextmanager
 def noted(note: str, after_signal: str = "") -> Iterator[None]:
-    """Add a note to whatever ends the block early, and another if it is a signal."""
+    """Add a note to the exception that ends the block early, and another if it is a signal."""
     try:
         yield
     except BaseException as error:

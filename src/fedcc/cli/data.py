@@ -81,14 +81,14 @@ def data_list(options: dict[str, Any], as_json: Json = False) -> None:
 @data_app.command("fetch")
 @run_options("data_dir")
 def data_fetch(options: dict[str, Any], name: Annotated[str, Argument(help="the data set")]) -> None:
-    """Download a data set from upstream, checked, unless it is here."""
-    from fedcc.data import find
+    """Download and verify a data set unless it is already here."""
+    from fedcc.data import find_dataset
     from fedcc.data.fetch import fetch
 
-    if find(name).embedded:
-        typer.echo(f"{find(name).name} comes with scikit-learn; there is nothing to fetch")
+    if find_dataset(name).embedded:
+        typer.echo(f"{find_dataset(name).name} comes with scikit-learn; there is nothing to fetch")
         return
-    typer.echo(f"{find(name).name}: {fetch(name, options.get('data_dir'))}")
+    typer.echo(f"{find_dataset(name).name}: {fetch(name, options.get('data_dir'))}")
 
 
 @data_app.command("check")

@@ -97,7 +97,7 @@ def client(
     site: Annotated[str, Argument(metavar="SITE", help="the site's folder, or its name")],
     data: Annotated[Path, Option(help="the site's own samples: an NPZ file with x and y, or a folder")],
     model: Annotated[str | None, Option(help="the network, to check that it is the agreed one")] = None,
-    server: Annotated[str | None, Option(help="HOST:PORT, if not as in site.toml")] = None,
+    server: Annotated[str | None, Option(help="HOST:PORT, if different from site.toml")] = None,
     share_model: Annotated[
         bool, Option("--share-model", help="send the model to the server at the end; also in site.toml")
     ] = False,

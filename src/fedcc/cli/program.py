@@ -53,7 +53,7 @@ app.add_typer(federation_app, name="federation")
 
 
 def main() -> None:
-    """The program: 0 on success, 1 on failure, 2 for a wrong call, 130 or 143 when stopped; no traceback.
+    """The program: 0 on success, 1 on failure, 2 for wrong usage, 130 or 143 when stopped; no traceback.
 
     FEDCC_DEBUG=1 shows the traceback.
     """
@@ -77,13 +77,13 @@ def main() -> None:
 
 
 def answer(error: BaseException) -> int:
-    """Say how a call has ended; the exit code."""
+    """Report how a call ended; returns the exit code."""
     if isinstance(error, click.exceptions.NoArgsIsHelpError):
         error.show()
         return 2
     if isinstance(error, click.UsageError):
         command = error.ctx.command_path if error.ctx else "fedcc"
-        say(f"{usage(error)} (`{command} --help` lists what there is)")
+        say(f"{usage(error)} (see `{command} --help`)")
         return 2
     if isinstance(error, BrokenPipeError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -26,7 +26,7 @@ class Progress(Observer):
         self.console, self.rounds, self.done = console, rounds, done
         self.phase, self.client = "starting", SERVER
         self.accuracy: float | None = None
-        self.start_time = self.round_start = 0.0  # set when the first fit begins: reading data is no training
+        self.start_time = self.round_start = 0.0  # set by the first fit: reading data does not count as training
         self.samples = self.round_samples = 0
         self.expected = 0  # samples of a round
         self.round_seconds = self.last_refresh = 0.0

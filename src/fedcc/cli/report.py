@@ -40,7 +40,7 @@ def report(
     for name, reason in records.problems:
         warn(f"{name}: {reason}")
     if unchecked := sum(not run.has_digest for run in records.runs):
-        say(f"note: records without a digest: {unchecked}; damage to them cannot be noticed")
+        say(f"note: records without a digest: {unchecked}; damage to them cannot be detected")
     if not records.runs:
         raise ValueError(f"no record of a finished run below {', '.join(map(printable, paths))}")
     content = tables(records.runs)

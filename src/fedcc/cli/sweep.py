@@ -36,9 +36,11 @@ def sweep(
     file: Annotated[Path, Argument(metavar="FILE.toml", help="methods, scenarios and seeds; docs/experiments.md")],
     root: Annotated[Path, Option("--out", help="folder of the runs")] = Path("runs"),
     jobs: Annotated[int | None, Option(help="runs at a time; 1 by default, on Ray what the cluster holds")] = None,
-    dry_run: Annotated[bool, Option("--dry-run", help="list the runs and how far they are")] = False,
-    shard: Annotated[str | None, Option(help="do part i/n of the runs, such as 2/4")] = None,
-    only: Annotated[list[str] | None, Option(help="do runs whose folder matches, such as 'cifar10_*/fedcc/*'")] = None,
+    dry_run: Annotated[bool, Option("--dry-run", help="list the runs and their progress")] = False,
+    shard: Annotated[str | None, Option(help="run only part i/n, such as 2/4")] = None,
+    only: Annotated[
+        list[str] | None, Option(help="run only those whose folder matches, such as 'cifar10_*/fedcc/*'")
+    ] = None,
     time_limit: Annotated[str | None, Option(help="stop at a checkpoint after this time, such as 90m")] = None,
     changes: Annotated[
         list[str] | None, Option("--with", help="an option of a run, name=value; overrides the file")
@@ -63,11 +65,11 @@ def sweep(
         raise ValueError(f"--address goes with --on ray, got {address!r}")
     output, overrides = Output(**take(Output, options)), parse_changes(changes or []) | options
     runs = read(file, overrides)
-    whole = len(runs)
+    total = len(runs)
     runs = [r for r in runs if not only or any(fnmatch(r.folder.as_posix(), pattern) for pattern in only)]
     if not runs:
         example = read(file)[0].folder
-        raise ValueError(f"none of the {whole} runs matches {' or '.join(only or [])}, as {example} would")
+        raise ValueError(f"none of the {total} runs matches {' or '.join(only or [])}, as {example} would")
     runs = part(runs, shard) if shard else runs
     limit = duration(time_limit) if time_limit else None
     terminal = console(stderr=as_json)
@@ -99,7 +101,7 @@ def sweep(
     work = Sweep(todo, common.deadline)
     board = Board(work, len(runs), len(runs) - len(todo), root, terminal)
     terminal.out(
-        f"{file}: {len(runs)} runs{f' of {whole}' if len(runs) < whole else ''}, {board.before} finished before, "
+        f"{file}: {len(runs)} runs{f' of {total}' if len(runs) < total else ''}, {board.before} finished before, "
         f"{len(todo)} to do"
     )
     if todo:
@@ -163,7 +165,7 @@ def show_plan(
 
 
 class Board:
-    """What is text of a sweep: a line for each run that ends and, on a terminal, those under way."""
+    """A sweep's text output: a line for each run that ends and, on a terminal, the runs in progress."""
 
     def __init__(self, work: Sweep, runs: int, before: int, root: Path, console: Console):
         self.work, self.runs, self.before, self.root, self.console = work, runs, before, root, console
@@ -171,22 +173,22 @@ class Board:
 
     def follow(self, pool: Pool[Run, Outcome]) -> None:
         if not self.console.is_terminal:
-            self.work.go(pool, self.ended, lambda: None)
+            self.work.go(pool, self.print_end, lambda: None)
             return
         from rich.live import Live
 
         with Live(console=self.console, transient=True, auto_refresh=False) as live:
-            self.work.go(pool, self.ended, lambda: live.update(self.now(pool.jobs), refresh=True))
+            self.work.go(pool, self.print_end, lambda: live.update(self.now(pool.jobs), refresh=True))
 
-    def ended(self, run: Run, outcome: Outcome) -> None:
+    def print_end(self, run: Run, outcome: Outcome) -> None:
         for warning in outcome.warnings:
             self.console.out(f"warning: {run.folder}: {warning}")
         words = {"before": "finished by another process", "elsewhere": "in use elsewhere"}
         what = words.get(outcome.kind, outcome.kind)
         if outcome.accuracy is not None:
             what = f"{outcome.accuracy:6.2f} %  {clock(outcome.seconds)}"
-        if outcome.resumed:
-            what += f"  resumed after round {outcome.resumed}"
+        if outcome.resumed_after:
+            what += f"  resumed after round {outcome.resumed_after}"
         if outcome.text and outcome.kind in ("failed", "stopped"):
             what += f": {outcome.text}"
         done = self.before + len(self.work.outcomes)
@@ -208,7 +210,7 @@ class Board:
         table.add_row(f"{done}/{self.runs} runs", bar, clock(now - self.start_time), rest)
         for folder, start_time in self.work.start_times.items():
             records = []
-            with suppress(DamagedFile):  # the run itself says so, and writes it anew
+            with suppress(DamagedFile):  # the run itself reports it and rewrites the file
                 records = RunFolder(self.root / folder).metrics()
             accuracy = records[-1].get("accuracy") if records else None
             text = f"{accuracy:.1f} %" if accuracy is not None else ""

@@ -14,7 +14,7 @@ from fedcc.core.rng import Key
 from fedcc.core.wire import coding_of, draws_for, dtype_name, packed, parts_of, restored
 
 LABELS = {"holds": "labels"}
-"""Marks a field whose numbers are classes, from 0 on."""
+"""Marks a field that holds class numbers, starting at 0."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -39,7 +39,7 @@ class Votes:
 
 
 Reading = Callable[[Trained, Samples], Coroutine[Any, Any, Tensor | None]]
-"""A way to predict with trained models: a method's ``predict``, or an alternative; None if both are the same."""
+"""A way to predict with trained models: ``predict``, or an alternative, which returns None if it equals ``predict``."""
 
 
 class Method(ABC, Generic[Up, Down]):
@@ -59,7 +59,7 @@ class Method(ABC, Generic[Up, Down]):
     uploads_models: ClassVar[bool] = False  # clients upload their models once, at the end, for prediction
     version: ClassVar[int] = 1  # counts the changes after which the same settings give other numbers
     earlier: ClassVar[Mapping[int, Mapping[str, Any]]] = {}  # by version: settings that give its numbers today
-    retired: ClassVar[Mapping[str, Any]] = {}  # options it used to have: the values that it still follows
+    retired: ClassVar[Mapping[str, Any]] = {}  # former options, and the only value still supported
 
     def __post_init__(self) -> None:
         check_options(self)
@@ -107,7 +107,10 @@ class Method(ABC, Generic[Up, Down]):
         """Scores [N, classes] by the method's own rule; [clients, N, classes] if each client predicts by itself."""
 
     def readings(self, public: Samples) -> Mapping[str, Reading]:
-        """Other ways to predict with the same trained models, by name: evaluated beside ``predict``, never trained."""
+        """Other ways to predict with the same trained models, by name.
+
+        They are evaluated in addition to ``predict`` and never used in training.
+        """
         others: dict[str, Method[Up, Down]] = {}
         for settings in self.read_with:
             other = replace(self, **settings)  # type: ignore[type-var]

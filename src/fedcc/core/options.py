@@ -10,7 +10,7 @@ from fedcc.core.naming import shortened, unknown
 
 T = TypeVar("T")
 LARGEST = 2**63 - 1  # the largest whole number: what 64 bits hold
-REQUIRED: Any = MISSING  # an option without a default of its own: the data set or the machine brings it
+REQUIRED: Any = MISSING  # an option without a default of its own: the data set or the machine provides it
 
 Assignment = Literal["alternate", "halves"]
 Engine = Literal["plain", "fused"]
@@ -25,7 +25,8 @@ def option(
 ) -> T:
     """A field with its meaning, the place its default comes from, and its limits (see :func:`check_value`).
 
-    ``images``: keeps its default where inputs are no images. ``agreed``: all sites of a federation have the same value.
+    ``images``: must keep its default where inputs are not images. ``agreed``: all sites of a federation have the same
+    value.
     """
     marks = {"images": images, "agreed": agreed}
     return field(default=default, metadata={"meaning": meaning, "source": source, "limits": limits} | marks)
@@ -42,7 +43,7 @@ class Option:
 
     @property
     def kinds(self) -> tuple[Any, ...]:
-        """The types it may have, None apart."""
+        """The types it may have, except None."""
         return tuple(kind for kind in _kinds(self.hint) if kind is not type(None))
 
     @property
@@ -129,8 +130,8 @@ def check_value(
 ) -> None:
     """Refuse a value of the wrong type or out of range, naming the value and the rule.
 
-    ``low`` and ``high`` are allowed, ``above`` and ``below`` are not; ``most`` stops slips of the finger that would
-    fill the memory.
+    ``low`` and ``high`` are allowed, ``above`` and ``below`` are not; ``most`` catches typos that would fill the
+    memory.
     """
 
     def refuse(rule: str) -> None:

@@ -59,7 +59,7 @@ class Recipe:
         """The recipe of a round: its learning rate is lr * decay ** (round - 1)."""
         return replace(self, lr=self.lr * self.decay ** max(round - 1, 0), decay=1.0)
 
-    def batch_of(self, stream: str) -> int:
+    def batch_size(self, stream: str) -> int:
         """The samples of this stream in a step."""
         return dict(self.batches).get(stream, self.batch)
 
@@ -95,7 +95,7 @@ class Fitted:
 class Fit(Request[Fitted]):
     """Train a model on streams of samples with Adam. A step takes one batch of each stream.
 
-    All streams of a step pass the network in **one** forward pass, so BatchNorm sees one mixture of them.
+    All streams of a step pass through the network in **one** forward pass, so BatchNorm sees one mixture of them.
     """
 
     model: Model
@@ -118,7 +118,7 @@ class Fit(Request[Fitted]):
         if self.recipe.steps is not None:
             return self.recipe.steps
         paces = [self.recipe.pace] if self.recipe.pace else list(self.streams)
-        return self.recipe.epochs * max(-(-len(self.streams[name]) // self.recipe.batch_of(name)) for name in paces)
+        return self.recipe.epochs * max(-(-len(self.streams[name]) // self.recipe.batch_size(name)) for name in paces)
 
 
 def _dicts(tree: Any) -> Any:

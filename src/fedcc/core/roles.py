@@ -114,7 +114,7 @@ class Server(Role):
     archs: Mapping[int, Arch]
     models: dict[str, Model] = field(default_factory=dict)
     networks: Callable[[str], Arch] | None = None  # the architecture of a network by its name, for this data
-    rounds: int = 0  # T, as asked for: after these a method of several stages begins the next stage
+    rounds: int = 0  # T, as requested: a method with several stages begins the next stage after T rounds
 
     def init(self, arch: Arch, name: str = "init") -> Init:
         """A request for a first model of the server's own; its weights depend on the name."""

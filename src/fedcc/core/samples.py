@@ -49,7 +49,7 @@ class View:
         return self.hole > 0 or self.brightness > 0 or self.shift > 0
 
     @property
-    def draws(self) -> int:
+    def draws_per_image(self) -> int:
         """Random numbers per training image: see :meth:`augmented`."""
         return 7 if self.strong else 3 if self.augments else 0
 
@@ -103,12 +103,12 @@ class View:
         if not self.strong:
             return self.clean(cropped, dtype)
         factors, shifts = (table[draws[:, i]].view(-1, 1, 1, 1) for i, table in self.levels(dtype, x.device).items())
-        shown = self.normalised(cropped.to(dtype) * self.scale * factors + shifts, dtype)
+        images = self.normalised(cropped.to(dtype) * self.scale * factors + shifts, dtype)
         tall, wide = self.hole_size(height, width)
         above = torch.arange(height, device=x.device) - (draws[:, 3:4] * height // LEVELS - tall // 2)  # [B, H]
         left = torch.arange(width, device=x.device) - (draws[:, 4:5] * width // LEVELS - wide // 2)  # [B, W]
         hidden = ((above >= 0) & (above < tall))[:, :, None] & ((left >= 0) & (left < wide))[:, None, :]
-        return shown.masked_fill(hidden[:, None], 0)
+        return images.masked_fill(hidden[:, None], 0)
 
     def levels(self, dtype: torch.dtype, device: torch.device) -> dict[int, Tensor]:
         """Factor and shift of each of the 256 levels, by the column of ``draws`` that selects one."""
@@ -133,7 +133,7 @@ def parse_augment(text: str) -> dict[str, Any]:
     if text == "strong":
         return dict(STRONG)
     if "=" not in text:
-        raise unknown("augmentation", text, (*AUGMENT, "a list as hole=0.5,brightness=0.2,shift=0.15"))
+        raise unknown("augmentation", text, (*AUGMENT, "a list such as hole=0.5,brightness=0.2,shift=0.15"))
     values: dict[str, Any] = {}
     for pair in text.split(","):
         name, _, number = (part.strip() for part in pair.partition("="))
@@ -164,7 +164,9 @@ class Samples:
 
     def __post_init__(self) -> None:
         first, *others = self.columns.values()
-        if any(len(column) != len(first) for column in others):  # len() of a lone column would fix its length in an export
+        if any(
+            len(column) != len(first) for column in others
+        ):  # len() of a lone column would fix its length in an export
             lengths = {name: len(column) for name, column in self.columns.items()}
             raise ValueError(f"columns of one set of samples must be equally long, got {lengths}")
         object.__setattr__(self, "columns", MappingProxyType(dict(self.columns)))

@@ -15,7 +15,7 @@ from torch import Tensor
 from fedcc.core import messages
 from fedcc.core.method import AnyMethod
 
-Classes = Mapping[str, type[Any]]
+MessageClasses = Mapping[str, type[Any]]
 
 
 def message_classes(method: AnyMethod) -> dict[str, type[Any]]:
@@ -28,7 +28,7 @@ def message_classes(method: AnyMethod) -> dict[str, type[Any]]:
 class Pack(ABC):
     """From values to JSON."""
 
-    def __init__(self, classes: Classes):
+    def __init__(self, classes: MessageClasses):
         self.classes = classes
 
     def __call__(self, value: Any) -> Any:
@@ -59,7 +59,7 @@ class Pack(ABC):
 class Unpack(ABC):
     """From JSON to values."""
 
-    def __init__(self, classes: Classes):
+    def __init__(self, classes: MessageClasses):
         self.builders: dict[str, Callable[..., Any]] = {
             "tensor": self.tensor,
             "list": lambda *values: [*map(self, values)],

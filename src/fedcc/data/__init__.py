@@ -4,9 +4,9 @@ from pathlib import Path
 
 from fedcc.data.dataset import DataError, Dataset, Defaults, Description
 from fedcc.data.fetch import data_folder, ensure
-from fedcc.data.registry import DATASETS, find
+from fedcc.data.registry import DATASETS, find_dataset
 
-__all__ = ["DATASETS", "DataError", "Dataset", "Defaults", "Description", "describe", "find", "load"]
+__all__ = ["DATASETS", "DataError", "Dataset", "Defaults", "Description", "describe", "find_dataset", "load"]
 
 
 def describe(name: str, *, resize: int | None = None, label: str = "", test: float = 0.2) -> Description:
@@ -14,7 +14,7 @@ def describe(name: str, *, resize: int | None = None, label: str = "", test: flo
     from fedcc.data import own
 
     try:
-        description = find(name)
+        description = find_dataset(name)
     except ValueError:
         if own.is_own(name) or own.is_installed(name):
             return own.describe(name, label=label, resize=resize or 0, test=test)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from fedcc.core.samples import View
-from fedcc.data.dataset import DataError, Dataset, Description, Images, Labels, Remote, content_of, paper_defaults
+from fedcc.data.dataset import DataError, Dataset, Description, Images, Labels, RemoteFile, content_of, paper_defaults
 from fedcc.data.unpickle import MAX_BYTES, unpickle
 
 PIXELS = 3 * 32 * 32
@@ -31,7 +31,7 @@ def unpickled(path: Path, content: bytes) -> dict[bytes, Any]:
     """The dictionary in a pickle of Python 2 or 3; its keys are bytes."""
     try:
         return {key.encode() if isinstance(key, str) else key: value for key, value in unpickle(content).items()}
-    except ValueError as error:  # also for text that is none
+    except ValueError as error:  # also UnicodeError, for text that cannot be encoded
         raise DataError(f"{path}: expected a pickle of arrays, found: {error}") from error
 
 
@@ -134,7 +134,7 @@ def _description(number: int, layout: Layout, view: View, skew: str, folder: str
         aliases=(f"cifar-{number}",),
         folders=(folder,),
         files=layout.md5,
-        remotes=(Remote(archive, (f"https://www.cs.toronto.edu/~kriz/{archive}",), md5),),
+        remotes=(RemoteFile(archive, (f"https://www.cs.toronto.edu/~kriz/{archive}",), md5),),
     )
 
 

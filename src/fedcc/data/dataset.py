@@ -121,7 +121,7 @@ class Dataset:
         return digest.hexdigest()
 
 
-class Checked(NamedTuple):
+class FileCheck(NamedTuple):
     """One line of a check: a file, what upstream has, what is here."""
 
     file: str
@@ -131,7 +131,7 @@ class Checked(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Remote:
+class RemoteFile:
     """A file upstream: its addresses, in the order they are tried, and its md5."""
 
     file: str
@@ -156,20 +156,20 @@ class Description:
     folders: tuple[str, ...] = ()  # its possible folders below the data folder; none for an embedded one
     files: Mapping[str, str] = field(default_factory=dict)  # what its folder must hold, and the digest of each
     digest: Callable[[Path], str] = partial(file_digest, name="md5")
-    remotes: tuple[Remote, ...] = ()
-    inspect: Callable[[Path], list[Checked]] | None = None  # if digests do not suffice
+    remotes: tuple[RemoteFile, ...] = ()
+    file_checks: Callable[[Path], list[FileCheck]] | None = None  # if digests do not suffice
 
     @property
     def embedded(self) -> bool:
         return not self.folders
 
-    def locate(self, data: Path) -> Path:
+    def locate(self, root: Path) -> Path:
         """Its folder below the data folder: the first that exists, else that of a download."""
-        return next((data / f for f in self.folders if (data / f).is_dir()), data / self.folders[0])
+        return next((root / f for f in self.folders if (root / f).is_dir()), root / self.folders[0])
 
-    def missing(self, data: Path) -> list[Path]:
-        """The files that are not there."""
-        folder = self.locate(data)
+    def missing(self, root: Path) -> list[Path]:
+        """The files that are missing."""
+        folder = self.locate(root)
         return [folder / file for file in self.files if not readable(folder / file).is_file()]
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 
 from fedcc.core.samples import View
-from fedcc.data.dataset import Checked, Dataset, Defaults, Description, Images, Labels, hexdigest
+from fedcc.data.dataset import Dataset, Defaults, Description, FileCheck, Images, Labels, hexdigest
 
 MD5 = "7696c07daa6d85010f8268703ab8b067"  # of the images followed by the labels, as uint8
 
@@ -28,10 +28,10 @@ def read(_folder: Path) -> Dataset:
     )
 
 
-def inspect(_folder: Path) -> list[Checked]:
+def file_checks(_folder: Path) -> list[FileCheck]:
     x, y = _arrays()
     found = hexdigest(x.tobytes() + y.astype(np.uint8).tobytes(), "md5")
-    return [Checked("digits (in scikit-learn)", MD5, found, found == MD5)]
+    return [FileCheck("digits (in scikit-learn)", MD5, found, found == MD5)]
 
 
 DIGITS = Description(
@@ -44,5 +44,5 @@ DIGITS = Description(
     source="https://archive.ics.uci.edu/dataset/80/optical+recognition+of+handwritten+digits",
     defaults=Defaults("classes:1", 10, rounds=3, epochs=5, shared_model="resnet8", models="resnet8,resnet14"),
     read=read,
-    inspect=inspect,
+    file_checks=file_checks,
 )

@@ -15,7 +15,7 @@ from fedcc.data.dataset import (
     Description,
     Images,
     Labels,
-    Remote,
+    RemoteFile,
     hexdigest,
     paper_defaults,
     readable,
@@ -31,7 +31,7 @@ MD5 = {
     "t10k-images-idx3-ubyte.gz": "bef4ecab320f06d8554ea6380940ec79",
     "t10k-labels-idx1-ubyte.gz": "bb300cfdad3c16e7a12a480ee83cd310",
 }
-# Of the unpacked files, as some copies are compressed anew or not at all. Computed from Debian's package
+# Of the unpacked files, as some copies are recompressed or not compressed at all. Computed from Debian's package
 # dataset-fashion-mnist, version 0.0~git20200523.55506a9-1. With upstream's gzip headers (name and time of the file) its
 # compressed streams have the md5 sums above, so the content is upstream's.
 SHA256 = {
@@ -111,5 +111,5 @@ FASHION = Description(
     folders=("fashion-mnist", "FashionMNIST/raw"),
     files=SHA256,
     digest=lambda path: hexdigest(unpacked(path), "sha256"),
-    remotes=tuple(Remote(file, tuple(base + file for base in UPSTREAM), md5) for file, md5 in MD5.items()),
+    remotes=tuple(RemoteFile(file, tuple(base + file for base in UPSTREAM), md5) for file, md5 in MD5.items()),
 )

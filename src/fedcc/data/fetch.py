@@ -19,8 +19,8 @@ from pathlib import Path, PureWindowsPath
 from typing import IO, Any, TypeVar, cast
 
 from fedcc.core.digests import file_digest
-from fedcc.data.dataset import Checked, DataError, Description, Remote, readable
-from fedcc.data.registry import find
+from fedcc.data.dataset import DataError, Description, FileCheck, RemoteFile, readable
+from fedcc.data.registry import find_dataset
 
 ATTEMPTS = 5  # at one address, each continuing the last one
 PAUSE = 1.0  # seconds before the second attempt; twice as long before each one after
@@ -36,7 +36,7 @@ DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EACCES, errno.
 def data_folder(explicit: Path | str | None = None) -> Path:
     """The folder of the data sets: the argument, else $FEDCC_DATA, else the user's cache folder.
 
-    A named folder must exist: a typing error should not start a download into a new one.
+    A named folder must exist: a typo should not start a download into a new one.
     """
     for origin, name in (("", explicit), ("FEDCC_DATA names ", os.environ.get("FEDCC_DATA"))):
         if name:
@@ -49,59 +49,59 @@ def data_folder(explicit: Path | str | None = None) -> Path:
     return user_cache_path("fedcc")
 
 
-def ensure(description: Description, data: Path, download: bool = True) -> Path:
-    """The data set's own folder below ``data``, fetched when files are missing."""
-    missing = description.missing(data)
+def ensure(description: Description, root: Path, download: bool = True) -> Path:
+    """The data set's own folder below ``root``, fetched when files are missing."""
+    missing = description.missing(root)
     if missing and not download:
         raise DataError(
-            f"{missing[0]}: not there, and downloading is off; fetch {description.title} with"
-            f" `fedcc data fetch {description.name}`, or let FEDCC_DATA name the folder of {description.folders[0]}"
+            f"{missing[0]}: not found, and downloading is off; fetch {description.title} with `fedcc data fetch"
+            f" {description.name}`, or set FEDCC_DATA to the folder that contains {description.folders[0]}"
         )
-    return _fetch_into(data, description) if missing else description.locate(data)
+    return _fetch_into(root, description) if missing else description.locate(root)
 
 
 def fetch(dataset: str | Description, folder: Path | str | None = None) -> Path:
     """Download what is missing of a data set into the data folder; its own folder there."""
-    description = find(dataset) if isinstance(dataset, str) else dataset
-    data = data_folder(folder)
-    return data if description.embedded else _fetch_into(data, description)
+    description = find_dataset(dataset) if isinstance(dataset, str) else dataset
+    root = data_folder(folder)
+    return root if description.embedded else _fetch_into(root, description)
 
 
-def _fetch_into(data: Path, description: Description) -> Path:
+def _fetch_into(root: Path, description: Description) -> Path:
     from filelock import FileLock
 
     try:
-        data.mkdir(parents=True, exist_ok=True)
-        with FileLock(data / f".fedcc-{description.name}.lock"):
-            if missing := description.missing(data):  # again: another process may have fetched it meanwhile
-                _fetch_missing(description, data, missing)
+        root.mkdir(parents=True, exist_ok=True)
+        with FileLock(root / f".fedcc-{description.name}.lock"):
+            if missing := description.missing(root):  # again: another process may have fetched it meanwhile
+                _fetch_missing(description, root, missing)
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise DataError(f"{data}: no room left on this disk; free some or choose another data folder") from error
-        raise DataError(f"{data}: cannot be written ({error.strerror or error})") from error
-    return description.locate(data)
+            raise DataError(f"{root}: no room left on this disk; free some or choose another data folder") from error
+        raise DataError(f"{root}: cannot be written ({error.strerror or error})") from error
+    return description.locate(root)
 
 
-def _fetch_missing(description: Description, data: Path, missing: list[Path]) -> None:
-    home = description.locate(data)
+def _fetch_missing(description: Description, root: Path, missing: list[Path]) -> None:
+    home = description.locate(root)
     for remote in description.remotes:
         if not remote.file.endswith((".tar.gz", ".zip")):
             if home / remote.file in missing:
                 _download(remote, home)
         elif home.exists():
-            raise DataError(f"{missing[0]}: not there, though {home} is; move that folder away and fetch it again")
+            raise DataError(f"{missing[0]}: missing, although {home} exists; move that folder away and fetch again")
         else:
-            archive = _download(remote, data)
-            _unpack(archive, data, home.name)
+            archive = _download(remote, root)
+            _unpack(archive, root, home.name)
             archive.unlink()
 
 
-def check(dataset: str | Description, folder: Path | str | None = None) -> list[Checked]:
+def check(dataset: str | Description, folder: Path | str | None = None) -> list[FileCheck]:
     """Each upstream file of a data set: what it should be and what is found."""
-    description = find(dataset) if isinstance(dataset, str) else dataset
+    description = find_dataset(dataset) if isinstance(dataset, str) else dataset
     home = Path() if description.embedded else description.locate(data_folder(folder))
-    if description.inspect is not None:
-        return description.inspect(home)
+    if description.file_checks is not None:
+        return description.file_checks(home)
     lines = []
     for file, expected in description.files.items():
         path = readable(home / file)
@@ -111,14 +111,14 @@ def check(dataset: str | Description, folder: Path | str | None = None) -> list[
             found = str(error).removeprefix(f"{path}: ")
         except OSError as error:
             found = f"cannot be read ({error.strerror or error})"
-        lines.append(Checked(f"{home.name}/{path.name}", expected, found, found == expected))
+        lines.append(FileCheck(f"{home.name}/{path.name}", expected, found, found == expected))
     return lines
 
 
 # -------------------------------------------------------------------------------------------------------- downloading
 
 
-def _download(remote: Remote, folder: Path) -> Path:
+def _download(remote: RemoteFile, folder: Path) -> Path:
     """The file in ``folder``, from the first address that gives it with the right checksum."""
     import requests
 
@@ -170,7 +170,7 @@ def _request(url: str, part: Path) -> None:
             if answer.headers.get("Content-Range", "").rpartition("/")[2] == str(have):
                 return  # it was complete already
             part.unlink()  # longer than the file upstream: not a part of it
-            raise requests.ConnectionError(f"{part.name} was no part of the file; beginning again", response=None)
+            raise requests.ConnectionError(f"{part.name} does not belong to the file; starting again", response=None)
         answer.raise_for_status()
         resumed = answer.status_code == requests.codes.partial_content
         have = have if resumed else 0
@@ -188,17 +188,17 @@ def _request(url: str, part: Path) -> None:
 # ---------------------------------------------------------------------------------------------------------- unpacking
 
 
-def _unpack(archive: Path, data: Path, name: str) -> None:
-    """Unpack an archive that holds the folder ``name`` so that ``data / name`` appears whole or not at all."""
-    room = data / f".{name}.unpacking"
-    shutil.rmtree(room, ignore_errors=True)  # left by a process that was killed; the lock is ours
-    room.mkdir()
+def _unpack(archive: Path, root: Path, name: str) -> None:
+    """Unpack an archive that holds the folder ``name`` so that ``root / name`` appears whole or not at all."""
+    staging = root / f".{name}.unpacking"
+    shutil.rmtree(staging, ignore_errors=True)  # left by a process that was killed; the lock is ours
+    staging.mkdir()
     try:
-        (_unzip if archive.suffix == ".zip" else _untar)(archive, room)
-        if not (room / name).is_dir():
-            found = sorted(path.name for path in room.iterdir())[:5]
+        (_unzip if archive.suffix == ".zip" else _untar)(archive, staging)
+        if not (staging / name).is_dir():
+            found = sorted(path.name for path in staging.iterdir())[:5]
             raise DataError(f"{archive}: expected the folder {name}/ in it, found {found}")
-        (room / name).rename(data / name)
+        (staging / name).rename(root / name)
     except DataError:
         raise
     except Exception as error:  # a damaged archive may raise nearly anything
@@ -207,10 +207,10 @@ def _unpack(archive: Path, data: Path, name: str) -> None:
         reason = " ".join(str(error).split()) or type(error).__name__
         raise DataError(f"{archive}: cannot be unpacked: {reason[:200]}") from error
     finally:
-        shutil.rmtree(room, ignore_errors=True)
+        shutil.rmtree(staging, ignore_errors=True)
 
 
-def _untar(archive: Path, room: Path) -> None:
+def _untar(archive: Path, staging: Path) -> None:
     with gzip.open(archive) as content, tarfile.open(fileobj=cast(IO[bytes], _Piecewise(content)), mode="r:") as packed:
 
         def members() -> Iterator[tarfile.TarInfo]:
@@ -219,16 +219,16 @@ def _untar(archive: Path, room: Path) -> None:
                     raise DataError(f"{archive}: cannot be unpacked: {member.name!r} is neither a file nor a folder")
                 yield member
 
-        packed.extractall(room, members(), filter="data")
+        packed.extractall(staging, members(), filter="data")
 
 
-def _unzip(archive: Path, room: Path) -> None:
+def _unzip(archive: Path, staging: Path) -> None:
     with zipfile.ZipFile(archive) as packed:
         for member in _checked(archive, packed.infolist(), lambda member: (member.filename, member.file_size)):
             plain = stat.S_IFMT(member.external_attr >> 16) in (0, stat.S_IFREG, stat.S_IFDIR)
             if not plain or member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-                raise DataError(f"{archive}: cannot be unpacked: {member.filename!r} is no stored or deflated file")
-        packed.extractall(room)
+                raise DataError(f"{archive}: cannot be unpacked: {member.filename!r} is not a stored or deflated file")
+        packed.extractall(staging)
 
 
 def _checked(

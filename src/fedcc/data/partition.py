@@ -36,14 +36,14 @@ def public_split(
     n = len(labels)
     size = round(n * fraction)
     if fraction > 0 and size == 0:
-        raise ValueError(f"a public fraction of {fraction} of {n} samples is no sample at all")
+        raise ValueError(f"a public fraction of {fraction} selects none of the {n} samples")
     if not stratified:
         public = rng.permutation(n)[:size]
     else:
         _, inverse, per_class = np.unique(labels, return_inverse=True, return_counts=True)
-        wanted = per_class * (size / n) if n else per_class * 0.0
-        take = np.floor(wanted).astype(np.int64)
-        take[np.argsort(take - wanted, kind="stable")[: size - take.sum()]] += 1
+        quotas = per_class * (size / n) if n else per_class * 0.0
+        take = np.floor(quotas).astype(np.int64)
+        take[np.argsort(take - quotas, kind="stable")[: size - take.sum()]] += 1
         parts = [rng.permutation(np.flatnonzero(inverse == c))[:count] for c, count in enumerate(take)]
         public = np.concatenate(parts) if parts else np.zeros(0, np.int64)
     mask = np.zeros(n, bool)
@@ -97,7 +97,9 @@ class Partition:
         except FileNotFoundError:
             raise DataError(f"{path}: no partition here") from None
         except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-            raise DataError(f"{path}: expected a saved partition, found another or a damaged file ({error})") from error
+            raise DataError(
+                f"{path}: expected a saved partition, found a different or damaged file ({error})"
+            ) from error
         return Partition(a["public"], clients, a["table"], str(a["skew"]), seed, moved, retries)
 
 
@@ -120,11 +122,11 @@ def partition(
         raise ValueError(f"seed must be >= 0, got {seed}")
     skew = parse(skew) if isinstance(skew, str) else skew
     y = checked_labels(labels, classes)
-    shared, private = public_split(y, public, np.random.default_rng([seed, PUBLIC_STREAM]), stratified)
+    public_rows, private = public_split(y, public, np.random.default_rng([seed, PUBLIC_STREAM]), stratified)
     dealt = split(y[private], clients, skew, classes, np.random.default_rng([seed, CLIENT_STREAM]))
     parts = [private[part] for part in dealt.parts]
-    owners = np.bincount(np.concatenate([shared, *parts]), minlength=len(y))
+    owners = np.bincount(np.concatenate([public_rows, *parts]), minlength=len(y))
     assert len(owners) == len(y), "a position outside the data was dealt"
     assert (owners == 1).all(), "the parts of a partition must be disjoint and cover the data"
     table = np.stack([np.bincount(y[part], minlength=classes) for part in parts])
-    return Partition(shared, parts, table, str(skew), seed, dealt.moved, dealt.retries)
+    return Partition(public_rows, parts, table, str(skew), seed, dealt.moved, dealt.retries)

@@ -1,4 +1,4 @@
-"""The data sets there are. A new one is a file beside this one and a line here."""
+"""The available data sets. A new one is a file beside this one and a line here."""
 
 from fedcc.core.naming import unknown
 from fedcc.data.cifar import CIFAR10, CIFAR100
@@ -10,10 +10,10 @@ from fedcc.data.tiny import TINY
 DATASETS: dict[str, Description] = {d.name: d for d in (DIGITS, FASHION, CIFAR10, CIFAR100, TINY)}
 
 
-def find(name: str) -> Description:
-    """The data set of this name or alias, whatever its case and whether words are joined by '-', '_' or a blank."""
-    wanted = name.strip().lower().replace("_", "-").replace(" ", "-")
+def find_dataset(name: str) -> Description:
+    """The data set of this name or alias, whatever its case and whether words are joined by '-', '_' or a space."""
+    normalised = name.strip().lower().replace("_", "-").replace(" ", "-")
     for description in DATASETS.values():
-        if wanted in (description.name, *description.aliases):
+        if normalised in (description.name, *description.aliases):
             return description
     raise unknown("data set", name, DATASETS)

@@ -123,5 +123,5 @@ def _options(text: str, options: Sequence[str], casts: dict[str, Callable[[str],
             raise unknown(f"option in skew '{text}':", name, casts)
         if name in values:
             raise ValueError(f"option '{name}' is given twice in '{text}'")
-        values[name] = _number(text, value, casts[name], f"'{value}' is no value for the option '{name}'")
+        values[name] = _number(text, value, casts[name], f"'{value}' is not a valid value for the option '{name}'")
     return values

@@ -58,12 +58,12 @@ def _dirichlet(y: Indices, clients: int, skew: Dirichlet, classes: int, rng: np.
     cuts, retries = _cuts(per_class, clients, skew, rng), 0  # [C, K + 1]
     while np.diff(cuts).sum(axis=0).min() < skew.minimum and retries < REDRAWS:  # nothing is shuffled until sizes fit
         cuts, retries = _cuts(per_class, clients, skew, rng), retries + 1
-    held: list[list[Indices]] = [[] for _ in range(clients)]
+    pieces: list[list[Indices]] = [[] for _ in range(clients)]
     for c in np.flatnonzero(per_class):
         shuffled = rng.permutation(np.flatnonzero(y == c))
         for k, piece in enumerate(np.split(shuffled, cuts[c, 1:-1])):
-            held[k].append(piece)
-    parts = [np.concatenate(pieces) for pieces in held]
+            pieces[k].append(piece)
+    parts = [np.concatenate(p) for p in pieces]
     return LabelSplit(parts, _repair(parts, skew.minimum, rng), retries)
 
 
@@ -71,13 +71,13 @@ def _cuts(per_class: Indices, clients: int, skew: Dirichlet, rng: np.random.Gene
     """Where the shuffled samples of every class are cut, [C, K + 1]: from 0 to the size of the class."""
     shares = rng.dirichlet(np.full(clients, skew.eta), size=len(per_class))  # [C, K]
     if skew.balance:
-        held = np.zeros(clients)
+        sizes = np.zeros(clients)
         for share, n in zip(shares, per_class, strict=True):
-            open_ = held < per_class.sum() / clients
+            open_ = sizes < per_class.sum() / clients
             share *= open_
             total = share.sum()
             share[:] = share / total if total > 0 else open_ / max(open_.sum(), 1)
-            held += share * n
+            sizes += share * n
     inner = np.floor(np.cumsum(shares, axis=1)[:, :-1] * per_class[:, None]).astype(np.int64)
     inner = np.minimum(inner, per_class[:, None])  # a sum of shares may exceed 1 by a rounding
     return np.hstack([np.zeros((len(per_class), 1), np.int64), inner, per_class[:, None]])
@@ -115,8 +115,8 @@ def _by_classes(y: Indices, clients: int, skew: Classes, classes: int, rng: np.r
     per_class = np.bincount(y, minlength=classes)
     if (absent := np.flatnonzero(per_class == 0)).size:
         raise ValueError(f"{skew} deals out every class, but there is no sample of {_named(absent)}")
-    held = (_even if skew.assignment == "even" else _niid_bench)(clients, skew.n, classes, rng)  # [K, C]
-    holders = held.sum(axis=0)
+    holds = (_even if skew.assignment == "even" else _niid_bench)(clients, skew.n, classes, rng)  # [K, C]
+    holders = holds.sum(axis=0)
     if (orphans := np.flatnonzero(holders == 0)).size:
         raise ValueError(f"{skew} drew no holder for {_named(orphans)}; use assignment=even or another seed")
     if (scarce := np.flatnonzero(per_class < holders)).size:
@@ -124,7 +124,7 @@ def _by_classes(y: Indices, clients: int, skew: Classes, classes: int, rng: np.r
         raise ValueError(f"{skew}: class {c} has {per_class[c]} samples for {holders[c]} holders; use fewer clients")
     pieces: list[list[Indices]] = [[] for _ in range(clients)]
     for c in range(classes):
-        who = rng.permutation(np.flatnonzero(held[:, c]))  # so that no client gets all the samples left over
+        who = rng.permutation(np.flatnonzero(holds[:, c]))  # so that no client gets all the samples left over
         shuffled = rng.permutation(np.flatnonzero(y == c))
         for k, piece in zip(who, np.array_split(shuffled, len(who)), strict=True):
             pieces[k].append(piece)
@@ -132,8 +132,8 @@ def _by_classes(y: Indices, clients: int, skew: Classes, classes: int, rng: np.r
 
 
 def _named(classes: Indices) -> str:
-    shown = ", ".join(map(str, classes[:10]))
-    return f"class{'es' if len(classes) > 1 else ''} {shown}{', ...' if len(classes) > 10 else ''}"
+    numbers = ", ".join(map(str, classes[:10]))
+    return f"class{'es' if len(classes) > 1 else ''} {numbers}{', ...' if len(classes) > 10 else ''}"
 
 
 def _even(clients: int, n: int, classes: int, rng: np.random.Generator) -> NDArray[np.bool_]:
@@ -151,49 +151,51 @@ def _even(clients: int, n: int, classes: int, rng: np.random.Generator) -> NDArr
         return ~_even(clients, classes - n, classes, rng)
     slots = clients * n
     permutations = [rng.permutation(classes) for _ in range(-(-slots // classes))]
-    dealt = np.concatenate(permutations)[:slots]  # slot -> class
-    client = np.arange(slots) % clients  # slot -> client
+    class_of = np.concatenate(permutations)[:slots]  # slot -> class
+    client_of = np.arange(slots) % clients  # slot -> client
     count = np.zeros((clients, classes), np.int64)
-    np.add.at(count, (client, dealt), 1)
+    np.add.at(count, (client_of, class_of), 1)
     for slot in range(slots):
-        j, c = int(client[slot]), int(dealt[slot])
+        j, c = int(client_of[slot]), int(class_of[slot])
         if count[j, c] < 2:
             continue
-        other = _partner(j, c, client, dealt, count, rng)
+        other = _partner(j, c, client_of, class_of, count, rng)
         if other is None:
-            return _in_order(dealt, client, clients, classes, rng)
-        k, d = int(client[other]), int(dealt[other])
-        dealt[slot], dealt[other] = d, c
+            return _in_order(class_of, client_of, clients, classes, rng)
+        k, d = int(client_of[other]), int(class_of[other])
+        class_of[slot], class_of[other] = d, c
         for who, lost, won in ((j, c, d), (k, d, c)):
             count[who, lost] -= 1
             count[who, won] += 1
     return count > 0
 
 
-def _partner(j: int, c: int, client: Indices, dealt: Indices, count: Indices, rng: np.random.Generator) -> int | None:
+def _partner(
+    j: int, c: int, client_of: Indices, class_of: Indices, count: Indices, rng: np.random.Generator
+) -> int | None:
     """A random slot to swap client j's second c with: its class is new to j, and c is new to its client."""
     for size in (64, None):  # a few random slots mostly suffice; if none of them fits, look at all
-        slots = rng.integers(len(dealt), size=size) if size else rng.permutation(len(dealt))
-        fits = (count[j, dealt[slots]] == 0) & (count[client[slots], c] == 0)
+        slots = rng.integers(len(class_of), size=size) if size else rng.permutation(len(class_of))
+        fits = (count[j, class_of[slots]] == 0) & (count[client_of[slots], c] == 0)
         if fits.any():
             return int(slots[fits.argmax()])
     return None
 
 
 def _in_order(
-    dealt: Indices, client: Indices, clients: int, classes: int, rng: np.random.Generator
+    class_of: Indices, client_of: Indices, clients: int, classes: int, rng: np.random.Generator
 ) -> NDArray[np.bool_]:
     """The same slots sorted by class: equal ones are neighbours, at most K of them, so no client gets two."""
-    held = np.zeros((clients, classes), bool)
-    held[rng.permutation(clients)[client], np.sort(rng.permutation(classes)[dealt])] = True
-    return held
+    holds = np.zeros((clients, classes), bool)
+    holds[rng.permutation(clients)[client_of], np.sort(rng.permutation(classes)[class_of])] = True
+    return holds
 
 
 def _niid_bench(clients: int, n: int, classes: int, rng: np.random.Generator) -> NDArray[np.bool_]:
     """Client i holds class i mod C and n - 1 random others, [K, C]; a class may be left without a holder."""
-    held = np.zeros((clients, classes), bool)
+    holds = np.zeros((clients, classes), bool)
     for i in range(clients):
         others = np.delete(np.arange(classes), i % classes)
-        held[i, i % classes] = True
-        held[i, rng.choice(others, n - 1, replace=False)] = True
-    return held
+        holds[i, i % classes] = True
+        holds[i, rng.choice(others, n - 1, replace=False)] = True
+    return holds

@@ -21,7 +21,16 @@ from numpy.typing import NDArray
 
 from fedcc.core.files import open_whole
 from fedcc.core.samples import View
-from fedcc.data.dataset import Checked, DataError, Dataset, Description, Images, Remote, content_of, paper_defaults
+from fedcc.data.dataset import (
+    DataError,
+    Dataset,
+    Description,
+    FileCheck,
+    Images,
+    RemoteFile,
+    content_of,
+    paper_defaults,
+)
 
 SIDE = 64
 
@@ -74,7 +83,7 @@ def listing(folder: Path) -> Listing:
     if not test:
         raise DataError(f"{annotations}: expected images and their classes, found no line")
     if absent := [path for path, _ in test if not path.is_file()]:
-        raise DataError(f"{absent[0]}: listed in {annotations.name} and not there ({len(absent)} such images)")
+        raise DataError(f"{absent[0]}: listed in {annotations.name} but missing ({len(absent)} such images)")
     return Listing(wnids, train, test)
 
 
@@ -155,16 +164,16 @@ def read(folder: Path, resize: int = SIDE) -> Dataset:
     return Dataset(TINY.name, names, arrays["train_x"], y, arrays["test_x"], test_y, view, TINY.defaults)
 
 
-def inspect(folder: Path) -> list[Checked]:
+def file_checks(folder: Path) -> list[FileCheck]:
     """Upstream's md5 is that of the archive; in the unpacked folder, the numbers of images are checked."""
     try:
         images = listing(folder)
     except DataError as error:
-        return [Checked(folder.name, "upstream's layout", str(error), False)]
+        return [FileCheck(folder.name, "upstream's layout", str(error), False)]
     numbers = {"wnids.txt": (200, len(images.wnids), "classes"), "train": (100_000, len(images.train), "images")}
     numbers["val"] = (10_000, len(images.test), "images")
     return [
-        Checked(f"{folder.name}/{name}", f"{expected} {what}", f"{number} {what}", expected == number)
+        FileCheck(f"{folder.name}/{name}", f"{expected} {what}", f"{number} {what}", expected == number)
         for name, (expected, number, what) in numbers.items()
     ]
 
@@ -183,11 +192,11 @@ TINY = Description(
     folders=("tiny-imagenet-200",),
     files={"wnids.txt": "", "val/val_annotations.txt": ""},
     remotes=(
-        Remote(
+        RemoteFile(
             "tiny-imagenet-200.zip",
             ("https://cs231n.stanford.edu/tiny-imagenet-200.zip", "http://cs231n.stanford.edu/tiny-imagenet-200.zip"),
             "90528d7ca1a48142e341f4ef8d21d0de",
         ),
     ),
-    inspect=inspect,
+    file_checks=file_checks,
 )

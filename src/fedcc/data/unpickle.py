@@ -109,7 +109,7 @@ class _Reader:
             self.memo[len(self.memo)] = self.top()
         elif opcode in ("BINGET", "LONG_BINGET", "GET"):
             if argument not in self.memo:
-                raise Refused(f"a reference to {argument}, which is not there")
+                raise Refused(f"a reference to {argument}, which does not exist")
             push(self.memo[argument])
         elif opcode == "MARK":
             self.marks.append(len(self.stack))
@@ -170,15 +170,15 @@ class _Reader:
             return
         keys, values = items[::2], [item.value if isinstance(item, Array) else item for item in items[1::2]]
         if len(keys) != len(values) or not all(isinstance(key, str | bytes) for key in keys):
-            raise Refused("a key that is no text, or that has no value")
+            raise Refused("a key that is not a text, or has no value")
         if not all(isinstance(value, Plain | list | np.ndarray) for value in values):
             raise Refused("a value that is no number, text, list or whole array")
         container.update(zip(keys, values, strict=True))
 
     def named(self, name: str) -> Name:
         if name not in NAMES:
-            shown = ascii(name[:80])[1:-1]
-            raise Refused(f"the global {shown}, which is refused: only uint8 arrays are admitted")
+            printable_name = ascii(name[:80])[1:-1]
+            raise Refused(f"the global {printable_name}, which is refused: only uint8 arrays are admitted")
         return Name(NAMES[name])
 
     def copied(self, size: int) -> None:
@@ -218,7 +218,7 @@ class _Reader:
             case Array(value), (int(), tuple() as shape, dtype, int() as fortran, bytes() as data) if value is ...:
                 target.value = self.array(shape, dtype, data, "F" if fortran else "C")
                 return
-        raise Refused("a state that is none of a uint8 array")
+        raise Refused("a state that does not belong to a uint8 array")
 
     def array(self, shape: tuple[Any, ...], dtype: Any, data: bytes | bytearray, order: Any) -> Any:
         if dtype != UINT8:

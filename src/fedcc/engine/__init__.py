@@ -26,7 +26,7 @@ def choose_device(name: str) -> torch.device:
     if device.type not in ("cpu", "cuda"):
         raise ValueError(f"device must be auto, cpu or cuda, got {name!r}")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise ValueError(f"device {name!r} is not there: {torch.cuda.device_count()} CUDA devices were found")
+        raise ValueError(f"device {name!r} does not exist: {torch.cuda.device_count()} CUDA devices were found")
     return device
 
 
@@ -48,7 +48,7 @@ def engine(name: str, device: torch.device, precision: Precision, monitor: Monit
 
 
 def set_deterministic(on: bool) -> None:
-    """Whether a GPU uses algorithms with the same bits every time, or the fastest; a CPU has the same bits anyway."""
+    """Make a GPU give the same bits every time, or use the fastest algorithms; a CPU gives the same bits anyway."""
     if on:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         warnings.filterwarnings("ignore", message=".*does not have a deterministic implementation.*")

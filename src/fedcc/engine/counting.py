@@ -23,7 +23,7 @@ class Counting:
         answers = self.executor.serve(requests)
         for request, answer in zip(requests, answers, strict=True):
             if isinstance(request, Fit):
-                phase, size = request.key.phase, request.recipe.batch_of
+                phase, size = request.key.phase, request.recipe.batch_size
                 twice = request.gradient is not None and type(request.gradient).ascent is not Gradient.ascent
                 images = answer.steps * sum(map(size, request.streams)) * (2 if twice else 1)
                 self.trained[phase] = self.trained.get(phase, 0) + images

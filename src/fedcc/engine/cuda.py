@@ -178,7 +178,7 @@ def compile_all(kernels: Sequence[tuple[str, str, Mapping[str, int]]], device: t
 
 @contextmanager
 def _current(context: c_void_p) -> Iterator[None]:
-    """Make torch's context of a device current in this thread: a new one, such as autograd's, may have none."""
+    """Make torch's context of a device current in this thread: a new thread, such as autograd's, may have none."""
     _cuda("cuCtxPushCurrent_v2", context)
     try:
         yield
@@ -237,10 +237,10 @@ class Side:
     stream is reused only after its uses elsewhere; memory allocated elsewhere and used here must live until the join.
     """
 
-    def __init__(self, device: torch.device, wanted: bool = True):
+    def __init__(self, device: torch.device, enabled: bool = True):
         self.device, self.active = device, False
         self.stream: Any = None
-        if wanted and device.type == "cuda":
+        if enabled and device.type == "cuda":
             self.stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     @contextmanager

@@ -45,8 +45,8 @@ def drive(coroutines: Sequence[Coroutine[Any, Any, T]], executor: Executor) -> l
             for i in dict.fromkeys(i for i, _ in group):
                 request, parts, answers = pending[i]
                 if len(answers) == len(parts):
-                    both = tuple(answers[j] for j in range(len(parts)))
-                    advance(i, both if isinstance(request, Gather) else both[0])
+                    values = tuple(answers[j] for j in range(len(parts)))
+                    advance(i, values if isinstance(request, Gather) else values[0])
     finally:
         for coroutine in coroutines:
             coroutine.close()
@@ -68,7 +68,7 @@ def kind(request: Request[Any]) -> Hashable:
         columns = {
             s: tuple((n, c.dtype, c.shape[1:]) for n, c in v.columns.items()) for s, v in request.streams.items()
         }
-        streams = ((s, request.recipe.batch_of(s), v.view, columns[s]) for s, v in request.streams.items())
+        streams = ((s, request.recipe.batch_size(s), v.view, columns[s]) for s, v in request.streams.items())
         constants = (
             (keystr(path), (leaf.shape, leaf.dtype) if isinstance(leaf, Tensor) else leaf)
             for path, leaf in tree_leaves_with_path(request.constants)

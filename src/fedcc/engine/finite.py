@@ -32,7 +32,7 @@ def magnitudes(states: Sequence[State]) -> list[dict[str, float]]:
 def overflowing_entry(before: State, after: State, largest: Mapping[str, float]) -> str:
     """The first entry that was finite before and is not after, with magnitudes ``largest``; empty if there is none."""
     for name, magnitude in largest.items():
-        # a network may bring a mask of infinities
+        # a network may contain a mask of infinities
         if not magnitude <= limit(after[name]) and bool((~_fine(after[name]) & _fine(before[name])).any()):
             return name
     return ""
@@ -56,8 +56,8 @@ def nonfinite_reason(fit: Fit, after: State, total: float, finite_steps: int, la
     if not math.isfinite(total):
         return f"the loss is not finite ({total}) at step {min(finite_steps + 1, steps)} of {steps} {rate}"
     if name := overflowing_entry(fit.model.state, after, largest):
-        reached = f"{name} reaches {largest[name]:.3g}"
-        return f"the weights are not finite or overflow ({reached}) after step {steps} of {steps} {rate}"
+        overflow = f"{name} reaches {largest[name]:.3g}"
+        return f"the weights are not finite or overflow ({overflow}) after step {steps} of {steps} {rate}"
     return ""
 
 
@@ -74,7 +74,7 @@ def check_predictions(requests: Sequence[Predict], logits: Tensor) -> None:
 
 
 def check_models(before: Mapping[str, Model], after: Mapping[str, Model]) -> None:
-    """Refuse entries of a server's models that were finite before and are not any more; reads only new entries."""
+    """Refuse entries of a server's models that were finite before and no longer are; only new entries are read."""
     for who, model in after.items():
         if who in before and before[who].arch == model.arch:
             old = before[who].state

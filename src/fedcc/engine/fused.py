@@ -118,7 +118,9 @@ class Fused:
             if not job.steps:
                 job.fitted = self.plain.fit(job.fit)
         longest_first = [sorted(group, key=lambda job: -job.steps) for group in jobs]
-        while todo := [left for group in longest_first if (left := [job for job in group if job.fitted is None])]:
+        while todo := [
+            unfinished for group in longest_first if (unfinished := [job for job in group if job.fitted is None])
+        ]:
             try:
                 self._side_by_side({group[0].fit.model.arch: self._train(group) for group in todo})
             except torch.cuda.OutOfMemoryError:
@@ -129,13 +131,13 @@ class Fused:
                     raise
                 for job in every:
                     job.restart()
-        self._finish([job for job in every if job.losses is not None])
+        self._finish([job for job in every if job.loss_sums is not None])
         return [[cast(Fitted, job.fitted) for job in group] for group in jobs]
 
     def _finish(self, jobs: list[Job]) -> None:
         """Give each fit its mean loss; refuse one that is not finite. This waits for the device."""
         fits = [cast(Fitted, job.fitted) for job in jobs]
-        sums = torch.stack([job.losses for job in jobs if job.losses is not None]).tolist() if jobs else []
+        sums = torch.stack([job.loss_sums for job in jobs if job.loss_sums is not None]).tolist() if jobs else []
         largest = magnitudes([fitted.model.state for fitted in fits])
         for job, fitted, (total, finite_steps), own in zip(jobs, fits, sums, largest, strict=True):
             if reason := nonfinite_reason(job.fit, fitted.model.state, total, int(finite_steps), own):

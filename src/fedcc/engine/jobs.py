@@ -9,6 +9,8 @@ from torch import Tensor
 from fedcc.core.requests import Fit, Fitted
 from fedcc.engine.plan import Plan
 
+PoolName = tuple[str, str]  # a stream, and a column of its samples
+
 
 @dataclass(eq=False)
 class Job:
@@ -18,10 +20,10 @@ class Job:
 
     fit: Fit
     done: int = 0  # steps
-    window: int = 0  # steps whose batches are on the device and not used yet
-    losses: Tensor | None = None  # their sum over the steps, and the number of steps for which that was finite
+    steps_loaded: int = 0  # steps whose batches are on the device and not used yet
+    loss_sums: Tensor | None = None  # the sum of its losses, and the number of steps for which that was finite
     fitted: Fitted | None = None
-    offsets: dict[tuple[str, str], int] = field(default_factory=dict)  # its first row in each pool
+    offsets: dict[PoolName, int] = field(default_factory=dict)  # its first row in each pool
     plans: dict[str, Plan] = field(default_factory=dict)
     prepared: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
 
@@ -34,14 +36,14 @@ class Job:
         if not self.prepared:
             for name, samples in fit.streams.items():
                 if name not in self.plans:
-                    batch = fit.recipe.batch_of(name)
+                    batch = fit.recipe.batch_size(name)
                     self.plans[name] = Plan(fit.key.of(stream=name), len(samples), batch, samples.view)
                 self.prepared[name] = self.plans[name].indices(steps), self.plans[name].augmentation(steps)
         return self.prepared
 
     def restart(self) -> None:
         """Begin again with the first step, if it has not ended."""
-        self.done = self.window = 0
+        self.done = self.steps_loaded = 0
         self.plans, self.prepared = {}, {}
 
 
@@ -50,13 +52,13 @@ class SamplePools:
 
     def __init__(self, jobs: list[Job], device: torch.device):
         self.fit, self.device = jobs[0].fit, device
-        self.pools: dict[tuple[str, str], Tensor] = {}
+        self.pools: dict[PoolName, Tensor] = {}
         for name, columns in self._columns(jobs).items():
             rows = sum(len(c) for c in columns.values())
             like = next(iter(columns.values()))
             self.pools[name] = torch.zeros((rows, *like.shape[1:]), dtype=like.dtype, device=device)
 
-    def _columns(self, jobs: list[Job]) -> dict[tuple[str, str], dict[int, Tensor]]:
+    def _columns(self, jobs: list[Job]) -> dict[PoolName, dict[int, Tensor]]:
         """The distinct tensors of every column; one that several clients share appears once."""
         return {
             (name, column): {id(j.fit.streams[name][column]): j.fit.streams[name][column] for j in jobs}

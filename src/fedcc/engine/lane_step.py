@@ -62,7 +62,7 @@ class LaneStep:
     def capture(self) -> None:
         """Record a step as a graph; loading clients overwrites what the trial steps do to the lanes."""
         device, arch = self.compute.device, self.fit.model.arch
-        # Ahead of what runs beside it, the gradients of weights: here each layer waits for the one before.
+        # High priority, ahead of the weight gradients that run beside it: here each layer waits for the previous one.
         side = torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream(device))
         with torch.cuda.stream(side):
@@ -72,7 +72,7 @@ class LaneStep:
         torch.cuda.current_stream(device).wait_stream(side)
         graph = torch.cuda.CUDAGraph()
         collects = gc.isenabled()
-        gc.disable()  # to free an old graph during the capture would spoil the new one
+        gc.disable()  # freeing an old graph during the capture would spoil the new one
         try:
             with torch.cuda.graph(graph, pool=self.compute.graph_pools.get(arch), stream=side):
                 self.once()
@@ -117,8 +117,8 @@ class LaneStep:
         for stream, samples in self.fit.streams.items():
             x = self._rows(stream, "x")
             draws = lanes.draws[stream][lanes.rows, lanes.numbers["position"]].flatten(0, 1)
-            shown = samples.view.augmented(x.flatten(0, 1), draws.long(), dtype)
-            inputs.append(shown.reshape(*x.shape[:2], *shown.shape[1:]))
+            augmented = samples.view.augmented(x.flatten(0, 1), draws.long(), dtype)
+            inputs.append(augmented.reshape(*x.shape[:2], *augmented.shape[1:]))
         return torch.cat(inputs, 1) if len(inputs) > 1 else inputs[0]
 
     def _rows(self, stream: str, column: str) -> Tensor:
@@ -165,9 +165,9 @@ class LaneStep:
         self.side.join(batches.ready)
         outputs: dict[str, Outputs] = {}
         if self.fit.joint:
-            both = compute.outputs(stack, batches.x)
+            all_streams = compute.outputs(stack, batches.x)
             sizes = list(batches.sizes.values())
-            cuts = [torch.split(part, sizes, 1) if len(sizes) > 1 else [part] for part in both]
+            cuts = [torch.split(part, sizes, 1) if len(sizes) > 1 else [part] for part in all_streams]
             outputs = {name: Outputs(*pair) for name, *pair in zip(inputs, *cuts, strict=True)}
         else:
             for name in lanes.streams:
@@ -175,7 +175,7 @@ class LaneStep:
         seen = {}
         with torch.no_grad():
             for name, teacher in lanes.teachers.items():
-                teacher.use(lanes.taught[name])
+                teacher.use(lanes.teacher_tensors[name])
                 seen[name] = compute.outputs(teacher, inputs[self.fit.frozen[name].stream])
 
         def loss(outputs: Any, columns: Any, params: Any, constants: Any, seen: Any) -> Tensor:
@@ -218,7 +218,7 @@ class LaneStep:
             with self.side.stretch():
                 return step_kernels.tick(losses, n, BETAS)
         n["loss"].add_(losses)
-        n["finite"].add_(n["loss"].isfinite())
+        n["finite_steps"].add_(n["loss"].isfinite())
         n["age"].add_(1)
         slower = 0.5 * (1 - torch.cos(math.pi * n["step"].double() / n["length"].clamp(min=1)))
         lr = n["lr"] * (1 - n["cosine"] * slower)

@@ -16,7 +16,7 @@ from fedcc.engine.jobs import Job, SamplePools
 from fedcc.engine.plain import LazyStreams
 from fedcc.engine.stack import Stacked
 
-REALS, COUNTS = ("age", "lr", "length", "cosine", "loss", "finite"), ("step", "position")  # the numbers of a lane
+REALS, COUNTS = ("age", "lr", "length", "cosine", "loss", "finite_steps"), ("step", "position")  # the numbers of a lane
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Compute:
 
 
 class LaneTensors(NamedTuple):
-    """The tensors of one lane: views."""
+    """Views of one lane's tensors."""
 
     params: list[Tensor]
     moments: list[Tensor]
@@ -67,7 +67,7 @@ class Lanes:
             for name, value in template.items()
             if name not in self.trained and value.is_floating_point()
         }
-        self.taught = {
+        self.teacher_tensors = {
             name: {n: zeros(width, *v.shape) for n, v in teacher.template.items() if v.is_floating_point()}
             for name, teacher in self.teachers.items()
         }
@@ -78,10 +78,12 @@ class Lanes:
         self.reals = zeros(len(REALS), width, dtype=torch.float64)
         self.counts = zeros(len(COUNTS), width, dtype=torch.long)
         self.numbers = dict(zip((*REALS, *COUNTS), (*self.reals, *self.counts), strict=True))
-        self.batches = {s: fit.recipe.batch_of(s) for s in fit.streams}
+        self.batches = {s: fit.recipe.batch_size(s) for s in fit.streams}
         self.plan = {s: zeros(width, Job.WINDOW, b, dtype=torch.int32) for s, b in self.batches.items()}
         self.draws = {
-            s: zeros(width, Job.WINDOW, self.batches[s] if v.view.augments else 0, v.view.draws, dtype=torch.uint8)
+            s: zeros(
+                width, Job.WINDOW, self.batches[s] if v.view.augments else 0, v.view.draws_per_image, dtype=torch.uint8
+            )
             for s, v in fit.streams.items()
         }
         self.offsets = {name: zeros(width, 1, dtype=torch.long) for name in pools.pools}
@@ -94,7 +96,7 @@ class Lanes:
         fit, optimizer, own = job.fit, job.fit.optimizer, self.tensors(lane)
         slots = [*own.params, *own.fixed]
         values = [fit.model.state[name] for name in (*self.trained, *self.fixed)]
-        for name, tensors in self.taught.items():
+        for name, tensors in self.teacher_tensors.items():
             slots += [value[lane] for value in tensors.values()]
             values += [fit.frozen[name].model.state[n] for n in tensors]
         slots += [slot[lane] for slot in _tensors(self.constants)]
@@ -109,8 +111,8 @@ class Lanes:
         reals = [age, fit.recipe.lr, job.steps, fit.recipe.schedule == "cosine", 0.0, 0.0]
         self.reals[:, lane].copy_(torch.tensor(reals, dtype=torch.float64), non_blocking=True)
         self.counts[:, lane] = 0
-        for column, offset in self.offsets.items():
-            offset[lane] = job.offsets[column]
+        for pool, offset in self.offsets.items():
+            offset[lane] = job.offsets[pool]
         self.refill(lane, job)
 
     def refill(self, lane: int, job: Job) -> None:
@@ -118,7 +120,7 @@ class Lanes:
         for stream, (indices, draws) in job.prepare().items():
             self.plan[stream][lane, : len(indices)].copy_(indices.to(torch.int32), non_blocking=True)
             self.draws[stream][lane, : len(draws)].copy_(draws.to(torch.uint8), non_blocking=True)
-            job.window = len(indices)
+            job.steps_loaded = len(indices)
         job.prepared = {}
         self.numbers["position"][lane] = 0
 
@@ -143,7 +145,7 @@ class Lanes:
             return value + steps if counts else value
 
         state = {n: entries[n] if n in entries else count(n, v) for n, v in job.fit.model.state.items()}
-        job.losses = self.reals[-2:, lane].clone()  # loss and finite
+        job.loss_sums = self.reals[-2:, lane].clone()  # loss and finite_steps
         optimizer: dict[str, Tensor] = {}
         if keep_optimizer:
             names = [f"{kind}/{n}" for kind in ("mean", "square") for n in self.trained]
@@ -165,8 +167,8 @@ class Lanes:
     def _rest(self) -> list[Tensor]:
         """What lanes hold besides the tensors of :meth:`tensors`, [width, ...] each."""
         batches = [*self.plan.values(), *self.draws.values(), *self.offsets.values()]
-        taught = [value for tensors in self.taught.values() for value in tensors.values()]
-        return [*batches, *taught, *_tensors(self.constants), self.reals.T, self.counts.T]
+        teacher_tensors = [value for tensors in self.teacher_tensors.values() for value in tensors.values()]
+        return [*batches, *teacher_tensors, *_tensors(self.constants), self.reals.T, self.counts.T]
 
     def tensors(self, lane: int) -> LaneTensors:
         """The tensors of one lane; the views are made once."""

@@ -33,7 +33,7 @@ class Monitor(Protocol):
         ...
 
     def samples_trained(self, number: int) -> None:
-        """A step on so many samples has ended."""
+        """A step on ``number`` samples has ended."""
         ...
 
 
@@ -170,7 +170,7 @@ class Training:
         self.fit, self.module, self.params = fit, module, params
         self.constants = tree_map_only(Tensor, lambda t: t.to(device), fit.constants)
         self.teachers = {name: engine.load(f.model, f"teacher {name}").eval() for name, f in fit.frozen.items()}
-        self.sizes = {name: fit.recipe.batch_of(name) for name in fit.streams}
+        self.sizes = {name: fit.recipe.batch_size(name) for name in fit.streams}
         self.samples = {name: s.to(device) for name, s in fit.streams.items()}
         plans = {n: Plan(fit.key.of(stream=n), len(s), self.sizes[n], s.view) for n, s in self.samples.items()}
         self.rows = {n: plan.indices(fit.steps).to(device) for n, plan in plans.items()}
@@ -216,7 +216,7 @@ class Training:
 
 
 class LazyStreams(Mapping[str, Batch]):
-    """Streams that pass the network when the loss first reads them; one that it never reads does not."""
+    """Streams that pass through the network when the loss first reads them; a stream that is never read does not."""
 
     def __init__(self, names: Mapping[str, Any], forward: Callable[[str], Batch]):
         self._names, self._forward, self._batches = names, forward, dict[str, Batch]()
@@ -234,7 +234,7 @@ class LazyStreams(Mapping[str, Batch]):
 
 
 def _seed(seed: int, device: torch.device) -> None:
-    """Seed the generators of dropout. Not by torch.manual_seed, which queues a call each time if there is no GPU."""
+    """Seed dropout's generators, but not with torch.manual_seed, which queues a call each time if there is no GPU."""
     torch.default_generator.manual_seed(seed)
     if device.type == "cuda":
         torch.cuda.default_generators[device.index or 0].manual_seed(seed)

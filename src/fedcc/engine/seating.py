@@ -39,14 +39,14 @@ class Group:
             seats[lane] = waiting.popleft()
         while active := [job for job in seats if job is not None]:
             for job in active:  # all of them first: while batches are copied, the device may run out of work
-                if job.window == 0:
+                if job.steps_loaded == 0:
                     job.prepare()
-            for lane, seated in enumerate(seats):
-                if seated is None:
+            for lane, occupant in enumerate(seats):
+                if occupant is None:
                     step.lanes.idle(lane)
-                elif seated.window == 0:
-                    step.lanes.refill(lane, seated)
-            steps = min(min(job.steps - job.done, job.window) for job in active)
+                elif occupant.steps_loaded == 0:
+                    step.lanes.refill(lane, occupant)
+            steps = min(min(job.steps - job.done, job.steps_loaded) for job in active)
             if monitor:
                 monitor.fit_started(active[0].fit)
             for begin in range(0, steps, STRETCH):
@@ -54,28 +54,28 @@ class Group:
                 yield
             for job in islice(waiting, sum(job.steps - job.done == steps for job in active)):
                 job.prepare()
-            for lane, seated in enumerate(seats):
-                if seated is None:
+            for lane, occupant in enumerate(seats):
+                if occupant is None:
                     continue
-                seated.done += steps
-                seated.window -= steps
-                if seated.done == seated.steps:
-                    seated.fitted = step.lanes.unload(lane, seated)
+                occupant.done += steps
+                occupant.steps_loaded -= steps
+                if occupant.done == occupant.steps:
+                    occupant.fitted = step.lanes.unload(lane, occupant)
                     seats[lane] = None
                     if waiting:
                         step.lanes.load(lane, waiting[0])
                         seats[lane] = waiting.popleft()
-            left = [lane for lane, seated in enumerate(seats) if seated is not None]
-            if left and lane_count(len(left)) < step.lanes.width:
-                narrower = self.step(lane_count(len(left)))
-                narrower.lanes.move(step.lanes, left)
-                seats = [seats[lane] for lane in left] + [None] * (narrower.lanes.width - len(left))
+            busy = [lane for lane, occupant in enumerate(seats) if occupant is not None]
+            if busy and lane_count(len(busy)) < step.lanes.width:
+                narrower = self.step(lane_count(len(busy)))
+                narrower.lanes.move(step.lanes, busy)
+                seats = [seats[lane] for lane in busy] + [None] * (narrower.lanes.width - len(busy))
                 step = narrower
 
-    def _limit(self, most: int, wanted: int) -> int:
+    def _limit(self, most: int, job_count: int) -> int:
         """The number of lanes that memory allows, estimated from the memory that one lane takes."""
         device = self.compute.device
-        if device.type != "cuda" or wanted <= 4:
+        if device.type != "cuda" or job_count <= 4:
             return most
         if self.lane_bytes is None:
             torch.cuda.reset_peak_memory_stats(device)

@@ -128,7 +128,7 @@ class Stacked(Trainable):
         network = build(arch, Key(0))
         self.template = {name: value.clone() for name, value in network.state_dict().items()}
         self.parameter_names = [name for name, _ in network.named_parameters()]
-        self.evaluated, self.trainable = network.evaluated, network.trainable
+        self.eval_modules, self.trainable = network.eval_modules, network.trainable
         anchor = self.parameter_names[0]
         self.trunks = nn.ModuleList(
             _stacked_module(trunk, f"trunks.{i}", self.slots, anchor) for i, trunk in enumerate(network.trunks)
@@ -136,7 +136,7 @@ class Stacked(Trainable):
         self.head = StackedLinear(self.slots, "head")
         self.fast = nn.ModuleList()
         ours = [t for t in network.trunks if isinstance(t, _ResNet) and t.conv.in_channels <= MOST_CHANNELS]
-        whole = not self.evaluated and len(self.trainable) == len(self.parameter_names)  # kernels freeze nothing
+        whole = not self.eval_modules and len(self.trainable) == len(self.parameter_names)  # kernels freeze nothing
         if kernels and whole and len(ours) == len(network.trunks):
             self.fast.extend(FastTrunk(trunk, f"trunks.{i}", self.slots) for i, trunk in enumerate(ours))
         self.train()

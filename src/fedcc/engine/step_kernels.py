@@ -21,7 +21,7 @@ HEAD_SHARED, BACK_SHARED = (ROWS + OUTPUTS) * 33 * 16, THREADS * ROWS * 16 + THR
 def image_defines(channels: int, height: int, width: int, view: View) -> dict[str, int]:
     """What the kernel ``images`` is compiled for."""
     sizes = {"CHANNELS": channels, "HEIGHT": height, "WIDTH": width, "EACH": EACH}
-    return sizes | {"DRAWS": view.draws, "STRONG": int(view.strong)}
+    return sizes | {"DRAWS": view.draws_per_image, "STRONG": int(view.strong)}
 
 
 def images(
@@ -99,7 +99,7 @@ def tick(losses: Tensor, numbers: dict[str, Tensor], betas: tuple[float, float])
     """Count a step of every lane in ``numbers``; returns Adam's step sizes and bias corrections, [lanes] each."""
     lanes, device = len(losses), losses.device
     size, root = torch.empty(2, lanes, dtype=torch.float32, device=device)
-    state = [numbers[name] for name in ("loss", "finite", "age", "step", "position", "lr", "length", "cosine")]
+    state = [numbers[name] for name in ("loss", "finite_steps", "age", "step", "position", "lr", "length", "cosine")]
     logs = [c_double(math.log(beta)) for beta in betas]
     values = losses.float().contiguous(), *state, size, root, *logs, lanes
     cuda.launch(FILE, "tick", {}, (-(-lanes // THREADS), 1, 1), THREADS, 0, values)

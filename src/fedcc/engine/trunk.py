@@ -98,12 +98,13 @@ class SideStreams:
     """Streams for weight gradients, used in turn: only Adam waits for these."""
 
     def __init__(self, device: torch.device):
-        self.sides, self.launched = [cuda.Side(device) for _ in range(SIDES)], 0
-        self.in_use: list[Any] = []  # on these streams: freed on the main one, their memory would be taken at once
+        self.sides, self.launches = [cuda.Side(device) for _ in range(SIDES)], 0
+        # Tensors in use on these streams: if they were freed on the main stream, their memory could be reused at once.
+        self.in_use: list[Any] = []
 
     def weight_grads(self, *args: Any) -> list[Tensor]:
-        side = self.sides[self.launched % SIDES]
-        self.launched += 1
+        side = self.sides[self.launches % SIDES]
+        self.launches += 1
         self.in_use += args
         with side.stretch():
             grads = kernels.weight_grads(*args)
@@ -114,7 +115,7 @@ class SideStreams:
         """What is launched next waits for everything on these streams."""
         for side in self.sides:
             side.join()
-        self.launched = 0
+        self.launches = 0
         self.in_use.clear()
 
 
@@ -171,7 +172,7 @@ def backward(df: Tensor, tape: Tape, sides: SideStreams) -> list[Tensor]:
             grads = [*first, *second, *grads]
             grad = kernels.conv_grad(between, inner, stride, before, (x, grad.g))
         return [*kernels.weight_grads(tape.images, None, grad, stem, 1, real, outs.pop(), alone=True), *grads]
-    finally:  # a capture that fails, for want of memory, must end too
+    finally:  # a capture that fails for lack of memory must end too
         sides.join()
 
 

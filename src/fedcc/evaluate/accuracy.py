@@ -20,14 +20,16 @@ from fedcc.methods.fedhkt import fused
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What models are worth after a round; ``Evaluation()`` belongs to a round that is not evaluated."""
+    """The accuracies after a round; ``Evaluation()`` stands for a round that was not evaluated."""
 
     accuracy: float | None = None  # of the method's own prediction on the global test set
     clients: dict[int, float] = field(default_factory=dict)  # own model, global test set, known classes
     local: dict[int, float] = field(default_factory=dict)  # the same on test data distributed like the private labels
     targets: float | None = None  # of what the server sent for the public samples
-    valid: dict[int, float] = field(default_factory=dict)  # global test set; "unknown" is right outside the majority
-    valid_labels: dict[int, float] = field(default_factory=dict)  # the same outside the classes that the client holds
+    # on the global test set, where "unknown" is right outside the majority classes
+    valid: dict[int, float] = field(default_factory=dict)
+    # the same, where "unknown" is right outside the classes that the client holds
+    valid_labels: dict[int, float] = field(default_factory=dict)
     local_full: dict[int, float] = field(default_factory=dict)  # as local; "unknown" is never right
     readings: dict[str, float] = field(default_factory=dict)  # of the same models, read in other ways
     confusion: list[list[int]] = field(default_factory=list)  # test samples by label (row) and predicted class
@@ -81,7 +83,7 @@ def evaluate(
     return e
 
 
-def readings_of(method: AnyMethod, public: Samples, last: bool) -> dict[str, Reading]:
+def readings_in_round(method: AnyMethod, public: Samples, last: bool) -> dict[str, Reading]:
     """A method's readings in a round; those that cost predictions of their own only in the last one."""
     return {**method.readings(public), **(method.last_readings(public) if last else {})}
 
@@ -106,7 +108,7 @@ def percent(right: Tensor) -> float:
 
 
 def valid(answers: Tensor, labels: Tensor, majority: Tensor) -> Tensor:
-    """Table II's rule, [N]: right is the label, or "unknown" (answer C) where the label is not a majority class."""
+    """Table II's rule, [N]: the label is right, and so is "unknown" (C) where the label is not a majority class."""
     majority = majority.to(labels.device)
     return (answers == labels) | ((answers == len(majority)) & ~majority[labels])
 
@@ -114,9 +116,9 @@ def valid(answers: Tensor, labels: Tensor, majority: Tensor) -> Tensor:
 def local_accuracy(right: Tensor, labels: Tensor, counts: Tensor) -> float:
     """Accuracy on test data distributed like the client's private labels: sum_c (n_c / n) acc_c."""
     counts = counts.to(labels.device)
-    tested = torch.bincount(labels, minlength=len(counts)).double()
-    by_class = torch.bincount(labels, weights=right.double(), minlength=len(counts)) / tested.clamp(min=1)
-    share = counts.double() * (tested > 0)
+    class_sizes = torch.bincount(labels, minlength=len(counts)).double()
+    by_class = torch.bincount(labels, weights=right.double(), minlength=len(counts)) / class_sizes.clamp(min=1)
+    share = counts.double() * (class_sizes > 0)
     return round(100 * float((share * by_class).sum() / share.sum().clamp(min=1)), 4)
 
 
@@ -129,9 +131,9 @@ def confusion(answers: Tensor, labels: Tensor, classes: int) -> list[list[int]]:
 
 def class_means(values: Tensor, labels: Tensor, classes: int) -> list[float | None]:
     """The mean of ``values`` [N] over the samples of each label, to 4 digits; None where there are none."""
-    tested = torch.bincount(labels, minlength=classes).tolist()
+    class_sizes = torch.bincount(labels, minlength=classes).tolist()
     sums = torch.bincount(labels, weights=values.double(), minlength=classes).tolist()
-    return [round(total / n, 4) if n else None for total, n in zip(sums, tested, strict=True)]
+    return [round(total / n, 4) if n else None for total, n in zip(sums, class_sizes, strict=True)]
 
 
 def targets_accuracy(downs: Mapping[int, Any], hidden: Tensor | None) -> float | None:
@@ -139,5 +141,5 @@ def targets_accuracy(downs: Mapping[int, Any], hidden: Tensor | None) -> float |
     message = next((m for m in downs.values() if isinstance(m, Predictions | Labels)), None)
     if message is None or hidden is None:
         return None
-    named = message.values.argmax(-1) if isinstance(message, Predictions) else message.values
-    return percent(named.long() == hidden.to(named.device))
+    predicted = message.values.argmax(-1) if isinstance(message, Predictions) else message.values
+    return percent(predicted.long() == hidden.to(predicted.device))

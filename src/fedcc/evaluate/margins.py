@@ -30,9 +30,11 @@ def histogram(values: Tensor) -> dict[str, Any]:
     return {"mean": round(float(values.double().mean()), 6), "counts": counts.tolist()}
 
 
-def histograms(whole: Tensor | None, clients: Mapping[int, Tensor], labels: Tensor) -> dict[str, Any]:
+def histograms(global_probabilities: Tensor | None, clients: Mapping[int, Tensor], labels: Tensor) -> dict[str, Any]:
     """Histograms by model, from probabilities [N, C]: the global one, every client's, and those of all clients."""
-    models = [{"name": "global", **histogram(margins(whole, labels))}] if whole is not None else []
+    models: list[dict[str, Any]] = []
+    if global_probabilities is not None:
+        models.append({"name": "global", **histogram(margins(global_probabilities, labels))})
     own = {k: margins(p, labels) for k, p in clients.items()}
     models += [{"name": f"client {k}", **histogram(m)} for k, m in own.items()]
     if own:

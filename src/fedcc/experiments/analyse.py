@@ -47,7 +47,7 @@ def check(path: Path) -> dict[str, Any]:
             f"{path} holds an unfinished run: summary.json is missing; resume it with `{folder.resume}`"
         )
     if missing := [name for name in COPIED if name not in summary]:
-        raise RunFolderError(f"{path / 'summary.json'} is damaged, it has no {missing[0]!r}")
+        raise RunFolderError(f"{path / 'summary.json'} is damaged: it has no {missing[0]!r}")
     if not (path / "models.safetensors").is_file():
         raise RunFolderError(
             f"{path} holds no models: models.safetensors is missing (--no-save-models); run it again with them"
@@ -63,14 +63,16 @@ def analyse(
     try:
         experiment = Experiment.stored(summary["experiment"])  # not the TOML, whose device may not be here
     except (TypeError, ValueError) as error:
-        raise RunFolderError(f"{path / 'summary.json'} is damaged, in its 'experiment': {error}") from None
+        raise RunFolderError(f"{path / 'summary.json'} is damaged in its 'experiment': {error}") from None
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", Unchecked)  # the caller sees from the summary that the run is an older one
         result = Result.load(path)
     federation = experiment.federation(data_dir)
     for name, value in federation.digests.items():
         if summary[name] != value:
-            raise RunFolderError(f"{path} was run on other data: its {name} is {summary[name]}, here {value}")
+            raise RunFolderError(
+                f"{path} was run on different data: its {name} is {summary[name]}, but here it is {value}"
+            )
     with fixed_threads(min(experiment.machine.threads, cores())):  # the record may come from a larger machine
         parts = inspect_models(result, federation, options, experiment.training.seed, device)
     words = ["fedcc", "analyse", str(path)]
@@ -96,7 +98,7 @@ def inspect_models(
     test, labels = federation.test.only("x"), federation.test["y"]
     scores = drive([method.predict(trained, test)], engine)[0]
     features = torch.cat([out.features for out in engine.outputs.values()], 1).cpu()  # by the method's own prediction
-    whole = method.probabilities(scores).cpu() if scores.ndim == 2 else None
+    global_probabilities = method.probabilities(scores).cpu() if scores.ndim == 2 else None
     clients = client_outputs(result, test, engine) if method.trains_clients else {}
     if clients and options.client not in clients:
         raise ValueError(f"client must be one of the run's, 0 to {max(clients)}, got {options.client}")
@@ -107,16 +109,16 @@ def inspect_models(
     if clients:
         own = clients[options.client].features[rows].numpy()
         panels.append({"name": "local", "client": options.client, **panel(own, classes, options.variance)})
-    if whole is not None:
+    if global_probabilities is not None:
         panels.append({"name": "global", **panel(features[rows].numpy(), classes, options.variance)})
     known = {k: out.logits[:, : trained.classes].softmax(-1) for k, out in clients.items()}
     absent = {
-        "has no global model, each client predicts alone": whole is None,
-        "trains no models of clients": not clients,
+        "has no global model, each client predicts alone": global_probabilities is None,
+        "trains no client models": not clients,
         'has no answer "unknown", so there is no example': not isinstance(method, FedCC),
     }
     return {
-        "margins": histograms(whole, known, labels),
+        "margins": histograms(global_probabilities, known, labels),
         "embeddings": {"samples": len(rows), "labels": classes.tolist(), "panels": panels},
         "example": public_example(result, federation, options, engine) if isinstance(method, FedCC) else None,
         "notes": [f"{method.name} {text}" for text, true in absent.items() if true],

@@ -39,7 +39,7 @@ class Row:
     ratio: float | None  # how many times faster than the plain engine in fp32
     first: float  # seconds of the first call: compiling, capturing, warming up
     memory: float | None  # peak on the device, GiB
-    busy: float | None  # the device's use, percent
+    busy: float | None  # the device's utilisation, percent
 
 
 def bench(device: torch.device, clients: list[int], steps: int, model: str, batch: int, augment: str) -> Iterator[Row]:
@@ -112,7 +112,7 @@ def _seconds(call: Callable[[], Any], gpu: bool) -> float:
 
 @contextmanager
 def _device_use(gpu: bool) -> Iterator[list[float]]:
-    """The device's use in percent, as nvidia-smi reads it ten times a second while the block runs."""
+    """The device's utilisation in percent, as nvidia-smi reads it ten times a second while the block runs."""
     use: list[float] = []
     tool = shutil.which("nvidia-smi") if gpu else None
     if tool is None:

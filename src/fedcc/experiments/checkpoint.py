@@ -16,7 +16,7 @@ from fedcc.core.options import check_value
 from fedcc.engine import choose_device
 from fedcc.experiments.experiment import Experiment, first_difference
 from fedcc.experiments.options import DEFAULTS, current_values
-from fedcc.experiments.packing import from_bytes, read_header, readable, to_bytes
+from fedcc.experiments.packing import from_bytes, read_header, to_bytes, unreadable_refused
 from fedcc.experiments.record import Record
 from fedcc.experiments.result import Result
 from fedcc.experiments.round_files import RoundFiles
@@ -68,7 +68,7 @@ class Checkpoints(Observer):
 
     @property
     def seconds(self) -> float:
-        """That the run has taken so far."""
+        """Seconds that the run has taken so far."""
         return time.perf_counter() - self.start_time
 
     def round(self, done: FinishedRound) -> None:
@@ -78,12 +78,12 @@ class Checkpoints(Observer):
             self.write(done.snapshot())
 
     def end(self, result: Result | None) -> None:
-        """Remove them, unless they are kept: a finished run needs them no longer."""
+        """Remove the checkpoints unless they are to be kept: a finished run no longer needs them."""
         if result is not None and not self.keep:
             self.remove()
 
     def affordable(self) -> bool:
-        """Whether another one as costly as the latest takes at most its share of the time since then."""
+        """Whether another checkpoint as costly as the latest would stay within its share of the time since then."""
         return self.cost <= SHARE * (time.perf_counter() - self.last_time)
 
     def write(self, snapshot: Snapshot) -> None:
@@ -111,7 +111,7 @@ class Checkpoints(Observer):
 
     def read(self, path: Path, problems: list[str]) -> Checkpoint:
         content = self.files.read(path)
-        with readable(path):
+        with unreadable_refused(path):
             about, tree = read_header(content)
             if about.get("format") != FORMAT:
                 raise RunFolderError(f"{path} has format {about.get('format')}, this fedcc reads format {FORMAT}")
@@ -143,7 +143,7 @@ class Checkpoints(Observer):
         if [r["round"] for r in records] != list(range(1, rounds + 1)):
             raise ValueError(f"it lacks some of its {rounds} rounds")
         if not metrics.exists() or metrics.read_bytes()[: len(content)] != content:
-            problems.append(f"{metrics} is not what the run wrote, and is written anew from {path.name}")
+            problems.append(f"{metrics} does not match what the run wrote and is rewritten from {path.name}")
         return records
 
     def paths(self) -> list[Path]:

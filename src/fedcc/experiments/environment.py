@@ -38,19 +38,19 @@ def environment(device: str, threads: int) -> dict[str, Any]:
 
 def commit() -> str | None:
     """``FEDCC_COMMIT``, else the commit of this code's checkout, with ``+`` if files were changed, or None."""
-    here = Path(__file__).resolve().parent
+    package_folder = Path(__file__).resolve().parent
     git, override = shutil.which("git"), os.environ.get("FEDCC_COMMIT")
     if git is None or override:
         return override or None
 
     def ask(*words: str) -> str | None:
-        process = subprocess.run([git, "-C", str(here), *words], capture_output=True, text=True, check=False)
+        process = subprocess.run([git, "-C", str(package_folder), *words], capture_output=True, text=True, check=False)
         return process.stdout.strip() if process.returncode == 0 else None
 
     head = ask("rev-parse", "HEAD")
     if head is None or ask("ls-files", "--error-unmatch", str(Path(__file__).resolve())) is None:
         return None
-    return head + ("+" if ask("status", "--porcelain", "--untracked-files=no", "--", str(here)) else "")
+    return head + ("+" if ask("status", "--porcelain", "--untracked-files=no", "--", str(package_folder)) else "")
 
 
 def processor() -> str:

@@ -1,4 +1,7 @@
-"""One run's description: every value that decides its numbers. It survives TOML, and a command line makes it again."""
+"""One run's description: every value that decides its numbers.
+
+It survives a round trip through TOML, and one command line repeats it.
+"""
 
 from __future__ import annotations
 
@@ -67,7 +70,7 @@ class Experiment:
 
     @staticmethod
     def of(method: str, settings: Mapping[str, Any], values: Mapping[str, Any]) -> Experiment:
-        """An experiment of options by name, none resolved; options that an older file lacks have their defaults."""
+        """An experiment from options by name, none resolved; those that an older file lacks get their defaults."""
         values = {name: value for name, value in current_values(values).items() if name != "version"}
         check_names("setting of a run", values, OPTIONS)
         if missing := [n for n, o in OPTIONS.items() if o.default is MISSING and n not in values]:
@@ -128,7 +131,7 @@ class Experiment:
         return Path(f"{data}_{skew}") / method / f"seed{self.training.seed}"
 
     def command(self) -> str:
-        """The command line that makes this run again, in full."""
+        """The command line that repeats this run, in full."""
         words = ["fedcc", "run", self.method]
         for name, value in self.values().items():
             flag = "--" + name.replace("_", "-")

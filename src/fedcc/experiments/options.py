@@ -41,7 +41,10 @@ G = TypeVar("G", bound=Group)
 
 @dataclass(frozen=True, kw_only=True)
 class Split(Group):
-    """Which data, split how, and the clients' networks. What is required comes from the data set unless given."""
+    """Which data, split how, and the clients' networks.
+
+    Options without a default come from the data set unless given.
+    """
 
     data: str = option(
         "digits", "data set (`fedcc data list`), or your own: a folder of images, .npz, .csv, module:function"
@@ -116,7 +119,7 @@ class Machine(Group):
 
 @dataclass(frozen=True, kw_only=True)
 class Output(Group):
-    """What a run reads and writes; no part of the experiment."""
+    """What a run reads and writes; not part of the experiment."""
 
     data_dir: Path | None = option(None, "folder of the data sets; $FEDCC_DATA or a cache folder by default")
     save_models: bool = option(True, "keep the trained models")
@@ -155,11 +158,11 @@ OPTIONS: dict[str, Option] = {name: o for group in GROUPS for name, o in options
 """Every option of an experiment, by name."""
 
 DEFAULTS = {name: o.default for name, o in OPTIONS.items() if o.default is not REQUIRED}
-"""The options that have a default of their own; files that are older than an option mean it."""
+"""The options that have a default of their own; a file written before an option existed means its default."""
 
 MEASUREMENT = tuple(options_of(Measurement))
 MACHINE = tuple(options_of(Machine))
-"""What a run takes from the machine unless it is given; a run made on another machine is the same run."""
+"""What a run takes from the machine unless it is given; a run on another machine counts as the same run."""
 
 
 def group_of(group: type[G], values: Mapping[str, Any]) -> G:

@@ -24,7 +24,7 @@ from torch import Tensor
 from fedcc.core.digests import DamagedFile
 from fedcc.core.method import AnyMethod
 from fedcc.core.model import Arch, Model
-from fedcc.core.tree import Classes, Pack, Unpack, message_classes
+from fedcc.core.tree import MessageClasses, Pack, Unpack, message_classes
 from fedcc.experiments.result import describe_archs, rebuild_archs
 from fedcc.experiments.store import RunFolderError
 from fedcc.federation import Models
@@ -65,7 +65,7 @@ def read_header(content: bytes) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 @contextmanager
-def readable(path: Path) -> Iterator[None]:
+def unreadable_refused(path: Path) -> Iterator[None]:
     """Refuse a file by its name if its checksum is right but this version cannot read its content."""
     try:
         yield
@@ -81,7 +81,7 @@ def readable(path: Path) -> Iterator[None]:
 class _Pack(Pack):
     """Models too; tensors laid end to end, by type and device."""
 
-    def __init__(self, classes: Classes):
+    def __init__(self, classes: MessageClasses):
         super().__init__(classes)
         self.archs: dict[Arch, int] = {}
         self.parts: dict[str, list[Tensor]] = {}  # by type and device
@@ -108,7 +108,7 @@ class _Pack(Pack):
 class _Unpack(Unpack):
     """And back; a tensor that occurs several times is one tensor again."""
 
-    def __init__(self, classes: Classes, tensors: Mapping[str, Tensor], archs: Mapping[int, Arch]):
+    def __init__(self, classes: MessageClasses, tensors: Mapping[str, Tensor], archs: Mapping[int, Arch]):
         super().__init__(classes)
         self.tensors = tensors
         self.slices: dict[tuple[str, int, tuple[int, ...]], Tensor] = {}

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedcc.evaluate import Evaluation
 from fedcc.experiments.environment import environment
-from fedcc.federate import Round
+from fedcc.federate import RoundMessages
 
 if TYPE_CHECKING:
     from fedcc.experiments.experiment import Experiment
@@ -25,7 +25,7 @@ BY_CLIENT = ("clients", "local", "valid", "valid_labels", "local_full")
 
 
 def round_record(
-    messages: Round, evaluation: Evaluation, seconds: Mapping[str, float], details: Mapping[str, Any]
+    messages: RoundMessages, evaluation: Evaluation, seconds: Mapping[str, float], details: Mapping[str, Any]
 ) -> Record:
     """A round's record; ``details`` are the entries that only those who ran the round know."""
     record: Record = {

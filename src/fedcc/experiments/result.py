@@ -205,16 +205,14 @@ class Result:
     def load(folder: Path | str, models: Models | None = None, method: AnyMethod | None = None) -> Result:
         """Read what :meth:`save` wrote; damaged files are refused.
 
-        The files do not hold networks that you defined: give the same ``models=`` as to the federation. Likewise
+        The files do not hold networks that you defined: pass the same ``models=`` as to the federation. Likewise
         ``method=`` for a method that is not in this package.
         """
         folder = Path(folder)
         about = read_about(folder)
         if method is None:
             if about["method"].lower() not in (*METHODS, "student"):
-                raise ValueError(
-                    f"{about['method']} is a method of yours: give load(..., method=...) the same as before"
-                )
+                raise ValueError(f"{about['method']} is your own method: pass the same one to load(..., method=...)")
             try:
                 method = make(
                     about["method"], recorded_settings(about["method"], about["settings"], about.get("version"))[0]
@@ -352,7 +350,7 @@ def rebuild_archs(descriptions: Mapping[str, Any], models: Models | None) -> dic
                 trunks.append(own[label])
             else:
                 raise ValueError(
-                    f"{who} is a network of yours, {label}: give load(..., models=...) the same as before"
+                    f"{who} is your own network, {label}: pass the same models to load(..., models=...)"
                     + (f", got {', '.join(own)}" if own else "")
                 )
         archs[who] = Arch(tuple(trunks), about["outputs"], shape, about["tokens"])

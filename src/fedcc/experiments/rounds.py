@@ -19,10 +19,10 @@ from fedcc.core.requests import Executor, Fit
 from fedcc.core.roles import Server
 from fedcc.engine import Fused, Plain
 from fedcc.engine.counting import Counting
-from fedcc.evaluate import Evaluation, evaluate, readings_of
+from fedcc.evaluate import Evaluation, evaluate, readings_in_round
 from fedcc.experiments.options import Measurement, Training
 from fedcc.experiments.record import Record, round_record
-from fedcc.federate import Cohort, Round, Simulated, Snapshot, build_roles, federate
+from fedcc.federate import Cohort, RoundMessages, Simulated, Snapshot, build_roles, federate
 from fedcc.federation import Federation
 
 if TYPE_CHECKING:
@@ -51,9 +51,9 @@ class FinishedRound:
     t: int
     total: int  # the rounds of the run
     record: Record
-    messages: Round
-    snapshot: Callable[[], Snapshot]  # what the next round depends on; to be called before that begins
-    request: Stop | None = None  # of the observers that were called before
+    messages: RoundMessages
+    snapshot: Callable[[], Snapshot]  # what the next round depends on; call it before that round begins
+    request: Stop | None = None  # from an observer that was called earlier
 
     @property
     def is_last(self) -> bool:
@@ -67,7 +67,7 @@ class Observer:
         """An engine starts a fit, or several together with this one."""
 
     def samples_trained(self, number: int) -> None:
-        """A step was made on so many samples."""
+        """A step on ``number`` samples has ended."""
 
     def round(self, done: FinishedRound) -> Stop | None:
         """A round has ended; a :class:`Stop` or :class:`Pause` ends the run, unless the round was the last."""
@@ -120,9 +120,9 @@ class Deployment(Protocol):
     def cohort(self) -> Cohort: ...
     @property
     def executor(self) -> Executor: ...  # serves the server in training: the engine, possibly counted
-    def details(self, messages: Round) -> dict[str, Any]: ...  # further entries of a round's record
-    def evaluate(self, messages: Round, last: bool) -> Evaluation: ...
-    def snapshot(self, messages: Round) -> Snapshot: ...  # what the next round depends on
+    def details(self, messages: RoundMessages) -> dict[str, Any]: ...  # further entries of a round's record
+    def evaluate(self, messages: RoundMessages, last: bool) -> Evaluation: ...
+    def snapshot(self, messages: RoundMessages) -> Snapshot: ...  # what the next round depends on
 
 
 def run_rounds(
@@ -144,7 +144,7 @@ def run_rounds(
 def follow(
     rounds: Iterable[FinishedRound], observer: Observer, records: Sequence[Record] = ()
 ) -> tuple[list[Record], str]:
-    """Show each round to an observer; all records, and why the observer stopped the run (empty if it did not)."""
+    """Show each round to an observer; returns all records, and why it stopped the run (empty if it did not)."""
     all_records = list(records)
     for done in rounds:
         all_records.append(done.record)
@@ -179,7 +179,7 @@ class Simulation:
         measure = measurement.client_accuracy and method.trains_clients
         self.counts = {c.id: c.counts().cpu() for c in clients} if measure else {}
 
-    def details(self, messages: Round) -> dict[str, Any]:
+    def details(self, messages: RoundMessages) -> dict[str, Any]:
         present = self.cohort.present
         majorities = {str(c.id): c.majority for c in present if c.majority is not None}
         return {
@@ -188,20 +188,20 @@ class Simulation:
             "images": self.executor.take(),
         }
 
-    def evaluate(self, messages: Round, last: bool) -> Evaluation:
+    def evaluate(self, messages: RoundMessages, last: bool) -> Evaluation:
         present = self.cohort.present
         return evaluate(
             self.method,
-            self.cohort.trained(self.server),
+            self.cohort.trained_models(self.server),
             self.test,
             self.engine,
             counts={c.id: self.counts[c.id] for c in present if c.id in self.counts},
             majority={c.id: c.majority for c in present if c.majority is not None},
             downs=messages.downs,
             hidden=self.federation.hidden,
-            readings=readings_of(self.method, self.server.public, last) if self.readings else None,
+            readings=readings_in_round(self.method, self.server.public, last) if self.readings else None,
             detailed=last,
         )
 
-    def snapshot(self, messages: Round) -> Snapshot:
+    def snapshot(self, messages: RoundMessages) -> Snapshot:
         return self.cohort.snapshot(self.server, messages)

@@ -69,7 +69,7 @@ def run(
     options = {name: value for name, value in locals().items() if name in OPTIONS and value is not None}
     method = make(method) if isinstance(method, str) else method
     if not isinstance(method, Method):
-        raise TypeError(f"a method is a name or an instance, as FedCC(), got {method!r}")
+        raise TypeError(f"a method is a name or an instance such as FedCC(), got {method!r}")
     if on_round or monitor or on_snapshot:
         text = "on_round=, monitor= and on_snapshot= are deprecated: give fedcc.run(..., observers=[...]) an Observer"
         warnings.warn(text, DeprecationWarning, stacklevel=2)
@@ -103,7 +103,7 @@ def train(
             simulation = Simulation(method, federation, training, measurement, executor, start=snapshot)
             rounds = run_rounds(simulation, training.rounds, evaluate_every=measurement.evaluate_every, start=snapshot)
             records, stopped = follow(rounds, observer, before)
-        public, trained = federation.public, simulation.cohort.trained(simulation.server)
+        public, trained = federation.public, simulation.cohort.trained_models(simulation.server)
         dtype, seconds = str(public.x.dtype).removeprefix("torch."), time.perf_counter() - start_time
         named = (federation.labels, stopped, federation.names, federation.encoding)
         result = Result(method, trained, public.view, dtype, records, seconds, *named)
@@ -136,7 +136,7 @@ class Callbacks(Observer):
 
 
 def check_method(method: AnyMethod, federation: Federation) -> None:
-    """Raise what the first moments of a run would: a method and networks that do not go together."""
+    """Raise now what the start of a run would raise, such as a method and networks that do not fit together."""
     server, _ = build_roles(method, federation, Recipe(), 0, "cpu")
     drive([method.start(server)], Plain("cpu"))
 
@@ -192,7 +192,7 @@ def execute(
 
 @dataclass(eq=False)
 class FolderWriter(Observer):
-    """Writes a run's folder: its description, a line of ``metrics.jsonl`` a round, in the end models and summary."""
+    """Writes a run's folder: its description, a line of ``metrics.jsonl`` per round; at the end models and summary."""
 
     experiment: Experiment
     federation: Federation
@@ -204,7 +204,7 @@ class FolderWriter(Observer):
         self.folder = RunFolder(self.checkpoints.folder)
 
     def begin(self, start: Checkpoint | None) -> None:
-        """Make the folder of a new run, or put that of an unfinished one back to where its checkpoint left it."""
+        """Make the folder of a new run, or restore that of an unfinished run to its checkpoint."""
         if start is None:
             self.folder.begin(self.experiment, self.federation.partition)
         else:

@@ -35,7 +35,7 @@ class RunFolderError(ValueError):
 
 
 class Unfinished(RunFolderError):
-    """A folder that holds this very run, half done."""
+    """A folder that already holds this run, unfinished."""
 
 
 class InUse(RunFolderError):
@@ -135,12 +135,12 @@ class RunFolder:
         """Refuse an unfinished run whose description has changed since it began; notes on what cannot be checked."""
         path = self.path / "environment.json"
         if not path.exists():
-            return [f"{path} is missing and is written anew: damage to the files beside it cannot be noticed"]
+            return [f"{path} is missing and is written again: damage to the files next to it cannot be detected"]
         about = read_json(path)
         check_files(path, about)
         missing = [self.path / name for name in about.get(BESIDE, {}) if not (self.path / name).exists()]
         notes = [] if DIGEST in about else [f"{path} {UNCHECKED}"]
-        return notes + [f"{path} is missing and is written anew" for path in missing]
+        return notes + [f"{path} is missing and is written again" for path in missing]
 
     def restore(self, experiment: Experiment, partition: Partition | None, records: Sequence[Record]) -> None:
         """Restore the files of an unfinished run to the state of a checkpoint."""
@@ -222,7 +222,7 @@ class RunFolder:
         summary = read_json(path)
         for name in ("accuracy", "experiment"):
             if not isinstance(summary.get(name), dict):
-                raise DamagedFile(f"{path} is damaged, it has no {name!r}")
+                raise DamagedFile(f"{path} is damaged: it has no {name!r}")
         try:
             check_value(f"{path} is damaged: accuracy.final", summary["accuracy"].get("final"), float | None, 0, 100)
         except ValueError as error:

@@ -37,7 +37,7 @@ State = Literal["finished", "unfinished", "missing", "blocked"]
 
 @dataclass(frozen=True)
 class Run:
-    """One run of a sweep: where it belongs below the folder of runs, and what was said about it."""
+    """One run of a sweep: its folder below the folder of runs, and the options that were set for it."""
 
     folder: Path
     method: str
@@ -45,7 +45,7 @@ class Run:
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def experiment(self) -> Experiment:
-        """It, resolved on this machine."""
+        """The experiment, resolved on this machine."""
         return Experiment.resolve(self.method, settings=self.settings, **self.options)
 
     def state(self, root: Path) -> tuple[State, str]:
@@ -67,22 +67,22 @@ class Run:
 
     def difference(self, table: Mapping[str, Any]) -> str:
         """Where a folder's ``experiment.toml`` says something else; what was left to the machine does not count."""
-        there = dict(table)
+        recorded = dict(table)
         for name in MACHINE:
-            if (mine := self.options.get(name, "auto")) not in ("auto", there.get(name)):
-                return f"{name} is {there.get(name)} there, {mine} here"
-        method, version = there.pop("method", ""), there.pop("version", None)
-        settings, reason = recorded_settings(method, there.pop("settings", {}), version)
+            if (mine := self.options.get(name, "auto")) not in ("auto", recorded.get(name)):
+                return f"{name} is {recorded.get(name)} there, {mine} here"
+        method, version = recorded.pop("method", ""), recorded.pop("version", None)
+        settings, reason = recorded_settings(method, recorded.pop("settings", {}), version)
         if reason:
             return reason
-        stored = _without_machine(method, settings, there).values()
+        stored = _without_machine(method, settings, recorded).values()
         own = _without_machine(self.method, self.settings, self.options).values()
         difference = first_difference(stored, own)
         return "{} is {} there, {} here".format(*difference) if difference else ""
 
 
 def _without_machine(method: str, settings: Mapping[str, Any], options: Mapping[str, Any]) -> Experiment:
-    """An experiment as it is apart from the machine."""
+    """An experiment without the options that belong to the machine."""
     rest = {name: value for name, value in options.items() if name not in MACHINE}
     return Experiment.resolve(method, settings=settings, device="cpu", **rest)
 
@@ -168,16 +168,16 @@ def _as_list(value: Any) -> list[Any]:
 
 
 def shard(runs: Sequence[Run], text: str) -> list[Run]:
-    """The part ``i/n`` of the runs: whole parts are disjoint, equal to one run, and mix methods and scenarios.
+    """Part ``i/n`` of the runs; the parts are disjoint, differ by at most one run, and mix methods and scenarios.
 
     >>> [len(shard([Run(Path(str(n)), "fedcc") for n in range(8)], part)) for part in ("1/3", "2/3", "3/3")]
     [3, 3, 2]
     """
     match = re.fullmatch(r"(\d+)/(\d+)", text)
     if not match or not 1 <= int(match[1]) <= int(match[2]):
-        raise ValueError(f"--shard is i/n with i from 1 to n, as 2/4, got {text!r}")
-    mixed = sorted(runs, key=lambda run: blake2b(run.folder.as_posix().encode()).digest())
-    mine = {run.folder for run in mixed[int(match[1]) - 1 :: int(match[2])]}
+        raise ValueError(f"--shard is i/n with i from 1 to n, such as 2/4, got {text!r}")
+    shuffled = sorted(runs, key=lambda run: blake2b(run.folder.as_posix().encode()).digest())
+    mine = {run.folder for run in shuffled[int(match[1]) - 1 :: int(match[2])]}
     return [run for run in runs if run.folder in mine]
 
 
@@ -214,31 +214,31 @@ class Outcome:
     text: str = ""
     accuracy: float | None = None
     seconds: float = 0.0  # that this sweep spent on it
-    resumed: int = 0  # the round behind which it went on
+    resumed_after: int = 0  # the round after which it resumed; 0 if it was new
     warnings: tuple[str, ...] = ()
 
 
 class Deadline(Observer):
-    """Pauses a run where a round as long as the last would end after the deadline, if there is one."""
+    """Pauses a run if another round as long as the last one would end after the deadline."""
 
     def __init__(self, deadline: float | None):
         self.deadline, self.last = deadline, time.time()
 
     def round(self, done: FinishedRound) -> Pause | None:
         now = time.time()
-        spent, self.last = now - self.last, now
-        late = self.deadline is not None and now + spent > self.deadline
+        round_seconds, self.last = now - self.last, now
+        late = self.deadline is not None and now + round_seconds > self.deadline
         return Pause("the next round would end after the deadline") if late else None
 
 
 def perform(run: Run, options: SweepOptions) -> Outcome:
-    """Run it in its folder, or resume it; whatever goes wrong is the outcome."""
+    """Start or resume a run in its folder; any failure becomes its outcome."""
     folder, output, start_time = options.root / run.folder, options.output, time.perf_counter()
     warnings: list[str] = []
-    resumed = 0
+    resumed_after = 0
 
     def outcome(kind: Any, text: str = "", accuracy: float | None = None) -> Outcome:
-        return Outcome(kind, text, accuracy, time.perf_counter() - start_time, resumed, tuple(warnings))
+        return Outcome(kind, text, accuracy, time.perf_counter() - start_time, resumed_after, tuple(warnings))
 
     try:
         with RunFolder(folder).lock(), warnings_to(warnings.append):
@@ -254,7 +254,7 @@ def perform(run: Run, options: SweepOptions) -> Outcome:
             else:
                 experiment = run.experiment()
                 federation = prepare(experiment, folder, data_dir=output.data_dir)
-            resumed = start.snapshot.t if start else 0
+            resumed_after = start.snapshot.t if start else 0
             observers = (Trackers(output.track, experiment, folder, warnings.append), Deadline(options.deadline))
             result = execute(experiment, folder, federation, start=start, observers=observers, output=output)
             return outcome("finished", accuracy=result.accuracy)
@@ -270,15 +270,15 @@ def perform(run: Run, options: SweepOptions) -> Outcome:
 
 @dataclass
 class Sweep:
-    """The runs that are to be done, those under way, and how the others ended."""
+    """The runs that are to be done, those in progress, and how the others ended."""
 
     todo: deque[Run]
     deadline: float | None = None
-    start_times: dict[Path, float] = field(default_factory=dict)  # of those under way
+    start_times: dict[Path, float] = field(default_factory=dict)  # of the runs in progress
     outcomes: dict[Path, Outcome] = field(default_factory=dict)
 
     def go(self, pool: Pool[Run, Outcome], on_end: Callable[[Run, Outcome], None], tick: Callable[[], None]) -> None:
-        """Do them all, or stop: at the deadline, or for whatever is raised here."""
+        """Do all runs; stop at the deadline or on any exception."""
         try:
             while True:
                 while self.todo and len(pool.busy) < pool.jobs and not self.late:

@@ -17,7 +17,7 @@ def load(path: Path) -> dict[str, Any]:
     try:
         return parse(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise ValueError(f"{path} is not there") from None
+        raise ValueError(f"{path} does not exist") from None
     except OSError as error:
         raise ValueError(f"{path} cannot be read: {error.strerror}") from None
     except ValueError as error:

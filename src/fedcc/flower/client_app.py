@@ -21,10 +21,10 @@ from fedcc.core.requests import Predict
 from fedcc.core.rng import Key
 from fedcc.core.roles import Client
 from fedcc.core.samples import Samples
-from fedcc.core.tree import Classes, message_classes
+from fedcc.core.tree import MessageClasses, message_classes
 from fedcc.engine import choose_device, default_engine, default_precision, drive, engine
 from fedcc.engine.threads import fixed_threads
-from fedcc.experiments.packing import from_bytes, read_header, readable, to_bytes
+from fedcc.experiments.packing import from_bytes, read_header, to_bytes, unreadable_refused
 from fedcc.experiments.round_files import RoundFiles
 from fedcc.federate import build_client, first_model
 from fedcc.flower.codec import EncodedMessage, decode, encode, fingerprint, read_content, write_content
@@ -75,7 +75,7 @@ class SiteClient:
         precision = machine.precision if same else default_precision(self.device)
         self.engine = engine(default_engine(self.device), self.device, precision)
 
-    def question(self, known: Classes, wire: str = "fp32") -> Any:
+    def question(self, known: MessageClasses, wire: str = "fp32") -> Any:
         """The server's message, of one of these classes."""
         encoded = EncodedMessage.parse(self.texts["kind"], self.texts["header"], self.buffers)
         return decode(encoded, known, wire, run=self.run, round=self.t, device=str(self.device))
@@ -98,7 +98,7 @@ class SiteClient:
             received, snapshot = fingerprint(down), self.after(t)
             if snapshot is not None and snapshot.received == received:
                 return snapshot.up
-            begun, client = time.perf_counter(), self.client_before(t)
+            start_time, client = time.perf_counter(), self.client_before(t)
             client.begin(t)
             up = drive([self.method.client(client, down)], self.engine)[0]
             log = {n: float(v) for n, v in client.log.items()}
@@ -106,8 +106,8 @@ class SiteClient:
             content = to_bytes(snapshot, self.method, ABOUT)
             self.files.write(t, content, obsolete=lambda rounds: [r for r in rounds if not t - KEEP < r <= t])
             sent = fingerprint(carried(up, self.wire, self.upload_key))
-            line = {"round": t, "sent": sent, "log": log, "seconds": round(time.perf_counter() - begun, 3)}
-            with (self.folder / "rounds.jsonl").open("a") as file:  # for the site's own eyes
+            line = {"round": t, "sent": sent, "log": log, "seconds": round(time.perf_counter() - start_time, 3)}
+            with (self.folder / "rounds.jsonl").open("a") as file:  # the site's own log
                 file.write(json.dumps(line) + "\n")
             return up
 
@@ -142,7 +142,7 @@ class SiteClient:
         except DamagedFile as error:
             print(f"fedcc: {path} is not used: {error}")
             return None
-        with readable(path):
+        with unreadable_refused(path):
             about, tree = read_header(content)
             if about != ABOUT:
                 raise ValueError(f"format {about.get('format')}, this fedcc reads format {ABOUT['format']}")
@@ -157,7 +157,7 @@ class SiteClient:
         """The client after its last round."""
         snapshot = self.before(2**31)
         if snapshot is None:
-            raise ValueError(f"{self.site.name} has taken part in no round of run {self.run} yet")
+            raise ValueError(f"{self.site.name} has not taken part in any round of run {self.run} yet")
         return snapshot
 
 
@@ -180,7 +180,7 @@ def model(message: Message, context: Context) -> Message:
 
 @app.query("predict")
 def predict(message: Message, context: Context) -> Message:
-    """The own model's logits for the images that the server sent."""
+    """The logits of the client's own model for the images that the server sent."""
     client = SiteClient(message, context)
     inputs: Inputs = client.question({"Inputs": Inputs})
     return client.answer(Predictions(client.predict(inputs.x)))

@@ -24,7 +24,7 @@ from torch import Tensor
 from fedcc.core.messages import LABELS, leaves
 from fedcc.core.naming import shortened
 from fedcc.core.rng import Key
-from fedcc.core.tree import Classes, Pack, Unpack
+from fedcc.core.tree import MessageClasses, Pack, Unpack
 from fedcc.core.wire import TOLERANCE, WIRE, Part, draws_for, dtype_name, is_probabilities, packed, parts_of, restored
 
 FORMAT = 1
@@ -83,12 +83,10 @@ class EncodedMessage:
         arrays: dict[str, Part] = {}
         for name, buffer in buffers.items():
             if name not in DTYPES:
-                raise InvalidMessage(f"array {shortened(name)}: there are {', '.join(DTYPES)}")
+                raise InvalidMessage(f"unknown array {shortened(name)}; known: {', '.join(DTYPES)}")
             dtype = np.dtype(name).newbyteorder("<")
             if len(buffer) % dtype.itemsize:
-                raise InvalidMessage(
-                    f"array {name}: its bytes are a multiple of {dtype.itemsize}, got {len(buffer)} of them"
-                )
+                raise InvalidMessage(f"array {name} must have a multiple of {dtype.itemsize} bytes, got {len(buffer)}")
             arrays[name] = np.frombuffer(buffer, dtype)
         return EncodedMessage(kind, header, arrays)
 
@@ -106,14 +104,20 @@ def encode(message: Any, wire: str, *, run: str = "", round: int = 0, key: Key |
 
 @malformed_refused()
 def decode(
-    encoded: EncodedMessage, messages: Classes, wire: str, *, run: str = "", round: int = 0, device: str = "cpu"
+    encoded: EncodedMessage,
+    message_classes: MessageClasses,
+    wire: str,
+    *,
+    run: str = "",
+    round: int = 0,
+    device: str = "cpu",
 ) -> Any:
-    """Decode a message of one of the classes ``messages`` (``core.tree.message_classes``).
+    """Decode a message of one of the classes that ``core.tree.message_classes`` lists.
 
     For a client, which cannot know what to expect; a server uses :func:`accept`.
     """
     _check_head(encoded, wire, run, round)
-    unpack = _Unpack(messages, encoded.arrays, device)
+    unpack = _Unpack(message_classes, encoded.arrays, device)
     message = unpack(encoded.header["message"])
     kind = NOTHING if message is None else type(message).__name__
     if kind != encoded.kind:
@@ -129,7 +133,7 @@ class ExpectedMessage:
     """What an upload must be: like this message of the client's dry run, for this run and round."""
 
     message: Any
-    messages: Classes
+    message_classes: MessageClasses
     classes: int  # number of labels
     wire: str
     run: str
@@ -152,7 +156,7 @@ def accept(kind: str, text: str, buffers: Mapping[str, bytes], expected: Expecte
         raise InvalidMessage(f"wrong type: expected {form.kind}, got {shortened(kind)}")
     _check_head(encoded, wire, run, t)
     _check_tree(form.kind, form.header["message"], encoded.header["message"])
-    message = decode(encoded, expected.messages, wire, run=run, round=t, device=device)
+    message = decode(encoded, expected.message_classes, wire, run=run, round=t, device=device)
     for (path, form_leaf, mark), (_, leaf, _) in zip(leaves(expected.message, kind), leaves(message), strict=True):
         if isinstance(leaf, Tensor):
             _check_tensor(path, form_leaf, leaf, expected, labels=mark == LABELS["holds"])
@@ -162,10 +166,12 @@ def accept(kind: str, text: str, buffers: Mapping[str, bytes], expected: Expecte
 
 
 def _check_head(encoded: EncodedMessage, wire: str, run: str, round: int) -> None:
-    wanted = {"format": FORMAT, "run": run, "round": round, "wire": wire}
-    if (names := set(encoded.header)) != {*wanted, "message"}:
-        raise InvalidMessage(f"the header must have {', '.join([*wanted, 'message'])}, got {shortened(sorted(names))}")
-    for name, value in wanted.items():
+    required = {"format": FORMAT, "run": run, "round": round, "wire": wire}
+    if (names := set(encoded.header)) != {*required, "message"}:
+        raise InvalidMessage(
+            f"the header must have {', '.join([*required, 'message'])}, got {shortened(sorted(names))}"
+        )
+    for name, value in required.items():
         got = encoded.header[name]
         if type(got) is not type(value) or got != value:
             raise InvalidMessage(f"wrong {name}: expected {value!r}, got {shortened(got)}")
@@ -179,9 +185,9 @@ def _check_tree(path: str, form: Any, got: Any) -> None:
     if not isinstance(form, list):
         return
     if form[0] == "tensor":
-        for name, wanted, actual in zip_longest(("coding", "dtype", "shape", "end"), form[1:], got[1:]):
-            if json.dumps(actual) != json.dumps(wanted):  # so that 1, 1.0 and true differ
-                raise InvalidMessage(f"{path}: wrong {name}: expected {wanted}, got {shortened(actual)}")
+        for name, expected, actual in zip_longest(("coding", "dtype", "shape", "end"), form[1:], got[1:]):
+            if json.dumps(actual) != json.dumps(expected):  # so that 1, 1.0 and true differ
+                raise InvalidMessage(f"{path}: wrong {name}: expected {expected}, got {shortened(actual)}")
         return
     parts, got_parts = _parts(path, form), _parts(path, got)
     if missing := [n for n in parts if n not in got_parts]:
@@ -189,7 +195,7 @@ def _check_tree(path: str, form: Any, got: Any) -> None:
     if extra := [n for n in got_parts if n not in parts]:
         raise InvalidMessage(f"{path}: {shortened(extra[0])} is not a part of it")
     if [*parts] != [*got_parts]:
-        raise InvalidMessage(f"{path}: its parts are not in their order, {shortened([*parts])}")
+        raise InvalidMessage(f"{path}: its parts are not in the expected order, {shortened([*parts])}")
     for name in parts:
         _check_tree(f"{path}.{name}", parts[name], got_parts[name])
 
@@ -223,22 +229,24 @@ def _check_number(path: str, form: float, got: float) -> None:
 
 def _check_tensor(path: str, form: Tensor, got: Tensor, expected: ExpectedMessage, labels: bool) -> None:
     if len(bad := got[~got.isfinite()]):
-        raise InvalidMessage(f"{path} must be finite, {len(bad):,} of its values are not, as {bad[0].item()}")
+        raise InvalidMessage(f"{path} must be finite, {len(bad):,} of its values are not, such as {bad[0].item()}")
     if labels:
         if len(bad := got[(got < 0) | (got >= expected.classes)]):
-            raise InvalidMessage(f"{path}: labels are from 0 to {expected.classes - 1}, got {bad[0].item()}")
+            raise InvalidMessage(f"{path}: labels must be from 0 to {expected.classes - 1}, got {bad[0].item()}")
         return
     probabilities, counts = is_probabilities(form), not form.is_floating_point() and not bool((form < 0).any())
     if (probabilities or counts) and bool((got < 0).any()):
         kind = "counts" if counts else "probabilities"
-        raise InvalidMessage(f"{path}: {kind} are not negative, got {got.min().item():g}")
+        raise InvalidMessage(f"{path}: {kind} must not be negative, got {got.min().item():g}")
     if counts and bool(form.any()) and not bool(got.any()):
-        raise InvalidMessage(f"{path}: counts are not all zero")
+        raise InvalidMessage(f"{path}: counts must not all be zero")
     if probabilities:
         tolerance, sums = TOLERANCE[expected.wire], got.double().sum(-1).reshape(-1)
         if len(bad := ((sums - 1).abs() > tolerance).nonzero()):
             row, total = int(bad[0]), sums[bad[0]].item()
-            raise InvalidMessage(f"{path}: probabilities sum to 1 within {tolerance:g}, row {row} sums to {total:g}")
+            raise InvalidMessage(
+                f"{path}: probabilities must sum to 1 within {tolerance:g}, but row {row} sums to {total:g}"
+            )
 
 
 # ------------------------------------------------------------------------------------------------- Flower's messages
@@ -269,7 +277,7 @@ def read_content(content: Any) -> tuple[Texts, dict[str, bytes]]:
         texts = Texts({str(name): value for name, value in content["fedcc"].items()})
         buffers = {str(name): array.data for name, array in content["arrays"].items()}
     except (KeyError, AttributeError, TypeError):
-        raise InvalidMessage("it is no message of fedcc") from None
+        raise InvalidMessage("it is not a fedcc message") from None
     if odd := [name for name, value in texts.items() if not isinstance(value, str)]:
         raise InvalidMessage(f"{odd[0]!r} must be a text")
     return texts, buffers
@@ -337,8 +345,8 @@ class _Pack(Pack):
 class _Unpack(Unpack):
     """Takes each tensor from the front of its array; trusts nothing in the header."""
 
-    def __init__(self, messages: Classes, arrays: Mapping[str, Part], device: str):
-        super().__init__(messages)
+    def __init__(self, message_classes: MessageClasses, arrays: Mapping[str, Part], device: str):
+        super().__init__(message_classes)
         self.arrays, self.device = arrays, device
         self.taken = dict.fromkeys(arrays, 0)
 
@@ -360,8 +368,8 @@ class _Unpack(Unpack):
 
     def take(self, name: str, length: int) -> Part:
         begin, array = self.taken.get(name, 0), self.arrays.get(name)
-        there = 0 if array is None else len(array) - begin
-        if array is None or there < length:
-            raise InvalidMessage(f"array {name} has {there:,} numbers left, the header asks for {length:,}")
+        remaining = 0 if array is None else len(array) - begin
+        if array is None or remaining < length:
+            raise InvalidMessage(f"array {name} has {remaining:,} numbers left, the header asks for {length:,}")
         self.taken[name] = begin + length
         return array[begin : begin + length]

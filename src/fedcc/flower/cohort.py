@@ -40,7 +40,7 @@ class Answer:
 
 
 class Transport(Protocol):
-    """How messages reach sites, by their names."""
+    """Sends messages to sites, addressed by name."""
 
     def online(self) -> set[str]:
         """Who is connected."""
@@ -105,7 +105,7 @@ class Attendance:
 
 @dataclass(eq=False)
 class Exchange:
-    """One question to some clients."""
+    """A question to some clients, and the answers so far."""
 
     purpose: str
     t: int
@@ -144,14 +144,14 @@ class FlowerCohort:
         expected: dict[int, ExpectedMessage] = {}
 
         def content(k: int) -> Any:
-            shared = id(downs[k]), k if stochastic else None  # a downlink that clients share is encoded once
-            if shared not in encoded:
+            cache_key = id(downs[k]), k if stochastic else None  # a downlink that clients share is encoded once
+            if cache_key not in encoded:
                 key = Key(self.folder.experiment.training.seed, t, k, "wire", "down") if stochastic else None
-                encoded[shared] = encode(downs[k], self.wire, run=self.run, round=t, key=key)
+                encoded[cache_key] = encode(downs[k], self.wire, run=self.run, round=t, key=key)
             if k not in expected:
-                down = decode(encoded[shared], self.dry_run.messages, self.wire, run=self.run, round=t)
-                expected[k] = self.dry_run.upload(k, t, down)
-            return self.content(k, t, encoded[shared])
+                down = decode(encoded[cache_key], self.dry_run.message_classes, self.wire, run=self.run, round=t)
+                expected[k] = self.dry_run.expected_upload(k, t, down)
+            return self.content(k, t, encoded[cache_key])
 
         return self.ask(Exchange("train", t, content, lambda k, up: self.accept(up, expected[k]), self.names))
 
@@ -178,7 +178,7 @@ class FlowerCohort:
 
     def whole(self, message: Any, t: int) -> ExpectedMessage:
         """An answer like this message, which no wire has rounded."""
-        return ExpectedMessage(message, self.dry_run.messages, self.folder.task.classes, "fp32", self.run, t)
+        return ExpectedMessage(message, self.dry_run.message_classes, self.folder.task.classes, "fp32", self.run, t)
 
     def accept(self, answer: Any, expected: ExpectedMessage) -> Any:
         texts, buffers = codec.read_content(answer)
@@ -192,7 +192,7 @@ class FlowerCohort:
 
     def ask(self, exchange: Exchange) -> dict[int, Any]:
         """Ask the question and return the answers that came in time, by client."""
-        rules, begun, t, answers = self.rules, time.monotonic(), exchange.t, exchange.answers
+        rules, start_time, t, answers = self.rules, time.monotonic(), exchange.t, exchange.answers
         quorum = min(rules.quorum, len(exchange.clients))
         self.attendance = Attendance()
         quorum_at, missed = None, 0
@@ -210,16 +210,18 @@ class FlowerCohort:
             if len(answers) + len(waiting) < quorum:
                 if all(self.status[name].aside for name in exchange.failures):
                     reasons = {**self.attendance.failed, **self.attendance.refused}
-                    raise NoQuorum(f"round {t}: {len(answers)} of {quorum} clients that make a quorum; {reasons}")
+                    raise NoQuorum(
+                        f"round {t}: only {len(answers)} of the {quorum} clients needed for a quorum; {reasons}"
+                    )
                 exchange.failures.clear()  # they are needed, so they are asked again until they are set aside
             elif not waiting:
                 break
             elif len(answers) >= quorum:
                 quorum_at = now if quorum_at is None else quorum_at
                 gone = all(name in self.absent and name not in online for name in waiting)
-                if gone or now - quorum_at >= rules.grace or now - begun >= rules.deadline:
+                if gone or now - quorum_at >= rules.grace or now - start_time >= rules.deadline:
                     break
-            elif now - begun >= rules.deadline * (missed + 1):
+            elif now - start_time >= rules.deadline * (missed + 1):
                 missed += 1
                 exchange.failures.clear()  # they may do better than those that are waited for
                 missing = ", ".join(f"{name} is {'working' if name in online else 'not connected'}" for name in waiting)
@@ -228,7 +230,7 @@ class FlowerCohort:
                     raise NoQuorum(f"round {t}: no quorum of {quorum} clients within {missed} deadlines; {missing}")
             time.sleep(POLL_SECONDS)
         exchange.ended = time.monotonic()
-        self.seconds = exchange.ended - begun
+        self.seconds = exchange.ended - start_time
         self.close(exchange, waiting, online)
         return {k: answers[name] for k, name in enumerate(self.names) if name in answers}
 
@@ -297,7 +299,7 @@ class FlowerCohort:
             for name, status in self.status.items():
                 if status.online != (name in now):
                     status.online = name in now
-                    self.say(f"{name} is {'connected' if status.online else 'gone'}")
+                    self.say(f"{name} is {'connected' if status.online else 'disconnected'}")
                     self.show_status()
             self.last_look = time.monotonic()
         return {name for name, status in self.status.items() if status.online}
@@ -307,4 +309,4 @@ class FlowerCohort:
         for ticket, (name, exchange) in list(self.pending.items()):
             if exchange.ended is not None and time.monotonic() - exchange.ended >= self.rules.deadline:
                 del self.pending[ticket]
-                self.say(f"{name}: no answer to round {exchange.t} for a deadline; asking again")
+                self.say(f"{name}: no answer to round {exchange.t} a deadline after it ended; asking again")

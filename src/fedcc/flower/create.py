@@ -25,7 +25,7 @@ from fedcc.flower.keys import make_authority, make_key_pair, sign_app
 from fedcc.flower.rules import Rules
 from fedcc.methods import make
 
-OWN = "own"  # the data and skew of a federation without a data set by name
+OWN = "own"  # the data and skew of a federation without a named data set
 
 APP = f"""\
 # What Flower runs: nothing but the installed package. Sites run this file's app and no other.
@@ -64,7 +64,7 @@ def create_federation(
     simulate_sites: bool = False,
     app: str = APP,
 ) -> FederationFolder:
-    """Create a federation of these clients, on a data set by name or on the operator's own public images."""
+    """Create a federation of these clients, on a named data set or on the operator's own public images."""
     if path.exists() and any(path.iterdir()):
         raise ValueError(f"{path} is not empty; a federation needs a folder of its own")
     instance = make(method, settings)
@@ -75,14 +75,14 @@ def create_federation(
         experiment = Experiment.resolve(method, settings=settings, **options)
         federation = experiment.federation(data_dir)
     elif simulate_sites:
-        raise ValueError("--simulate-sites splits a data set by name; there is none with --public-file")
+        raise ValueError("--simulate-sites needs a named data set, which --public-file does not use")
     else:
         experiment = _own_experiment(method, asdict(instance), options)  # type: ignore[call-overload]
         federation = _own_federation(public_file, class_names)
     public, names = federation.public, federation.names
     task = Task(len(names), names, public.shape, len(public), images_sha256(public.x.numpy()), public.view)
-    dealt = deal([str(m) for m in several(experiment.split.models)], len(clients), experiment.split.assignment)
-    networks = {name: model or dealt[k] for k, (name, model) in enumerate(clients.items())}
+    default_models = deal([str(m) for m in several(experiment.split.models)], len(clients), experiment.split.assignment)
+    networks = {name: model or default_models[k] for k, (name, model) in enumerate(clients.items())}
     experiment = experiment.with_options(models=",".join(networks.values()))
     for model in networks.values():
         task.arch(instance, model)
@@ -90,10 +90,10 @@ def create_federation(
         raise ValueError(
             f"{instance.name} averages weights, so all clients need the same network, got {experiment.split.models}"
         )
-    checked = Rules(**{"quorum": -(-2 * len(clients) // 3), **(rules or {})})
-    checked.check(len(clients))
+    round_rules = Rules(**{"quorum": -(-2 * len(clients) // 3), **(rules or {})})
+    round_rules.check(len(clients))
     hosts = tuple(dict.fromkeys((*hosts, "localhost", "127.0.0.1")))
-    folder = FederationFolder(path, experiment, task, checked, networks, hosts, port)
+    folder = FederationFolder(path, experiment, task, round_rules, networks, hosts, port)
     test = federation.test if test_file is None else site_samples(test_file, task)
     _write(folder, public, app)
     if len(test):
@@ -115,7 +115,7 @@ def _write(folder: FederationFolder, public: Samples, app: str) -> None:
     folder.query.mkdir()
     (operator / "app").mkdir()
     (operator / "app" / "pyproject.toml").write_text(app)
-    trusted, signature = sign_app(operator / "app")
+    trusted_key, signature = sign_app(operator / "app")
     (operator / "app.json").write_text(signature)
     make_authority(operator, folder.hosts)
     np.savez(folder.path / "public.npz", x=public.x.numpy())
@@ -124,7 +124,7 @@ def _write(folder: FederationFolder, public: Samples, app: str) -> None:
         site.mkdir(parents=True)
         site.chmod(0o700)
         make_key_pair(site / "site.key", folder.key(name))
-        (site / "app.yaml").write_text(trusted)
+        (site / "app.yaml").write_text(trusted_key)
         shutil.copyfile(operator / "ca.crt", site / "ca.crt")
         shutil.copyfile(folder.path / "public.npz", site / "public.npz")
         Site(site, folder.experiment, folder.task, name, number, model, folder.address, False).write()
@@ -134,7 +134,9 @@ def _own_experiment(method: str, settings: Mapping[str, Any], options: Mapping[s
     """An experiment on the sites' own data; rounds and epochs are the paper's unless given."""
     for name in options_of(Split):
         if name in options and name not in ("clients", "models", "assignment"):
-            raise ValueError(f"--{name} belongs to a data set by name; with --public-file the sites bring the data")
+            raise ValueError(
+                f"--{name} applies only to a named data set; with --public-file the sites provide the data"
+            )
     device = choose_device(options.get("device", "auto"))
     values = {
         "data": OWN, "skew": OWN, "augment": "none", "models": "resnet14", "rounds": PAPER_ROUNDS,

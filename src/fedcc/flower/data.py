@@ -52,7 +52,7 @@ def check_images(path: Path, x: Any, task: Task) -> None:
 
 
 def _read_array(path: Path) -> Any:
-    with errors_named(f"{path} is no readable array"):
+    with errors_named(f"{path} is not a readable array"):
         return np.load(path, allow_pickle=False)
 
 
@@ -70,7 +70,7 @@ def _read_images(folder: Path, task: Task) -> tuple[Any, Any]:
                 f"{class_folder}: no class has this name; known are 0 .. {task.classes - 1}, {', '.join(task.names)}"
             )
         for path in sorted(p for p in class_folder.iterdir() if p.suffix.lower() in IMAGES):
-            with errors_named(f"{path} is no readable image"), Image.open(path) as image:
+            with errors_named(f"{path} is not a readable image"), Image.open(path) as image:
                 pixels = np.asarray(image.convert("L" if task.shape[0] == 1 else "RGB"))
             pixels = pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
             if pixels.shape != task.shape:
@@ -84,10 +84,10 @@ def _read_images(folder: Path, task: Task) -> tuple[Any, Any]:
 
 def read_arrays(path: Path, *names: str) -> dict[str, Any]:
     """The arrays of an NPZ file, with at least these names; objects are refused, since reading would unpickle them."""
-    with errors_named(f"{path} is no readable NPZ file"), np.load(path, allow_pickle=False) as file:
+    with errors_named(f"{path} is not a readable NPZ file"), np.load(path, allow_pickle=False) as file:
         arrays = {name: file[name] for name in file.files}
         if odd := [name for name, value in arrays.items() if not isinstance(value, np.ndarray)]:
-            raise ValueError(f"{odd[0]} is no array")
+            raise ValueError(f"{odd[0]} is not an array")
     for name in names:
         if name not in arrays:
             raise ValueError(f"{path} must hold the arrays {', '.join(names)}, got {', '.join(arrays) or 'none'}")

@@ -74,7 +74,7 @@ def _compared(simulated: str, real: str) -> str:
 
 def simulate(experiment: Experiment) -> RunTrace:
     """An experiment as ``fedcc run`` would run it, with the fingerprint of every uplink; only its end is evaluated."""
-    e, begun = experiment, time.perf_counter()
+    e, start_time = experiment, time.perf_counter()
     executor = engine(e.machine.engine, choose_device(e.machine.device), e.machine.precision)
     uplinks: dict[tuple[int, str], str] = {}
     with fixed_threads(e.machine.threads):
@@ -82,12 +82,12 @@ def simulate(experiment: Experiment) -> RunTrace:
         simulation = Simulation(e.build_method(), e.federation(), e.training, measurement, executor)
         for done in run_rounds(simulation, e.training.rounds, evaluate_every=e.training.rounds):
             uplinks |= {(done.t, CLIENTS[k]): fingerprint(up) for k, up in done.messages.ups.items()}
-    return RunTrace(uplinks, done.record["accuracy"], time.perf_counter() - begun)
+    return RunTrace(uplinks, done.record["accuracy"], time.perf_counter() - start_time)
 
 
 def federated(folder: FederationFolder, say: Callable[[str], None]) -> RunTrace:
     """The same on Flower: what the clients say they sent, and the accuracy that the server measured."""
-    path, begun = folder.path, time.perf_counter()
+    path, start_time = folder.path, time.perf_counter()
     with ExitStack() as programs:
 
         def start(log: Path, *arguments: Any) -> ChildProcess:
@@ -121,4 +121,4 @@ def federated(folder: FederationFolder, say: Callable[[str], None]) -> RunTrace:
         for file in (folder.site(name) / "state").glob("*/rounds.jsonl"):
             for line in map(json.loads, file.read_text().splitlines()):
                 uplinks[line["round"], name] = line["sent"]
-    return RunTrace(uplinks, summary["accuracy"]["final"], time.perf_counter() - begun)
+    return RunTrace(uplinks, summary["accuracy"]["final"], time.perf_counter() - start_time)

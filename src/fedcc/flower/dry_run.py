@@ -66,7 +66,7 @@ class DryRun:
         start: Mapping[int, tuple[Model, dict[str, Any]]] | None = None,
     ):
         self.method, self.wire, self.run, self.engine = method, wire, run, ShapeEngine()
-        self.classes, self.messages = server.classes, message_classes(method)
+        self.classes, self.message_classes = server.classes, message_classes(method)
         public = Samples({"x": server.public.x.cpu()}, server.public.view)
         blank = torch.zeros((), dtype=public.x.dtype).expand(server.classes, *public.shape)
         private = Samples({"x": blank, "y": torch.arange(server.classes)}, public.view)
@@ -84,11 +84,11 @@ class DryRun:
         """The stand-ins' models and memories, for a :class:`~fedcc.federate.Snapshot`."""
         return {k: (c.model, c.memory) for k, c in self._clients.items()}
 
-    def upload(self, k: int, t: int, down: Any) -> ExpectedMessage:
+    def expected_upload(self, k: int, t: int, down: Any) -> ExpectedMessage:
         """What client ``k`` must upload in round ``t`` after it received ``down``."""
         client = self._clients[k]
         client.begin(t)
         up = drive([self.method.client(client, down)], self.engine)[0]
         if isinstance(up, Data):
             raise ValueError(f"{self.method.name} uploads private samples, which a federation across machines refuses")
-        return ExpectedMessage(up, self.messages, self.classes, self.wire, self.run, t)
+        return ExpectedMessage(up, self.message_classes, self.classes, self.wire, self.run, t)

@@ -90,7 +90,9 @@ class FederationFolder:
     @staticmethod
     def read(path: Path) -> FederationFolder:
         if not (file := path / "federation.toml").is_file():
-            raise ValueError(f"{path} is no federation folder: federation.toml is missing; `fedcc federation init`")
+            raise ValueError(
+                f"{path} is not a federation folder: federation.toml is missing; `fedcc federation init` creates one"
+            )
         table, experiment = load(file), read_experiment(path / "experiment.toml")
         with errors_named(f"{file} is damaged"):
             task, clients, hosts = Task.read(table["task"]), table["clients"], tuple(table["hosts"])
@@ -172,7 +174,7 @@ class Site:
     @staticmethod
     def read(path: Path) -> Site:
         if not (file := path / "site.toml").is_file():
-            raise ValueError(f"{path} is no site's folder: site.toml is missing; the operator sends it")
+            raise ValueError(f"{path} is not a site's folder: site.toml is missing; ask the operator for it")
         table, experiment = load(file), read_experiment(path / "experiment.toml")
         with errors_named(f"{file} is damaged"):
             site = Site(path, experiment, Task.read(table.pop("task")), **table)

@@ -92,9 +92,9 @@ class Gate:
             return 403, "only routes of the fleet are served here; the operator's are on the server's own machine"
         length = dict(scope["headers"]).get(b"content-length", b"")
         if not length.isdigit():
-            return 411, "a request must say its length"
+            return 411, "a request must state its length"
         if int(length) > LARGEST:
-            return 413, f"a request has at most {LARGEST:,} bytes, got {int(length):,}"
+            return 413, f"a request may have at most {LARGEST:,} bytes, got {int(length):,}"
         return None
 
 
@@ -105,11 +105,11 @@ def is_owned_by(client: Address, server: Address, user: int) -> bool:
     is checked too, and its inode, which is 0 once no process holds it.
     """
     ends = [f"{_hex(host)}:{port:04X}" for host, port in (client[:2], server[:2])]
-    mapped = [f"0000000000000000FFFF0000{end}" for end in ends]  # an IPv4 connection through an IPv6 socket
+    mapped_ends = [f"0000000000000000FFFF0000{end}" for end in ends]  # an IPv4 connection through an IPv6 socket
     for table in TABLES:
         for line in table.read_text().splitlines()[1:] if table.exists() else ():  # there may be no IPv6
             column = line.split()
-            if column[1:3] in (ends, mapped):
+            if column[1:3] in (ends, mapped_ends):
                 return column[3] == ESTABLISHED and int(column[7]) == user and column[9] != "0"
     return False
 

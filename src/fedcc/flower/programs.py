@@ -100,15 +100,15 @@ def flwr(arguments: list[str], env: Mapping[str, str], seconds: float = 60) -> d
     """Call Flower's command line and return its JSON answer."""
     words = ["flwr", *arguments, "--format", "json"]
     try:
-        done = subprocess.run(words, env=dict(env), capture_output=True, text=True, timeout=seconds, check=False)
+        completed = subprocess.run(words, env=dict(env), capture_output=True, text=True, timeout=seconds, check=False)
     except subprocess.TimeoutExpired:
         raise FlowerError(f"`flwr {' '.join(arguments)}` has not answered within {seconds:g} s") from None
     try:
-        answer = json.loads(done.stdout[done.stdout.find("{") :])
+        answer = json.loads(completed.stdout[completed.stdout.find("{") :])
     except ValueError:
         answer = {"success": False}
-    if done.returncode or not answer.get("success"):
-        reason = answer.get("error-message") or f"{done.stdout} {done.stderr}"
+    if completed.returncode or not answer.get("success"):
+        reason = answer.get("error-message") or f"{completed.stdout} {completed.stderr}"
         raise FlowerError(f"`flwr {arguments[0]}` has failed: {' '.join(str(reason).split())[-500:]}")
     return dict(answer)
 

@@ -24,7 +24,7 @@ from fedcc.core.rng import Key
 from fedcc.core.samples import Samples
 from fedcc.engine import choose_device, drive, engine
 from fedcc.engine.threads import fixed_threads
-from fedcc.evaluate import Evaluation, evaluate, readings_of
+from fedcc.evaluate import Evaluation, evaluate, readings_in_round
 from fedcc.evaluate.accuracy import targets_accuracy
 from fedcc.evaluate.predictions import RemotePredictions
 from fedcc.experiments.checkpoint import Checkpoint, Checkpoints
@@ -32,7 +32,7 @@ from fedcc.experiments.record import Record
 from fedcc.experiments.result import Result
 from fedcc.experiments.rounds import FinishedRound, Observer, Observers, follow, run_rounds
 from fedcc.experiments.run import FolderWriter
-from fedcc.federate import Round, Snapshot, build_server
+from fedcc.federate import RoundMessages, Snapshot, build_server
 from fedcc.federation import Federation
 from fedcc.flower.cohort import Answer, FlowerCohort, RunLog, Transport
 from fedcc.flower.data import read_arrays
@@ -82,15 +82,15 @@ class FlowerServer(Observer):
 
     # -- what its rounds are made of
 
-    def details(self, messages: Round) -> dict[str, Any]:
+    def details(self, messages: RoundMessages) -> dict[str, Any]:
         self.log.update(round=messages.t)
         return {"federation": asdict(self.cohort.attendance), "seconds": {"clients": self.cohort.seconds}}
 
-    def snapshot(self, messages: Round) -> Snapshot:
+    def snapshot(self, messages: RoundMessages) -> Snapshot:
         clients = self.cohort.dry_run.clients
         return Snapshot(messages.t, messages.downs, self.server.models, self.server.memory, clients)
 
-    def evaluate(self, messages: Round, last: bool) -> Evaluation:
+    def evaluate(self, messages: RoundMessages, last: bool) -> Evaluation:
         hidden = self.test.get("public_y") if self.test else None
         if self.method.uploads_models and not last:
             return Evaluation(targets=targets_accuracy(messages.downs, hidden))
@@ -98,8 +98,8 @@ class FlowerServer(Observer):
         self.trained, executor = self.ensemble(messages.t, samples)
         if samples is None:
             return Evaluation()
-        asked = executor is not self.engine  # other readings are not worth asking the sites again
-        readings = {} if asked else readings_of(self.method, self.public, last)
+        asks_sites = executor is not self.engine  # other readings are not worth asking the sites again
+        readings = {} if asks_sites else readings_in_round(self.method, self.public, last)
         return evaluate(
             self.method, self.trained, samples, executor, downs=messages.downs, hidden=hidden, detailed=last,
             readings=readings if self.experiment.measurement.readings else None,
@@ -111,12 +111,12 @@ class FlowerServer(Observer):
     def round(self, done: FinishedRound) -> None:
         """Write a line of the log."""
         accuracy = done.record["accuracy"]
-        reached = "" if accuracy is None else f", accuracy {accuracy:.2f} %"
+        accuracy_text = "" if accuracy is None else f", accuracy {accuracy:.2f} %"
         present = ", ".join(done.record["federation"]["present"])
-        self.log.say(f"round {done.t} of {done.total} is done with {present}{reached}")
+        self.log.say(f"round {done.t} of {done.total} is done with {present}{accuracy_text}")
 
     def start(self) -> Checkpoint | None:
-        """The checkpoint that the folder's run resumes from; None if it starts."""
+        """The checkpoint that the folder's run resumes from; None if the run is new."""
         start = None
         if (self.folder.run / "experiment.toml").is_file():
             notes = self.writer.folder.check_description()
@@ -232,8 +232,8 @@ class GridTransport:
         if not message.has_error():
             return Answer(ticket, message.content)
         reason = " ".join((message.error.reason or "").split())
-        if raised := re.fullmatch(r"<class '(.*?)'>:<['\"](.*)['\"]>", reason):  # as Flower writes an exception
-            reason = f"{raised[1]}: {raised[2]}"
+        if match := re.fullmatch(r"<class '(.*?)'>:<['\"](.*)['\"]>", reason):  # as Flower writes an exception
+            reason = f"{match[1]}: {match[2]}"
         return Answer(ticket, error=f"{reason[:500]} (code {message.error.code})", lost=message.error.code in LOST)
 
 
@@ -242,7 +242,7 @@ def main(grid: Grid, context: Context) -> None:
     """Train, or answer the query in the folder."""
     from filelock import FileLock
 
-    end_with_parent()  # without its SuperLink it would try for ever to reach it
+    end_with_parent()  # without its SuperLink it would keep trying to reach it forever
     folder = FederationFolder.read(Path(os.environ[ENVIRONMENT]))
     run, task = str(context.run_config["run"]), str(context.run_config["task"])
     directory = folder.query if task == "predict" else folder.operator

@@ -64,9 +64,9 @@ def serve(folder: FederationFolder, bind: str, say: Say) -> None:
         child.wait_until(lambda: is_listening(LOCAL, port), START_SECONDS)
         keys = json.dumps({name: str(folder.key(name)) for name in folder.clients})
         words = [sys.executable, "-P", "-c", REGISTER, keys, NAME]
-        done = subprocess.run(words, env=env, capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise FlowerError(f"could not register the clients' keys: {' '.join(done.stderr.split())[-500:]}")
+        completed = subprocess.run(words, env=env, capture_output=True, text=True, check=False)
+        if completed.returncode:
+            raise FlowerError(f"could not register the clients' keys: {' '.join(completed.stderr.split())[-500:]}")
         server = {"pid": os.getpid(), "port": folder.port, "inner": port}
         write_whole(operator / "server.json", json.dumps(server))
         say(f"ready: sites connect to {folder.address}; `fedcc federation run` starts the rounds")
@@ -76,7 +76,7 @@ def serve(folder: FederationFolder, bind: str, say: Say) -> None:
 def is_serving(folder: FederationFolder) -> bool:
     path = folder.operator / "server.json"
     server = json.loads(path.read_text()) if path.exists() else {}
-    return bool(server) and is_alive(server["pid"]) and is_listening(LOCAL, server["inner"])  # pids are used again
+    return bool(server) and is_alive(server["pid"]) and is_listening(LOCAL, server["inner"])  # process ids are reused
 
 
 def train(folder: FederationFolder, overwrite: bool, say: Say) -> float | None:

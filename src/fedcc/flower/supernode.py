@@ -66,10 +66,10 @@ def take_part(
                 if (reason := unreachable_reason(server, site.path / "ca.crt")) is None:
                     break
                 if not tries:
-                    say(f"the server cannot be reached ({reason}); trying until it can")
+                    say(f"the server cannot be reached ({reason}); retrying until it can be")
                 time.sleep(min(RETRY_SECONDS, 2**tries))
             _run_supernode(site, server, env, say)
-            say(f"the connection has ended; trying again in {RETRY_SECONDS:g} s (a server may keep a session a minute)")
+            say(f"the connection has ended; retrying in {RETRY_SECONDS:g} s (a server may keep a session for a minute)")
             time.sleep(RETRY_SECONDS)
 
 

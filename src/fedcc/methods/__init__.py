@@ -88,7 +88,7 @@ def recorded_settings(
 ) -> tuple[dict[str, Any], str | None]:
     """A recorded run's settings by today's options, and the reason why today's method gives other numbers, if any.
 
-    Files from before versions were recorded have none; which it was follows from the options that they lack.
+    Files from before versions were recorded have none; which it was is inferred from the options that they lack.
 
     >>> recorded_settings("fednova", {"normaliser": "steps"})[0]["statistics"]
     'average'
@@ -106,8 +106,8 @@ def recorded_settings(
     reason = None
     if version != kind.version and (not values or LOST in values.values()):
         reason = f"version {version} of {kind.__name__} is another algorithm than version {kind.version}"
-    for key, kept in kind.retired.items():
-        if settings.get(key, kept) != kept:
+    for key, supported in kind.retired.items():
+        if settings.get(key, supported) != supported:
             reason = f"{kind.__name__} no longer has {key}={settings[key]}"
     usual = {f.name: f.default for f in fields(kind)}  # type: ignore[arg-type]
     current = {key: value for key, value in settings.items() if key not in kind.retired}

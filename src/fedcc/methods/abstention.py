@@ -64,9 +64,9 @@ def pseudo_labels(alpha: Tensor, known_logits: Tensor, majority: Tensor) -> Tens
     return torch.cat([alpha[:, None] * F.one_hot(best, known_logits.shape[-1]), (1 - alpha)[:, None]], -1)
 
 
-def votes(logits: list[Tensor], shown: int = 1) -> Tensor:
-    """Votes from logits [N, C + 1], K for each of the ways samples are shown: a client's mean over these (F-30)."""
-    return torch.stack(torch.stack([one.softmax(-1) for one in logits]).chunk(shown)).mean(0)
+def votes(logits: list[Tensor], views: int = 1) -> Tensor:
+    """Votes from logits [N, C + 1], K for each of the ``views`` of the samples: a client's mean over these (F-30)."""
+    return torch.stack(torch.stack([one.softmax(-1) for one in logits]).chunk(views)).mean(0)
 
 
 def trust(votes: Tensor, exponent: float = 1.0) -> Tensor:

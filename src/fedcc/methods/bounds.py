@@ -2,7 +2,7 @@
 
 ``local`` shares nothing; its accuracy is the mean over clients of their own models' on the global test set.
 ``centralized`` sends every private sample to the server once, which no federation would do, and trains one network
-on the pool: T times E epochs, the optimiser starting anew every round as in all methods here.
+on the pool: T times E epochs, with a new optimiser every round as in all methods here.
 """
 
 from __future__ import annotations

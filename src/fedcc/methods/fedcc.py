@@ -86,9 +86,9 @@ class FedCC(Method[Predictions, Predictions]):
         if self.bn_recalibrate == "public":
             c.model = await Recalibrate(c.model, c.public, c.key.of(phase="recalibrate"))
 
-        shared = (await c.predict(c.public)).logits.softmax(-1)
-        c.log["unknown"] = float(shared[:, -1].mean())
-        return Predictions(shared)
+        probabilities = (await c.predict(c.public)).logits.softmax(-1)
+        c.log["unknown"] = float(probabilities[:, -1].mean())
+        return Predictions(probabilities)
 
     async def server(self, s: Server, ups: Mapping[int, Predictions]) -> Mapping[int, Predictions]:
         return s.to_all(Predictions(eq.targets(torch.stack([up.values for up in ups.values()]), self.trust)))
@@ -98,9 +98,9 @@ class FedCC(Method[Predictions, Predictions]):
 
     async def all_votes(self, t: Trained, samples: Samples) -> Tensor:
         """The clients' votes [K, N, C + 1], the last one "unknown"."""
-        shown = (samples, samples.mirrored) if self.mirror else (samples,)
-        outputs = await gather(*(Predict(model, s) for s in shown for model in t.clients.values()))
-        return eq.votes([o.logits for o in outputs], len(shown))
+        views = (samples, samples.mirrored) if self.mirror else (samples,)
+        outputs = await gather(*(Predict(model, s) for s in views for model in t.clients.values()))
+        return eq.votes([o.logits for o in outputs], len(views))
 
     async def votes(self, t: Trained, samples: Samples) -> Votes:
         votes = await self.all_votes(t, samples)

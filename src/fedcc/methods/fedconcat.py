@@ -60,7 +60,7 @@ class FedConcat(Method[Message, Message]):
     classifier_rounds: int = option(200, "rounds for the head after the T for encoders", "official: 1000", low=0)
     classifier_steps: int = option(3, "batches that a client takes in such a round", "official code", low=1)
     classifier_lr: float = option(0.01, "SGD's rate in such a round, momentum 0.9", "official code", low=0)
-    histogram: Literal["labels", "inferred"] = option("labels", "label shares told, or read off noise", "paper")
+    histogram: Literal["labels", "inferred"] = option("labels", "label shares as sent, or inferred from noise", "paper")
     head_init: Literal["auto", "random", "joined"] = option("auto", "auto: joined from 100 classes on", "official code")
     cap: float | None = option(None, "largest cluster by K / M; by default 1.2 from 100 classes on", "official", low=1)
 

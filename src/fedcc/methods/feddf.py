@@ -1,7 +1,7 @@
 """FedDF: the server distils the ensemble of all clients into one student per architecture.
 
 Lin et al., "Ensemble distillation for robust model fusion in federated learning", NeurIPS 2020.
-Shares weights; receives the student of the own architecture; predicts with the student of the last distinct
+Shares weights; receives the student of its own architecture; predicts with the student of the last distinct
 architecture in client order (ResNet20 where clients have ResNet14 and ResNet20).
 """
 
@@ -64,17 +64,17 @@ class FedDF(FedAvg):
     async def distil(self, s: Server, student: Model, public: Samples) -> tuple[Model, float]:
         """A student after its distillation, and its divergence from the teacher (while training, or held out)."""
         recipe = s.recipe_with(epochs=self.epochs, steps=self.steps, schedule="cosine")
-        held, rest = holdout(s, public) if self.early_stop == "kl" else (public, public)
+        held_out, rest = holdout(s, public) if self.early_stop == "kl" else (public, public)
         clip = Clip(self.clip) if self.clip else None
         whole = s.fit_request("distill", student, Distill("public"), public=rest, recipe=recipe, gradient=clip)
         if self.early_stop == "none":
             fitted = await whole
             return fitted.model, fitted.loss
 
-        best, lowest, gained, optimizer = student, await divergence(student, held), 0, whole.optimizer
+        best, lowest, last_gain, optimizer = student, await divergence(student, held_out), 0, whole.optimizer
         epoch = -(-len(rest) // recipe.batch)
         for t in range(0, whole.steps, epoch):
-            if t - gained >= self.patience:
+            if t - last_gain >= self.patience:
                 break
             steps = min(epoch, whole.steps - t)
             rate = recipe.lr * 0.5 * (1 + math.cos(math.pi * t / whole.steps))  # cosine, in stairs of an epoch
@@ -82,8 +82,8 @@ class FedDF(FedAvg):
             key = whole.key.of(phase=f"distill from {t}")
             fitted = await replace(whole, model=student, recipe=part, key=key, optimizer=optimizer)
             student, optimizer = fitted.model, fitted.optimizer
-            if (now := await divergence(student, held)) < lowest:
-                best, lowest, gained = student, now, t + steps
+            if (now := await divergence(student, held_out)) < lowest:
+                best, lowest, last_gain = student, now, t + steps
         return best, lowest
 
 
@@ -92,9 +92,9 @@ def ensemble(logits: Tensor, average: str) -> Tensor:
     return logits.mean(0).softmax(-1) if average == "logits" else logits.softmax(-1).mean(0)
 
 
-async def divergence(student: Model, held: Samples) -> float:
+async def divergence(student: Model, samples: Samples) -> float:
     """The mean of KL(target || student) on clean samples."""
-    return float(kl(held["target"], (await Predict(student, held.only("x"))).logits))
+    return float(kl(samples["target"], (await Predict(student, samples.only("x"))).logits))
 
 
 def holdout(s: Server, public: Samples) -> tuple[Samples, Samples]:

@@ -1,7 +1,7 @@
 """FedET: a server model learns the clients' confidence-weighted consensus, and a little from those who dissent.
 
 Cho et al., "Heterogeneous ensemble knowledge transfer for training large models in federated learning" (Fed-ET),
-IJCAI 2022. Shares weights; receives the average of the own architecture with the server's head; predicts with the
+IJCAI 2022. Shares weights; receives the average of its own architecture with the server's head; predicts with the
 server's model.
 """
 
@@ -65,8 +65,8 @@ class FedET(FedAvg):
         groups.merge(s, ups, names)
         for name in dict.fromkeys(names.values()):
             model, same = s.models[name], s.models[name].arch == fitted.model.arch
-            reused = fitted.model if self.reuse_server and same else model
-            s.models[name] = reused.with_(head(fitted.model.state, model))
+            base = fitted.model if self.reuse_server and same else model
+            s.models[name] = base.with_(head(fitted.model.state, model))
         return groups.downlinks(s)
 
 

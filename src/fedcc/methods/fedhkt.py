@@ -84,8 +84,10 @@ class FedHKT(GlobalModel[Counted, Clustered]):
             knowledge, recipe = s.public.with_(target=q).at(chosen), s.recipe_with(epochs=self.epochs)
             fitted = await s.fit_request("up", s.models["global"], Distill("public"), public=knowledge, recipe=recipe)
             s.models["global"] = fitted.model
-            taught = knowledge.with_(target=(await Predict(fitted.model, knowledge)).logits.softmax(-1))
-            fits = [s.fit_request("down", model, Distill("public"), public=taught, recipe=recipe) for model in models]
+            relabelled = knowledge.with_(target=(await Predict(fitted.model, knowledge)).logits.softmax(-1))
+            fits = [
+                s.fit_request("down", model, Distill("public"), public=relabelled, recipe=recipe) for model in models
+            ]
             s.models |= {f"cluster {m}": done.model for m, done in enumerate(await gather(*fits))}
         return self.downlinks(s)
 
@@ -117,7 +119,7 @@ def update_memory(memory: dict[str, Any]) -> None:
 def confidence(q: Tensor) -> Tensor:
     """omega_m = c_m / sum c, c_m = 1 - H(q_m) / ln C: [M, N] from [M, N, C]; equal where all are uniform."""
     c = 1 - entropy(q) / math.log(q.shape[-1])
-    return shares(torch.where(c > 1e-6, c, 0.0), 0)  # rounding leaves a little of nothing
+    return shares(torch.where(c > 1e-6, c, 0.0), 0)  # rounding may leave a tiny value instead of 0
 
 
 def fused(q: Tensor) -> Tensor:

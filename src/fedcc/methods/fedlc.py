@@ -1,4 +1,4 @@
-"""FedLC: every logit gives way by a margin that is larger the rarer its class is at the client.
+"""FedLC: every logit is reduced by a margin that is larger the rarer its class is at the client.
 
 Zhang et al., "Federated learning with label distribution skew via logits calibration", ICML 2022.
 Shares, receives and predicts as FedAvg: plain logits when predicting.

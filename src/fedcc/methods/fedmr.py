@@ -52,7 +52,7 @@ class FedMR(FedAvg):
     """FedAvg with features reshaped: mu L_intra, and mu2 L_inter in the paper's mode."""
 
     source: ClassVar[str] = "Fan et al., TMLR 2023"
-    mode: Literal["code", "paper"] = option("code", "the released code's loss alone, or both of the paper's", "code")
+    mode: Literal["code", "paper"] = option("code", "only the released code's loss, or both of the paper's", "code")
     mu: float = option(0.01, "weight of the decorrelation within classes", "official code", low=0)
     mu2: float = option(0.01, "weight of the margin between prototypes; mode=paper only", "ours", low=0)
 
@@ -72,10 +72,12 @@ class FedMR(FedAvg):
 
     async def server(self, s: Server, ups: Mapping[int, Weights]) -> Mapping[int, Weights]:
         downs = await super().server(s, ups)
-        told = [up for up in ups.values() if isinstance(up, Prototypes)]
-        if not told:
+        prototypes_sent = [up for up in ups.values() if isinstance(up, Prototypes)]
+        if not prototypes_sent:
             return downs
-        means, counts = prototypes(torch.stack([up.means for up in told]), torch.stack([up.counts for up in told]))
+        means, counts = prototypes(
+            torch.stack([up.means for up in prototypes_sent]), torch.stack([up.counts for up in prototypes_sent])
+        )
         if "means" in s.memory:
             means = torch.where(counts[:, None] > 0, means, s.memory["means"])
             counts = torch.where(counts > 0, counts, s.memory["counts"])

@@ -23,7 +23,7 @@ from fedcc.methods.fedavg import GlobalModel, average, one_network, shares, sum_
 
 @dataclass(frozen=True, eq=False)
 class Update:
-    """What was trained, the running statistics apart, and the samples and optimiser steps behind them."""
+    """The trained entries, the running statistics separately, and how many samples and steps they come from."""
 
     weights: State
     statistics: State
@@ -41,7 +41,7 @@ class FedNova(GlobalModel[Update, Weights]):
     version: ClassVar[int] = 2
     earlier: ClassVar[Mapping[int, Mapping[str, Any]]] = {1: {"statistics": "average"}}
     normaliser: Literal["steps", "momentum"] = option("steps", "a_k: steps, or as for SGD with momentum", "Adam")
-    momentum: float = option(0.9, "the momentum that normaliser=momentum reckons with", "paper", low=0, high=1)
+    momentum: float = option(0.9, "the momentum that normaliser=momentum assumes", "paper", low=0, high=1)
     server_momentum: float = option(0.0, "momentum of the server's update", "paper", low=0, high=1)
     statistics: Literal["average", "normalised"] = option("normalised", "rule for BatchNorm's statistics", "NIID-Bench")
 
@@ -54,7 +54,7 @@ class FedNova(GlobalModel[Update, Weights]):
         c.model = c.model.with_(down.state)
         fitted = await c.fit("fit", CrossEntropy("private"), private=c.private)
         if fitted.steps and not fitted.trained:
-            raise RuntimeError("FedNova must know which entries were trained, and the engine does not say")
+            raise RuntimeError("FedNova must know which entries were trained, but the engine does not report them")
         weights = {name: c.model.state[name] for name in fitted.trained}
         statistics = {name: value for name, value in c.model.floating.items() if name not in weights}
         return Update(weights, statistics, len(c.private), fitted.steps)
@@ -68,8 +68,8 @@ class FedNova(GlobalModel[Update, Weights]):
             before = s.memory.get("moves") or dict.fromkeys(moves, 0.0)
             moves = s.memory["moves"] = {n: self.server_momentum * before[n] + move for n, move in moves.items()}
         if self.statistics == "normalised":
-            told = updates[0].statistics
-            statistics = {n: extrapolated(w[n], gammas, [up.statistics[n] for up in updates]) for n in told}
+            names = updates[0].statistics
+            statistics = {n: extrapolated(w[n], gammas, [up.statistics[n] for up in updates]) for n in names}
         else:
             statistics = {**average([Weights(up.statistics, up.samples) for up in updates])}
         s.models["global"] = s.models["global"].with_({n: w[n] + move for n, move in moves.items()} | statistics)
@@ -88,7 +88,7 @@ def heavy_ball(steps: int, rho: float) -> float:
 
 
 def coefficients(p: list[float], a: list[float]) -> list[float]:
-    """p_k tau_eff / a_k with tau_eff = sum_k p_k a_k: what each client's update counts; their sum is 1 or more."""
+    """p_k tau_eff / a_k with tau_eff = sum_k p_k a_k: the weight of each client's update; their sum is 1 or more."""
     tau_eff = sum(share * steps for share, steps in zip(p, a, strict=True))
     return [share * tau_eff / steps for share, steps in zip(p, a, strict=True)]
 

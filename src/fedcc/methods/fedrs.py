@@ -37,7 +37,9 @@ class FedRS(FedAvg):
 
     source: ClassVar[str] = "Li & Zhan, KDD 2021"
     alpha: float = option(0.5, "scale of a missing class's logit; 1 is FedAvg", "paper", low=0, high=1)
-    rule: Rule = option("binary", "missing classes alone, or every class by its share of the largest", "paper")
+    rule: Rule = option(
+        "binary", "scale only missing classes, or every class by its count relative to the largest", "paper"
+    )
 
     async def train(self, c: Client, received: Weights) -> Fitted:
         if self.alpha == 1:

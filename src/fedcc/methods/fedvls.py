@@ -25,7 +25,7 @@ from fedcc.methods.fedavg import FedAvg
 
 @dataclass(frozen=True)
 class PriorCrossEntropy(Loss):
-    """L_cal: the cross entropy of f + ln pi; a vacant class (pi = 0) is no part of the softmax."""
+    """L_cal: the cross entropy of f + ln pi; a vacant class (pi = 0) is left out of the softmax."""
 
     def __call__(self, step: Step) -> Tensor:
         batch = step["private"]
@@ -34,7 +34,7 @@ class PriorCrossEntropy(Loss):
 
 @dataclass(frozen=True)
 class VacantDistillation(Loss):
-    """L_dis: KL from the teacher's opinion on the vacant classes to the own one."""
+    """L_dis: KL from the teacher's opinion on the vacant classes to the client's own."""
 
     def __call__(self, step: Step) -> Tensor:
         return vacant_kl(step.seen["teacher"].logits, step["private"].logits, step.constants["prior"] == 0)
@@ -72,7 +72,7 @@ class FedVLS(FedAvg):
 
 
 def vacant_kl(teacher: Tensor, student: Tensor, vacant: Tensor) -> Tensor:
-    """Mean KL(softmax(f^g_O) || softmax(f_O)), both over the vacant classes O alone; 0 if they are fewer than two."""
+    """Mean KL(softmax(f^g_O) || softmax(f_O)), both over only the vacant classes O; 0 if they are fewer than two."""
     enough = vacant.sum() > 1
     inside = vacant | ~enough  # a row masked everywhere would give a gradient of NaN
     log_q, log_p = (F.log_softmax(z.masked_fill(~inside, -math.inf), -1) for z in (teacher, student))

@@ -70,7 +70,7 @@ async def logits(models: Iterable[Model], samples: Samples) -> Tensor:
 
 
 def merge(s: Server, ups: Mapping[int, Weights], groups: Mapping[int, str]) -> None:
-    """FedAvg inside each group; a group of which nobody answered keeps its model."""
+    """FedAvg inside each group; a group from which no client answered keeps its model."""
     for name in dict.fromkeys(groups[k] for k in ups):
         s.models[name] = s.models[name].with_(average([up for k, up in ups.items() if groups[k] == name]))
 

@@ -12,13 +12,13 @@ from fedcc.core.rng import Key
 class Trainable(nn.Module):
     """A module with frozen parts: its author left them in evaluation mode, or without a gradient."""
 
-    evaluated: frozenset[str] = frozenset()  # parts that stay in evaluation mode
+    eval_modules: frozenset[str] = frozenset()  # names of modules that stay in evaluation mode
     trainable: tuple[str, ...] = ()  # parameters
 
     def train(self, mode: bool = True) -> Self:
         super().train(mode)
         for name, part in self.named_modules():
-            if name in self.evaluated:
+            if name in self.eval_modules:
                 part.training = False
         return self
 
@@ -41,7 +41,7 @@ class Network(Trainable):
         super().__init__()
         self.trunks = nn.ModuleList(trunks)
         self.head = head
-        self.evaluated = frozenset(name for name, part in self.named_modules() if not part.training)
+        self.eval_modules = frozenset(name for name, part in self.named_modules() if not part.training)
         self.trainable = tuple(name for name, parameter in self.named_parameters() if parameter.requires_grad)
 
     def forward(self, x: Tensor) -> Outputs:
@@ -69,8 +69,8 @@ def _split(factory: Factory, arch: Arch) -> tuple[nn.Module, nn.Linear]:
     probe = torch.ones(2, *arch.shape, dtype=torch.long if arch.tokens else torch.float32)
     probe = probe if arch.tokens else probe * torch.linspace(-1, 1, probe.numel()).view_as(probe)
     paths = {sub: path for path, sub in module.named_modules() if isinstance(sub, nn.Linear)}
-    called: list[nn.Linear] = []
-    hooks = [sub.register_forward_hook(lambda sub, *_: called.append(sub)) for sub in paths]
+    call_order: list[nn.Linear] = []
+    hooks = [sub.register_forward_hook(lambda sub, *_: call_order.append(sub)) for sub in paths]
     modes = {part: part.training for part in module.modules()}
     module.eval()
     try:
@@ -80,16 +80,16 @@ def _split(factory: Factory, arch: Arch) -> tuple[nn.Module, nn.Linear]:
         if arch.tokens:
             raise ValueError(
                 f"{name} does not take integers of shape {arch.shape} ({error}); integers are tokens: for a table of"
-                " numbers pass floats, as x.astype('float32')"
+                " numbers pass floats, for example with x.astype('float32')"
             ) from error
         error.add_note(f"while testing {name} on a batch of two inputs of shape {arch.shape}")
         raise
     finally:
         for hook in hooks:
             hook.remove()
-    if not called:
+    if not call_order:
         raise ValueError(f"{name} uses no nn.Linear; its outputs must come from a last linear layer")
-    head, path = called[-1], paths[called[-1]]
+    head, path = call_order[-1], paths[call_order[-1]]
     trunk: nn.Module = module
     if path:
         parent = module.get_submodule(path.rpartition(".")[0])

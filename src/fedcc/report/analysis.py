@@ -44,8 +44,8 @@ def read_analysis(value: Any, record: Mapping[str, Any]) -> dict[str, Any]:
     stored = mapping(value, "analysis")
     for name in ORIGIN:
         if name in stored and name in record and stored[name] != record[name]:
-            value, own = short(stored[name]), short(record[name])
-            raise InvalidRecord(f"is of another run: {name} is {value}, but the run's is {own}")
+            theirs, ours = short(stored[name]), short(record[name])
+            raise InvalidRecord(f"is of another run: {name} is {theirs}, but the run's is {ours}")
     parts = {name: check(stored[name], part, name) for name, part in SCHEMA.items() if stored.get(name) is not None}
     for name, part in parts.items():
         CHECKS[name](part)

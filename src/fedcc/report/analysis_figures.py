@@ -44,12 +44,12 @@ def embeddings_figure(methods: Mapping[str, Mapping[str, Any]]) -> Figure:
     """Embedded features coloured by class (Fig. 3): every panel of each method's ``embeddings`` of an analysis."""
     from matplotlib.lines import Line2D
 
-    shown = [(name, method["labels"], panel) for name, method in methods.items() for panel in method["panels"]]
-    number = 1 + max((max(labels) for _, labels, _ in shown), default=0)
-    figure = new_figure(2.3 * max(1, len(shown)), 2.9)
+    panels_drawn = [(name, method["labels"], panel) for name, method in methods.items() for panel in method["panels"]]
+    number = 1 + max((max(labels) for _, labels, _ in panels_drawn), default=0)
+    figure = new_figure(2.3 * max(1, len(panels_drawn)), 2.9)
     colours = distinct_colours(number)
-    subplots = figure.subplots(1, max(1, len(shown)), squeeze=False)[0]
-    for axes, letter, (name, labels, panel) in zip(subplots, ascii_lowercase, shown, strict=False):
+    subplots = figure.subplots(1, max(1, len(panels_drawn)), squeeze=False)[0]
+    for axes, letter, (name, labels, panel) in zip(subplots, ascii_lowercase, panels_drawn, strict=False):
         x, y = np.asarray(panel["points"]).T
         size = float(np.clip(3000 / len(x), 2, 12))
         axes.scatter(x, y, s=size, c=[colours[c] for c in labels], linewidths=0)
@@ -154,12 +154,12 @@ def _answers(axes: Axes, table: np.ndarray, classes: int) -> None:
 
 def _aggregate(axes: Axes, values: Sequence[float], names: Sequence[str], label: int | None, title: str) -> None:
     """A prediction as bars; the class that it names is green if right, red if wrong."""
-    named = int(np.argmax(values))
+    top = int(np.argmax(values))
     colours = ["#BBBBBB"] * len(names)
-    colours[named] = "#555555" if label is None else GREEN.light if named == label else OURS.light
+    colours[top] = "#555555" if label is None else GREEN.light if top == label else OURS.light
     axes.bar(range(len(names)), values, color=colours, width=0.8)
     axes.set(ylim=(0, 1.05), yticks=[0, 0.5, 1])
-    axes.set_title(f"{title}: {names[named]} ({values[named]:.2f})", fontsize=8)
+    axes.set_title(f"{title}: {names[top]} ({values[top]:.2f})", fontsize=8)
     axes.set_xticks(range(len(names)), names, rotation=90 if max(map(len, names)) > 2 else 0)
     axes.tick_params(labelsize=7)
     axes.spines[["top", "right"]].set_visible(False)

@@ -36,8 +36,8 @@ def partition_figure(counts: Sequence[Sequence[int]], title: str = "") -> Figure
     clients, classes = table.shape
     figure = new_figure(min(14.0, max(4.0, 1.5 + 0.45 * classes)), min(14.0, max(3.0, 1.2 + 0.32 * clients)))
     axes = figure.subplots()
-    shown = np.ma.masked_equal(table, 0)
-    image = axes.imshow(shown, aspect="auto", cmap="viridis", vmin=0, vmax=max(1, int(table.max())))
+    masked_table = np.ma.masked_equal(table, 0)
+    image = axes.imshow(masked_table, aspect="auto", cmap="viridis", vmin=0, vmax=max(1, int(table.max())))
     if table.size <= 400:
         half = table.max() / 2
         for k, c in zip(*np.nonzero(table), strict=True):
@@ -72,12 +72,12 @@ def curves_figure(
     axes = figure.subplots()
     for name, curve, style in styled(runs, styles):
         if curve:
-            shown = [point for point in curve if point[0] <= last]
-            later = f" (\N{BLACK DIAMOND} after {curve[-1][0]} rounds)" if len(shown) < len(curve) else ""
+            points = [point for point in curve if point[0] <= last]
+            later = f" (\N{BLACK DIAMOND} after {curve[-1][0]} rounds)" if len(points) < len(curve) else ""
             label = f"{name} {curve[-1][1]:.1f}{later}"
-            axes.plot(*np.array(shown).reshape(-1, 2).T, marker="o", markersize=4, label=label, **style)
+            axes.plot(*np.array(points).reshape(-1, 2).T, marker="o", markersize=4, label=label, **style)
             if later:
-                end = np.array([*shown[-1:], (beyond, curve[-1][1])])
+                end = np.array([*points[-1:], (beyond, curve[-1][1])])
                 axes.plot(*end.T, ":", marker="D", markersize=7, markevery=[-1], linewidth=1, color=style["color"])
     if chance is not None:
         axes.axhline(chance, linestyle=":", color="grey", linewidth=1, label=f"chance {chance:.1f}")

@@ -52,7 +52,7 @@ def _ignore_interrupts() -> None:
 def _draw(make: Callable[[], Figure], path: Path) -> list[Path]:
     figure = make()
     pdf = save(figure, path.with_name(f"{path.name}.pdf"))
-    figure.set_layout_engine(None)  # it lies where the first file has it
+    figure.set_layout_engine(None)  # the PNG keeps the layout of the PDF
     return [pdf, save(figure, path.with_name(f"{path.name}.png"))]
 
 

@@ -110,7 +110,7 @@ def section(table: Table, beside: Path) -> str:
 
 def protocol(table: Table) -> str:
     machines = sorted({f"{r.precision} on {r.device}" for r in table.runs if r.device})
-    where = f" Made in {plain(', '.join(machines))}." if machines else ""
+    where = f" Computed in {plain(', '.join(machines))}." if machines else ""
     return f"{plain(table.protocol)}; seeds per cell: {table.seeds}.{where}"
 
 
@@ -118,12 +118,12 @@ HOW = """\
 Accuracy on the global test set in percent, after the final round and in the best one. Over several seeds: mean and
 sample standard deviation; the small numbers are the seeds and lead to their records. **Bold** is the best method of a
 column, <ins>underlined</ins> the second best; bounds and SSL do not compete. `–` is missing: not run yet, or not
-printed by the paper. Runs share a cell if they differ in their seed alone, a table if they follow one protocol.
+printed by the paper. Runs that differ only in their seed share a cell; runs that follow one protocol share a table.
 """
 
 HOW_CLIENTS = """\
 The clients' own models after their local training in the last round, mean over clients, then seeds, with both spreads.
-"local": test data distributed like the client's private labels. "global": all test data, known classes alone. "unknown
+"local": test data distributed like the client's private labels. "global": all test data, known classes only. "unknown
 valid": all test data, where an answer "unknown" counts as right for a class outside the client's majority set, as its
 probe names it. "(labels)": the same with the classes that the client holds as that set. The paper's global column
 follows the rule, which a method without "unknown" cannot profit from: these columns and "global" measure different
@@ -132,7 +132,7 @@ things. The paper does not say which of the two sets it takes; its number stands
 
 
 def page(records: Records, tables: Sequence[Table], beside: Path) -> str:
-    """Everything on one page: tables, what is open, and each run with its record and its command."""
+    """Everything on one page: tables, what is missing, and each run with its record and its command."""
     parts = [
         "# Results\n",
         "Written by `fedcc report` from the records of finished runs; edits made here are lost.\n",
@@ -166,8 +166,8 @@ def page(records: Records, tables: Sequence[Table], beside: Path) -> str:
 HOW_AHEAD = """\
 FedCC against the nearest of the baselines that were run: after the final round, and each in its own best round. A best
 round is chosen by the test set, which flatters methods whose accuracy swings. A margin is taken over the seeds that
-both have, hence on the same data; in brackets, how many where FedCC has more. "Re-estimated": to the parameter-based
-baselines alone, their final models with BatchNorm's statistics from the public images.
+both have, hence on the same data; in brackets, how many where FedCC has more. "Re-estimated" is the margin to the
+parameter-based baselines only, whose final models use BatchNorm's statistics from the public images.
 """
 
 
@@ -191,7 +191,7 @@ def lead_section(table: Table) -> str:
 
 def open_section(table: Table) -> str:
     """What the paper's table lacks, by scenario."""
-    lines = ["### What is open\n"]
+    lines = ["### What is missing\n"]
     for s in standings(table):
         notes = []
         if s.missing:
@@ -232,7 +232,7 @@ def readme_block(tables: Sequence[Table], beside: Path) -> str:
     """The paper's table as far as it was run: our final accuracy, the paper's in brackets."""
     table = next((t for t in tables if t.of_paper), None)
     if table is None:
-        return "Nothing was run by the paper's protocol yet.\n"
+        return "Nothing has been run with the paper's protocol yet.\n"
     text = (
         "Accuracy on the global test set after the last round, in percent; in brackets the paper's number. "
         f"{protocol(table)} {filled(table)} of the {len(paper.TABLE1)} cells of the paper's Table I have been run."

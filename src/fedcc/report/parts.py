@@ -72,7 +72,7 @@ def read_record(file: Path, name: str, problems: list[tuple[str, str]]) -> dict[
     """The values of a run, by the names that they have in ``RunRecord``; ``problems`` gets parts that are left out."""
     record = mapping(read_json(file), "the file")
     if "format" not in record or "method" not in record:
-        raise InvalidRecord("is no record of a run: it has no format and method")
+        raise InvalidRecord("is not a record of a run: it has no format or no method")
     if record["format"] != 1:
         raise InvalidRecord(f"has format {short(record['format'])}; this version reads format 1")
     has_digest = _has_digest(file, record)

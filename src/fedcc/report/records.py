@@ -18,7 +18,7 @@ from fedcc.report.values import InvalidRecord, natural, position, printable
 
 Pairs = tuple[tuple[str, str], ...]  # names and values, as text
 ORDER = ("clients", "models", "rounds", "epochs", *OPTIONS)  # of options in titles: the most telling first
-ASIDE = ("method", "version", "data", "skew", "seed", "settings", *MEASUREMENT, *MACHINE)  # no part of the protocol
+ASIDE = ("method", "version", "data", "skew", "seed", "settings", *MEASUREMENT, *MACHINE)  # not part of the protocol
 
 
 @dataclass(frozen=True)
@@ -119,15 +119,15 @@ def find_records(paths: Sequence[Path]) -> Records:
             except InvalidRecord as error:
                 inside = file.name == "summary.json" and not name.endswith("/summary.json")
                 problems.append((f"{name}/summary.json" if inside else name, str(error)))
-    counted: dict[Any, RunRecord] = {}
+    runs_by_identity: dict[Any, RunRecord] = {}
     for run in sorted(runs.values(), key=lambda r: natural(r.name)):
-        same = (run.method, run.scenario, run.changed_settings, run.protocol, run.seed)
-        if same in counted:
-            counted[same], note = _repeated(counted[same], run)
+        identity = (run.method, run.scenario, run.changed_settings, run.protocol, run.seed)
+        if identity in runs_by_identity:
+            runs_by_identity[identity], note = _repeated(runs_by_identity[identity], run)
             problems.append((run.name, note))
         else:
-            counted[same] = run
-    return Records(tuple(counted.values()), tuple(problems))
+            runs_by_identity[identity] = run
+    return Records(tuple(runs_by_identity.values()), tuple(problems))
 
 
 def _repeated(counted: RunRecord, repeat: RunRecord) -> tuple[RunRecord, str]:
@@ -149,7 +149,7 @@ def _difference_reason(one: RunRecord, other: RunRecord) -> str:
     if not all(one.fingerprints + other.fingerprints):
         return "the fingerprints of data and partition are not in both records"
     if one.fingerprints != other.fingerprints:
-        return "the two have other data or another partition"
+        return "the two have different data or partitions"
     return "" if one.curve == other.curve else "their accuracies differ"
 
 
@@ -157,7 +157,7 @@ def _candidates(path: Path, problems: list[tuple[str, str]]) -> Iterator[tuple[P
     """Files that may be records, with their names."""
     real = Path(os.path.realpath(path))
     if not os.path.lexists(path):
-        raise ValueError(f"{printable(path)} is not there; name run folders, folders of records or records")
+        raise ValueError(f"{printable(path)} does not exist; give run folders, folders of records or records")
     if not path.is_dir():
         inside = path.name == "summary.json"
         yield path, printable(f"{real.parent.name}/{path.name}" if inside else path.name)

@@ -53,8 +53,8 @@ Parameter-based methods, each global model evaluated twice: with BatchNorm's run
 as in the table above, and with statistics re-estimated on the public images, without labels. Training is the same.
 """,
     "Other readings": """\
-The same trained models, read in other ways: what follows "read with" is set for the prediction of the test images
-alone. Training and what clients and server send are the same; the first row has the same runs as they are.
+The same trained models, read in other ways: what follows "read with" applies only when the test images are predicted.
+Training and messages are the same; the first row shows the same runs unchanged.
 """,
 }
 """Titles of tables of readings, whose last word is part of their files' names, and what they show."""
@@ -71,18 +71,18 @@ def tables(runs: Sequence[RunRecord]) -> list[Table]:
         topic, changed = key
         return topic != "paper", natural(topic), len(changed), [(n, natural(v)) for n, v in changed]
 
-    built: list[Table] = []
+    result: list[Table] = []
     for key in sorted(groups, key=order):
         plain = [r for r in groups[key] if not r.changed_settings]
         varied = [r for r in groups[key] if r.changed_settings]
-        built += [_table(*key, plain)] if plain else []
-        built += [_table(*key, varied, reference=plain)] if varied else []
+        result += [_table(*key, plain)] if plain else []
+        result += [_table(*key, varied, reference=plain)] if varied else []
     uses: Counter[str] = Counter()
-    for i, table in enumerate(built):  # two protocols may have one slug, as it has no blanks and signs
+    for i, table in enumerate(result):  # two protocols may have one slug, as it has no blanks and signs
         uses[table.slug] += 1
         if uses[table.slug] > 1:
-            built[i] = replace(table, slug=f"{table.slug}.{uses[table.slug]}")
-    return built
+            result[i] = replace(table, slug=f"{table.slug}.{uses[table.slug]}")
+    return result
 
 
 def budget_matched(run: RunRecord) -> bool:
@@ -96,8 +96,8 @@ def _table(topic: str, changed: Pairs, runs: Sequence[RunRecord], reference: Seq
     of_paper = topic == "paper" and not changed and not variants
     with_paper = topic == "paper" and not {n for n, _ in changed} & set(STATED)
     if variants:  # beside each variant the method with its defaults, in the same scenarios
-        wanted = {(r.method, r.scenario) for r in runs}
-        runs = [r for r in reference if (r.method, r.scenario) in wanted and not budget_matched(r)] + list(runs)
+        compared = {(r.method, r.scenario) for r in runs}
+        runs = [r for r in reference if (r.method, r.scenario) in compared and not budget_matched(r)] + list(runs)
     by_row: dict[tuple[str, str, str], dict[Scenario, list[RunRecord]]] = {}
     for method in paper.METHODS if of_paper else ():
         by_row[method, METHODS[method]().label, ""] = {}
@@ -158,10 +158,10 @@ def _marked(rows: Sequence[MethodRow], scenarios: Sequence[Scenario]) -> list[Me
     marks: dict[tuple[int, Scenario], dict[Accuracy, int]] = {}
     for s, accuracy in product(scenarios, ACCURACIES):
         values = {i: row.cells[s].value(accuracy) for i, row in enumerate(rows) if not row.bound}
-        shown = {i: round(value.mean, 1) for i, value in values.items() if value}
-        ranks = sorted(set(shown.values()), reverse=True)[:2]
-        for i, mean in shown.items():
-            if len(shown) > 1 and mean in ranks:
+        rounded_means = {i: round(value.mean, 1) for i, value in values.items() if value}
+        ranks = sorted(set(rounded_means.values()), reverse=True)[:2]
+        for i, mean in rounded_means.items():
+            if len(rounded_means) > 1 and mean in ranks:
                 marks.setdefault((i, s), {})[accuracy] = ranks.index(mean) + 1
     return [
         replace(row, cells={s: replace(cell, marks=marks.get((i, s), {})) for s, cell in row.cells.items()})
@@ -196,7 +196,7 @@ def client_table(table: Table) -> Table | None:
 
 def reading_tables(table: Table) -> list[Table]:
     """The methods of a table that have readings: first averaged models, then others, but not of variants."""
-    built = []
+    result = []
     for title, about in READINGS.items():
         kind = title.split()[-1]
         if kind == "readings" and table.variants:
@@ -204,19 +204,19 @@ def reading_tables(table: Table) -> list[Table]:
         if rows := tuple(reading for row in table.rows for reading in _reading_rows(row, kind == "re-estimated")):
             readings = replace(table, slug=f"{table.slug}-{kind}", title=f"{table.title}: {title}", about=about)
             scenarios = tuple(s for s in table.scenarios if any(row.cells[s].runs for row in rows))
-            built.append(replace(readings, scenarios=scenarios, rows=rows, of_paper=False, with_paper=False))
-    return built
+            result.append(replace(readings, scenarios=scenarios, rows=rows, of_paper=False, with_paper=False))
+    return result
 
 
 def _reading_rows(row: MethodRow, again: bool) -> Iterator[MethodRow]:
     """A row's runs that have such readings: their own prediction, then each reading."""
     names = dict.fromkeys(name for cell in row.cells.values() for run in cell.runs for name in run.readings)
-    wanted = [name for name in names if (name == "re-estimated") is again]
-    for name in ["", *wanted] if wanted else []:
+    selected = [name for name in names if (name == "re-estimated") is again]
+    for name in ["", *selected] if selected else []:
         extra = name or "averaged" if again else name and f"read with {name}"
         cells = {}
         for s, cell in row.cells.items():
-            runs = [run for run in cell.runs if any(n in run.readings for n in wanted)]
+            runs = [run for run in cell.runs if any(n in run.readings for n in selected)]
             if name and not all(name in run.readings for run in runs):  # all rows are of the same runs
                 runs = []
             cells[s] = Cell(tuple(replace(run, **vars(run.readings[name])) if name else run for run in runs))

@@ -27,7 +27,7 @@ class InvalidRecord(ValueError):
 
 
 class Contradiction(InvalidRecord):
-    """A record that says one thing in two ways: nothing of it can be trusted."""
+    """A record that contradicts itself: none of it can be trusted."""
 
 
 def read_json(file: Path) -> Any:
@@ -114,7 +114,7 @@ def short_text(value: Any, _what: str = "") -> str:
 
 
 def agree(what: str, value: Any, other: str, same: Any) -> None:
-    """Two values of a record that must be equal; of objects, the key that differs is named."""
+    """Refuse two values of a record that differ; for objects, name the key that differs."""
     if isinstance(value, Mapping) and isinstance(same, Mapping):
         for key in {**value, **same}:
             agree(f"{what}.{short(key)}", value.get(key), f"{other}.{short(key)}", same.get(key))
