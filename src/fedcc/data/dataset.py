@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,12 +13,10 @@ from numpy.typing import NDArray
 from fedcc.core.digests import file_digest
 from fedcc.core.samples import View
 from fedcc.errors import UserError
-
-if TYPE_CHECKING:
-    from fedcc.inputs.tables import Table
+from fedcc.inputs.tables import Table
 
 Images = NDArray[np.uint8]
-Inputs: TypeAlias = "NDArray[Any] | Table"
+Inputs = NDArray[Any] | Table
 """Images (uint8), tokens (int64) or numbers (float32), one input per row; or a table, not yet encoded."""
 
 Labels = NDArray[np.int64]

@@ -7,6 +7,7 @@ samples are dealt.
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Callable, Mapping
 from functools import lru_cache, partial
 from pathlib import Path
@@ -31,8 +32,7 @@ Parts = Mapping[str, Any]
 
 def is_own(source: str) -> bool:
     """Whether a data set's name is a path or ``module:function``."""
-    path = Path(source)
-    return is_reference(source) or len(path.parts) > 1 or path.suffix.lower() in READERS or source in (".", "..")
+    return is_reference(source) or "/" in source or os.sep in source or Path(source).suffix.lower() in READERS
 
 
 def is_installed(source: str) -> bool:
@@ -73,7 +73,10 @@ def _read_once(source: str, label: str, resize: int, test: float, _signature: st
 def read(source: str, *, label: str = "", resize: int = 0, test: float = 0.2) -> Dataset:
     """The data set of a path or ``module:function``; test samples are split off where it has none."""
     if is_reference(source) or is_installed(source):
-        dataset = (import_installed("fedcc.data", source) or import_reference(source))()
+        function = import_installed("fedcc.data", source) or import_reference(source)
+        if not callable(function):
+            raise InputError(f"{source} must be a function that returns a fedcc Dataset, got {function!r}")
+        dataset = function()
         if not isinstance(dataset, Dataset):
             raise InputError(f"{source}() must return a fedcc Dataset, got {type(dataset).__name__}")
         return dataset

@@ -103,16 +103,20 @@ def common_form(paths: list[Path], resize: int = 0) -> Form:
     """
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         headers = set(pool.map(_header, paths, chunksize=64))
-    grey = all(mode in ("1", "L", "I;16", "I;16B") for _, mode in headers)
+    grey = all(is_grey for _, is_grey in headers)
     sizes = {size for size, _ in headers}
     width, height = next(iter(sizes))
     own = len(sizes) == 1 and width == height and 8 <= width <= KEPT
     return Form(resize or (width if own else SIDE), 1 if grey else 3)
 
 
-def _header(path: Path) -> tuple[tuple[int, int], str]:
+def _header(path: Path) -> tuple[tuple[int, int], bool]:
+    """An image's size, and whether it is grey."""
     with _opened(path) as image:
-        return image.size, image.mode
+        if image.mode == "P":  # a palette, as of GIF files
+            colours = np.array(image.getpalette("RGB")).reshape(-1, 3)
+            return image.size, bool((colours == colours[:, :1]).all())
+        return image.size, image.mode in ("1", "L", "LA", "I;16", "I;16B")
 
 
 def _opened(path: Path) -> Any:
