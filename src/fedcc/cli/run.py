@@ -34,6 +34,7 @@ def run(
 ) -> None:
     """Train one method on one federation and record it in a run folder."""
     from fedcc.engine.threads import check_threads
+    from fedcc.experiments.advice import public_line
     from fedcc.experiments.experiment import Experiment, parse_settings
     from fedcc.experiments.run import prepare
     from fedcc.experiments.store import RunFolder, Unfinished
@@ -68,6 +69,8 @@ def run(
     with folder.lock():
         federation = prepare(experiment, folder.path, data_dir=output.data_dir, overwrite=overwrite)
         console(stderr=as_json).out(describe(experiment))
+        if line := public_line(experiment.build_method(), federation):
+            console(stderr=as_json).print(line)
         train(experiment, folder.path, federation, output, as_json)
 
 

@@ -161,7 +161,7 @@ def assemble(source: Path, parts: Parts, test: float) -> Dataset:
             train_x[held_out], train_y[held_out], train_x[~held_out], train_y[~held_out]
         )  # fmt: skip
     view, network = _usual(train_x)
-    defaults = Defaults("dirichlet:0.5", min(10, len(train_y)), rounds=5, epochs=10, shared_model=network,
+    defaults = Defaults("dirichlet:0.5", min(10, len(train_y)), rounds=5, epochs=5, shared_model=network,
                         models=network)  # fmt: skip
     return Dataset(str(source), classes, train_x, train_y, test_x, test_y, view, defaults, inputs.get("public"))
 

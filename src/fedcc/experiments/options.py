@@ -64,7 +64,7 @@ class Split(Group):
     )
     resize: int = option(
         0,
-        "side of the images: of Tiny ImageNet 32 or 64, of your own any; 0: their own if small and equal, else 32",
+        "side of the images: of Tiny ImageNet 32 or 64, of your own any; 0: their own, at most 32 if they differ",
         low=0,
         most=1024,
     )

@@ -15,6 +15,7 @@ from fedcc.core.requests import Fit, Recipe
 from fedcc.engine import Plain, choose_device, drive, set_deterministic
 from fedcc.engine import engine as engine_named
 from fedcc.engine.threads import check_threads, fixed_threads, warn_of_threads
+from fedcc.experiments.advice import PublicAdvice
 from fedcc.experiments.checkpoint import Checkpoint, Checkpoints
 from fedcc.experiments.experiment import Experiment, resolve_machine
 from fedcc.experiments.options import OPTIONS, Machine, Measurement, Output, Training, group_of
@@ -93,7 +94,7 @@ def train(
     """Train a method on a federation, as :func:`run` does, with the options as values."""
     check_threads(machine.threads)
     warn_of_threads(machine.threads)
-    observer, result = Observers(*observers), None
+    observer, result = Observers(*observers, PublicAdvice(method, federation.classes)), None
     executor = engine_named(machine.engine, choose_device(machine.device), machine.precision, observer.monitor)
     set_deterministic(machine.deterministic)
     snapshot, before, past = (start.snapshot, start.records, start.seconds) if start else (None, [], 0.0)
