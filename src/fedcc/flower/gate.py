@@ -2,9 +2,11 @@
 
 This module starts Flower's SuperLink on two addresses: the public one serves the fleet's routes and nothing else, the
 private one, on loopback, serves everything to processes of the user who started it. A SuperNode gets the same gate on
-its loopback port. The gate also adds the signature of the one app that sites run (:mod:`fedcc.flower.keys`).
+its loopback port. At the public port a request is read only after its key was checked, and passed on only if it is the
+caller's own business (:mod:`fedcc.flower.fleet`). The gate also adds the signature of the one app that sites run
+(:mod:`fedcc.flower.keys`).
 
-This file runs by itself and imports nothing of the project, so that Flower's processes do not load torch.
+This file runs by itself and imports nothing of the project that loads torch.
 """
 
 from __future__ import annotations
@@ -18,16 +20,9 @@ from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from pathlib import Path
 from typing import Any
 
-FLEET = frozenset(
-    f"/v1/fleet/{name}"
-    for name in ("activate-node", "deactivate-node", "send-node-heartbeat", "pull-messages", "push-messages",
-                 "confirm-message-received", "pull-object", "push-object", "get-run", "get-fab")
-)  # fmt: skip
-"""What a registered client calls; only the operator registers clients."""
+from fedcc.flower.fleet import ROUTES, RefusedRequest, Replies, authenticated_node
 
-LARGEST = 32 * 2**20
-"""Bytes of a request. Flower splits arrays into objects of 5 MiB, and reads requests before it checks their keys."""
-
+EXPECT = "/v1/runtime/push-messages"  # how the server's own app sends messages
 ESTABLISHED = "01"
 TABLES = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
 
@@ -43,18 +38,64 @@ class Gate:
 
     def __init__(self, app: App, private: int, signature: Mapping[str, str] | None = None):
         self.app, self.private, self.signature = app, private, signature  # private: a port, for its owner alone
+        self.replies = Replies()
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         if scope["type"] not in ("lifespan", "http"):
             raise PermissionError(f"the gate passes no {scope['type']} connections")
-        if scope["type"] == "http" and (refusal := self.refusal(scope)):
+        try:
+            if scope["type"] == "http":
+                receive = await self.checked(scope, receive)
+        except Refusal as refusal:
             from starlette.responses import PlainTextResponse
 
-            status, reason = refusal
-            await PlainTextResponse(reason, status, {"connection": "close"})(scope, receive, send)
+            response = PlainTextResponse(refusal.reason, refusal.status, {"connection": "close"})
+            await response(scope, receive, send)
             return
         signs = self.signature and scope.get("path") == "/v1/fleet/get-fab"
         await self.app(scope, receive, self.signer(send) if signs else send)
+
+    async def checked(self, scope: Message, receive: Receive) -> Receive:
+        """What the application receives: the request, if it may pass."""
+        path = scope["path"]
+        if scope["server"][1] == self.private:
+            if not is_owned_by(scope["client"], scope["server"], os.getuid()):
+                raise Refusal(403, "this port is for processes of the user who runs the server")
+            if path == EXPECT:
+                body = await read_body(receive)
+                self.replies.expect(body)
+                return replayed(body, receive)
+            return receive
+        length = self.check_head(scope)
+        headers = dict(scope["headers"])
+        if (node := authenticated_node(headers, self.state)) is None:
+            raise Refusal(401, "a request must be signed with the key of a registered client")
+        body = await read_body(receive)
+        if len(body) != length:
+            raise Refusal(400, f"the request has {len(body):,} bytes, its header says {length:,}")
+        try:
+            self.replies.check(path, body, node)
+        except RefusedRequest as error:
+            raise Refusal(403, str(error)) from None
+        return replayed(body, receive)
+
+    @property
+    def state(self) -> Any:
+        """Flower's state, which knows the registered keys."""
+        return self.app.state.linkstate_factory.state()  # type: ignore[attr-defined]
+
+    def check_head(self, scope: Message) -> int:
+        """The length of a request at the public port, if its head is that of the fleet's."""
+        if scope["method"] != "POST" or scope["path"] not in ROUTES:
+            raise Refusal(
+                403, "only routes of the fleet are served here; the operator's are on the server's own machine"
+            )
+        text = dict(scope["headers"]).get(b"content-length", b"")
+        if not text.isdigit() or len(text) > 15:
+            raise Refusal(411, "a request must state its length")
+        if (length := int(text)) > (largest := ROUTES[scope["path"]]):
+            raise Refusal(413, f"a request may have at most {largest:,} bytes here, got {length:,}")
+        return length
 
     def signer(self, send: Send) -> Send:
         """A ``send`` that adds the signature to the response with the app."""
@@ -82,20 +123,35 @@ class Gate:
 
         return send_signed
 
-    def refusal(self, scope: Message) -> tuple[int, str] | None:
-        """The status and reason of a refusal, or None."""
-        if scope["server"][1] == self.private:
-            if is_owned_by(scope["client"], scope["server"], os.getuid()):
-                return None
-            return 403, "this port is for processes of the user who runs the server"
-        if scope["method"] != "POST" or scope["path"] not in FLEET:
-            return 403, "only routes of the fleet are served here; the operator's are on the server's own machine"
-        length = dict(scope["headers"]).get(b"content-length", b"")
-        if not length.isdigit():
-            return 411, "a request must state its length"
-        if int(length) > LARGEST:
-            return 413, f"a request may have at most {LARGEST:,} bytes, got {int(length):,}"
-        return None
+
+class Refusal(Exception):
+    """Why a request does not pass, and the status of the response."""
+
+    def __init__(self, status: int, reason: str):
+        super().__init__(reason)
+        self.status, self.reason = status, reason
+
+
+async def read_body(receive: Receive) -> bytes:
+    """The whole body of a request; nothing of it if the caller has gone."""
+    body = bytearray()
+    while True:
+        message = await receive()
+        if message["type"] != "http.request":
+            return b""
+        body.extend(message.get("body", b""))
+        if not message.get("more_body"):
+            return bytes(body)
+
+
+def replayed(body: bytes, receive: Receive) -> Receive:
+    """A ``receive`` that begins with a body that was read before."""
+    messages = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def again() -> Message:
+        return messages.pop() if messages else await receive()
+
+    return again
 
 
 def is_owned_by(client: Address, server: Address, user: int) -> bool:

@@ -19,6 +19,7 @@ import numpy as np
 from fedcc.core.files import open_whole, write_whole
 from fedcc.experiments.result import Result
 from fedcc.experiments.store import RunFolder
+from fedcc.flower.command import CommandSigner
 from fedcc.flower.data import check_images, read_arrays
 from fedcc.flower.folder import ENVIRONMENT, FederationFolder
 from fedcc.flower.gate import superlink_command
@@ -41,6 +42,7 @@ for name, key in json.loads(sys.argv[1]).items():
 def serve(folder: FederationFolder, bind: str, say: Say) -> None:
     """Run the SuperLink until it is interrupted; if it ends by itself, that is an error."""
     operator, port = folder.operator, free_port()
+    CommandSigner(folder.command_key)  # an error if it is missing
     home = operator / "home"
     home.mkdir(exist_ok=True)
     (home / "config.toml").write_text(
