@@ -12,7 +12,7 @@ from typing import Any
 
 import httpx
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key
-from flwr.app import Metadata, RecordDict
+from flwr.app import Error, Metadata, RecordDict
 from flwr.app.message import Message, make_message, remove_content_from_message
 from flwr.common.serde import message_from_proto, message_to_proto
 from flwr.proto.fleet_pb2 import ActivateNodeRequest, PullMessagesRequest, PushMessagesRequest
@@ -63,11 +63,11 @@ class Attacker:
         message.metadata.__dict__["_message_id"] = tree.object_id
         return message
 
-    def message(self, content: RecordDict, **about: Any) -> Message:
-        """A message of this client; ``about`` replaces what its metadata say."""
+    def message(self, content: RecordDict | None, error: Error | None = None, **about: Any) -> Message:
+        """A message of this client, with content or an error; ``about`` replaces what its metadata say."""
         given = {"message_id": "", "src_node_id": self.id, "dst_node_id": SERVER, "reply_to_message_id": "",
                  "group_id": "", "created_at": time.time(), "ttl": 600.0, "message_type": "train"}  # fmt: skip
-        return make_message(metadata=Metadata(**{**given, **about}), content=content)
+        return make_message(metadata=Metadata(**{**given, **about}), content=content, error=error)
 
     def push(self, *messages: Message, objects: bool = True) -> None:
         """Send messages as Flower's SuperNode does."""
