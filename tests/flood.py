@@ -52,6 +52,10 @@ class Flood:
             await asyncio.sleep(3)
 
     async def send(self, writer: asyncio.StreamWriter, kind: int) -> None:
+        with suppress(OSError):
+            await self.slowly(writer, kind)
+
+    async def slowly(self, writer: asyncio.StreamWriter, kind: int) -> None:
         if kind == 1:  # a header without end
             writer.write(HEAD.encode())
         if kind == 2:  # nearly all of a large body

@@ -20,6 +20,7 @@ from typing import Any
 
 HEAD_SECONDS = 20.0  # for handshake and header; and from one request to the next
 BODY_SECONDS, SLOWEST = 20.0, 64 * 2**10  # for a body: this, and its length at this many bytes per second
+REFUSED_SECONDS = 1.0  # for a refusal to arrive
 LINE_SECONDS = 60.0  # in line, before a body is read
 PER_ADDRESS, STRANGERS, PER_NODE = 128, 512, 64  # connections: of strangers per address and in all; of a client
 UNREAD, UNREAD_PER_NODE = 32 * 2**20, 12 * 2**20  # bytes of the bodies that are being read: in all, of a client
@@ -106,6 +107,11 @@ class Door:
         """A request has been answered; the connection waits for the next."""
         if (connection := self.connections.get(address)) is not None:
             connection.waits_since = time.monotonic()
+
+    def refuse(self, address: Address) -> None:
+        """End a connection whose request was refused, once the refusal is out: what it still sends is not awaited."""
+        if (connection := self.connections.get(address)) is not None:
+            asyncio.get_running_loop().call_later(REFUSED_SECONDS, connection.end)
 
     def _end_oldest(self, group: list[Connection], limit: int) -> None:
         for connection in group[: max(0, len(group) - limit)]:

@@ -58,6 +58,7 @@ class Gate:
 
             response = PlainTextResponse(refusal.reason, refusal.status, {"connection": "close"})
             await response(scope, receive, send)
+            self.door.refuse((str(scope["client"][0]), int(scope["client"][1])))
 
     async def private_request(self, scope: Message, receive: Receive) -> Receive:
         """What the application receives at the private port, from its owner; the server's messages are noted."""

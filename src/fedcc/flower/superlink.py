@@ -28,6 +28,7 @@ from fedcc.processes import is_alive
 
 NAME = "fedcc"  # of the SuperLink in Flower's configuration
 LOCAL = "127.0.0.1"
+RETURN_MEMORY = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_ARENA_MAX": "2"}  # large buffers go back to the system
 START_SECONDS = 120.0  # for the SuperLink to start, and for it to start a run
 Say = Callable[[str], None]
 # `flwr supernode register` for each client's key, in one process: its imports take over a second
@@ -49,7 +50,7 @@ def serve(folder: FederationFolder, bind: str, say: Say) -> None:
         f'[superlink]\ndefault = "{NAME}"\n\n[superlink.{NAME}]\naddress = "{LOCAL}:{port}"\n'
         f"root-certificates = {json.dumps(str(operator / 'ca.crt'))}\n"
     )
-    env = environment(home, folder.experiment.machine.threads, **{ENVIRONMENT: str(folder.path)})
+    env = environment(home, folder.experiment.machine.threads, **{ENVIRONMENT: str(folder.path)}, **RETURN_MEMORY)
     if is_listening(LOCAL, folder.port):
         raise ValueError(
             f"port {folder.port} is in use; is another server running? {folder.path}/federation.toml sets the port"
