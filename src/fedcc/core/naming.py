@@ -31,3 +31,13 @@ def shortened(value: Any) -> str:
         return _SHORT.repr(value)
     except ValueError:  # Python writes no integer of more than 4,300 digits
         return f"an integer of {value.bit_length():,} bits" if isinstance(value, int) else f"a {type(value).__name__}"
+
+
+def printable(text: str) -> str:
+    """A text for one line of a terminal: spaces for line breaks, escapes for control characters and the like.
+
+    >>> printable("ok\\n\\x1b[2Jgone\\u202e")
+    'ok \\\\x1b[2Jgone\\\\u202e'
+    """
+    words = " ".join(text.split())
+    return "".join(c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in words)

@@ -12,6 +12,7 @@ from pathlib import Path
 from fedcc.core.files import write_whole
 from fedcc.engine import choose_device
 from fedcc.experiments.toml import dumps
+from fedcc.flower.command import read_public_key
 from fedcc.flower.data import site_samples
 from fedcc.flower.folder import Site
 from fedcc.flower.fork_server import ForkServer
@@ -48,6 +49,7 @@ def take_part(
     for file in (key, site.path / "ca.crt", site.path / "app.yaml"):
         if not file.is_file():
             raise ValueError(f"{file} is missing; the operator sends it with the site's folder")
+    read_public_key(site.path / "command.pub")
     if key.stat().st_mode & 0o077:
         raise ValueError(f"{key} can be read by others; chmod 600 {key}")
     samples = site_samples(data, site.task)
