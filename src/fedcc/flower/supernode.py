@@ -28,8 +28,9 @@ EXPLANATIONS = {  # parts of Flower's log lines, and what they mean to a site
     "Receiving: query.model": "the server asks for the model",
     "Receiving: query.predict": "the server asks for predictions",
     "Sent successfully": "answered",
+    "/v1/fleet/activate-node'": "the server does not know this site's key, or a clock is off by over 5 minutes",
     "401 Unauthorized": "the server was restarted and does not know this session",
-    "Failed to activate": "the server does not know this site's key, or still holds an earlier session of it",
+    "Failed to activate": "the server still holds an earlier session of this site",
 }
 
 
