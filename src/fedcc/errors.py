@@ -19,6 +19,10 @@ class InputError(ValueError):
     """Something of the user's own that cannot be used: a file, a folder, code. The message says why."""
 
 
+class LeftOut(UserWarning):
+    """Part of the user's data is not used."""
+
+
 @contextmanager
 def warnings_to(say: Callable[[str], None]) -> Iterator[None]:
     """Pass the warnings of this package to ``say`` while the block runs; others are shown as usual."""

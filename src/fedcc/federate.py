@@ -179,6 +179,6 @@ def build_server(
         raise ValueError(reason)
 
     def build(name: str) -> Arch:
-        return Arch((network(name, public.shape),), method.outputs(classes), public.shape)
+        return Arch((network(name, public.shape),), method.outputs(classes), public.shape, public.are_tokens)
 
     return Server(public=public, classes=classes, recipe=recipe, key=Key(seed), archs=archs, networks=build)

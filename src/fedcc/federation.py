@@ -194,10 +194,12 @@ class Federation:
         """Each client's architecture under a method."""
         models = (self.shared_model,) if method.one_network and self.shared_model is not None else self.models
         outputs = method.outputs(self.classes)
-        tokens = not self.public.x.is_floating_point() and self.public.view == IDENTITY
         factories = [network(m, self.public.shape) if isinstance(m, str) else m for m in models]
         networks = deal(factories, len(self.private), self.assignment)
-        return {k: Arch((factory,), outputs, self.public.shape, tokens) for k, factory in enumerate(networks)}
+        return {
+            k: Arch((factory,), outputs, self.public.shape, self.public.are_tokens)
+            for k, factory in enumerate(networks)
+        }
 
     def counts(self) -> Tensor:
         """Private samples per client and class, [clients, classes]."""

@@ -32,7 +32,10 @@ def check_installed() -> None:
 def init(
     options: dict[str, Any],
     folder: Folder,
-    client: Annotated[list[str], Option("--client", help="a client, NAME or NAME=MODEL; repeatable")],
+    client: Annotated[
+        list[str],
+        Option("--client", help="a client, NAME, NAME=MODEL, or NAME=own if it brings its network; repeatable"),
+    ],
     method: Annotated[str, Option(help="the method's name; `fedcc methods` lists them")] = "fedcc",
     settings: Settings = None,
     host: Annotated[
@@ -40,9 +43,10 @@ def init(
     ] = None,
     port: Annotated[int, Option(help="the server's port")] = 9092,
     public_file: Annotated[
-        Path | None, Option("--public-file", help="own public images instead: NPZ with x, uint8 [N, C, H, W]")
+        Path | None,
+        Option("--public-file", help="own public samples instead: NPZ with x, a table, or a folder of images"),
     ] = None,
-    test_file: Annotated[Path | None, Option("--test-file", help="own test set: NPZ with x and y")] = None,
+    test_file: Annotated[Path | None, Option("--test-file", help="own test set: as a site's data")] = None,
     class_name: Annotated[
         list[str] | None, Option("--class", help="with --public-file: the classes' names, in order")
     ] = None,
@@ -51,10 +55,12 @@ def init(
     ] = False,
 ) -> None:
     """Create a federation folder: experiment, certificates, and a folder with a key for each site."""
+    from fedcc.code import allow
     from fedcc.experiments.experiment import parse_settings
     from fedcc.flower.create import create_federation
     from fedcc.flower.folder import parse_clients
 
+    allow(str(options.get("data", "")))
     federation = create_federation(
         folder,
         method,
@@ -74,7 +80,7 @@ def init(
     networks = ", ".join(f"{name} ({model})" for name, model in federation.clients.items())
     typer.echo(
         f"{e.build_method().label} on {e.split.data}: {networks}; T={e.training.rounds}, E={e.training.epochs}; "
-        f"{federation.task.public} public images; server {federation.address}"
+        f"{federation.task.public} public {federation.task.samples_text}; server {federation.address}"
     )
     sites = ", ".join(str(folder / "sites" / name) for name in federation.clients)
     typer.echo(f"Send over a confidential channel: {sites}")
@@ -105,7 +111,11 @@ def server(folder: Folder, bind: Annotated[str, Option(help="the address to list
 def client(
     options: dict[str, Any],
     site: Annotated[str, Argument(metavar="SITE", help="the site's folder, or its name")],
-    data: Annotated[Path, Option(help="the site's own samples: an NPZ file with x and y, or a folder")],
+    data: Annotated[Path, Option(help="the site's own samples: an NPZ file with x and y, a table, or a folder")],
+    label: Annotated[str, Option(help="column of the labels in a table, if the operator has not named it")] = "",
+    network: Annotated[
+        str, Option(help="the site's own network, a name or module:factory, if it is to bring one")
+    ] = "",
     model: Annotated[str | None, Option(help="the network, to check that it is the agreed one")] = None,
     server: Annotated[str | None, Option(help="HOST:PORT, if different from site.toml")] = None,
     share_model: Annotated[
@@ -123,7 +133,7 @@ def client(
     def say(text: str) -> None:
         typer.echo(f"{time.strftime('%H:%M:%S')} {text}")
 
-    take_part(own, data, say, server=server, share_model=share_model, **options)
+    take_part(own, data, say, server=server, share_model=share_model, label=label, network=network, **options)
 
 
 @federation_app.command()
@@ -143,7 +153,7 @@ def run(
 @federation_app.command()
 def predict(
     folder: Folder,
-    source: Annotated[Path, Argument(metavar="INPUT", help="NPZ with x: uint8 images like the public ones")],
+    source: Annotated[Path, Argument(metavar="INPUT", help="NPZ with x, a table, an image or a folder of images")],
     out: Annotated[Path, Option("--out", help="NPZ to write: scores and labels")] = Path("predictions.npz"),
 ) -> None:
     """Predict with the trained federation: with the models that the server has, or by asking the clients."""

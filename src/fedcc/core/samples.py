@@ -191,6 +191,11 @@ class Samples:
         """Whether the inputs are ``IMAGES``, which can be mirrored."""
         return self.x.ndim == 4 and self.x.shape[-1] > 1
 
+    @property
+    def are_tokens(self) -> bool:
+        """Whether a network sees integers."""
+        return not self.x.is_floating_point() and self.view == IDENTITY
+
     @cached_property
     def mirrored(self) -> Samples:
         """The same samples, their images mirrored left to right; always the same object."""

@@ -147,7 +147,7 @@ READERS: dict[str, Callable[[Path, str, float], Dataset]] = {
 
 def assemble(source: Path, parts: Parts, test: float) -> Dataset:
     """A data set of pairs (inputs, labels of any kind) by part; public samples have no labels."""
-    inputs = {part: _inputs(f"{source}, {part}", x) for part, (x, _) in parts.items()}
+    inputs = {part: as_inputs(f"{source}, {part}", x) for part, (x, _) in parts.items()}
     for part, (x, y) in parts.items():
         if y is not None and len(y) != len(x):
             raise InputError(f"{source}: {part} has {len(x)} inputs and {len(y)} labels")
@@ -160,13 +160,13 @@ def assemble(source: Path, parts: Parts, test: float) -> Dataset:
         test_x, test_y, train_x, train_y = (
             train_x[held_out], train_y[held_out], train_x[~held_out], train_y[~held_out]
         )  # fmt: skip
-    view, network = _usual(train_x)
+    view, network = _usual_view(train_x), default_network(train_x)
     defaults = Defaults("dirichlet:0.5", min(10, len(train_y)), rounds=5, epochs=5, shared_model=network,
                         models=network)  # fmt: skip
     return Dataset(str(source), classes, train_x, train_y, test_x, test_y, view, defaults, inputs.get("public"))
 
 
-def _inputs(who: str, x: Any) -> Inputs:
+def as_inputs(who: str, x: Any) -> Inputs:
     """Inputs in one of the three forms: uint8 images [N, channels, H, W], tokens [N, L], or a table."""
     if isinstance(x, Table):
         return x
@@ -212,12 +212,16 @@ def _test_rows(source: Path, labels: Labels, classes: tuple[str, ...], share: fl
     return held_out
 
 
-def _usual(x: Inputs) -> tuple[View, str]:
-    """The view and the network for inputs of this form."""
+def _usual_view(x: Inputs) -> View:
+    if isinstance(x, Table) or x.dtype != np.uint8:
+        return IDENTITY
+    channels, side = x.shape[1], x.shape[2]
+    mean, std = (IMAGE_VIEW["mean"],) * channels, (IMAGE_VIEW["std"],) * channels
+    return View(IMAGE_VIEW["scale"], mean, std, pad=max(1, side // 8), flip=True)
+
+
+def default_network(x: Inputs) -> str:
+    """The network for inputs of this form."""
     if isinstance(x, Table) or x.dtype == np.float32:
-        return IDENTITY, "mlp"
-    if x.dtype == np.uint8:
-        channels, side = x.shape[1], x.shape[2]
-        mean, std = (IMAGE_VIEW["mean"],) * channels, (IMAGE_VIEW["std"],) * channels
-        return View(IMAGE_VIEW["scale"], mean, std, pad=max(1, side // 8), flip=True), "resnet8"
-    return IDENTITY, f"bag{int(x.max()) + 1}"
+        return "mlp"
+    return "resnet8" if x.dtype == np.uint8 else f"bag{int(x.max()) + 1}"

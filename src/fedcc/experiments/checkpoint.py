@@ -52,6 +52,7 @@ class Checkpoints(Observer):
     ):
         self.folder, self.method = folder, experiment.build_method()
         self.device = choose_device(experiment.machine.device)
+        self.models = [m for m in federation.models if not isinstance(m, str)] or None  # the caller's own networks
         self.every, self.keep, self.files = every, keep, RoundFiles(folder, "checkpoint")
         self.identity = json.loads(json.dumps({"experiment": experiment.values(), **federation.digests}))
         self.size = 0  # bytes of the latest
@@ -124,7 +125,7 @@ class Checkpoints(Observer):
                 text = "{} is {}, here {}".format(*difference)
                 raise RunFolderError(f"{path} is a checkpoint of another experiment ({text})")
             check_value("seconds", about["seconds"], float, 0)
-            snapshot = from_bytes(Snapshot, content, tree, self.method, device=self.device)
+            snapshot = from_bytes(Snapshot, content, tree, self.method, models=self.models, device=self.device)
             check_value("t", snapshot.t, int, 1)
             records = self.read_records(path, about, snapshot.t, problems)
         return Checkpoint(snapshot, records, about["seconds"], len(content))

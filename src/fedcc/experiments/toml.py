@@ -40,7 +40,7 @@ def parse(text: str) -> dict[str, Any]:
 
 
 def dumps(table: Mapping[str, Any]) -> str:
-    """A table of scalars, lists of scalars, and tables of these; None is left out (TOML has no such value).
+    """A table of scalars, lists (of scalars or small tables), and tables of these; None is left out.
 
     >>> print(dumps({"method": "fedcc", "lr": 0.001, "settings": {"lam": 0.2}}), end="")
     method = "fedcc"
@@ -69,4 +69,6 @@ def _value(value: Any) -> str:
         return repr(value)  # TOML writes inf and nan as Python does
     if isinstance(value, list | tuple):
         return "[" + ", ".join(map(_value, value)) + "]"
-    raise TypeError(f"TOML here holds numbers, texts, switches and lists, got {type(value).__name__}")
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{_key(name)} = {_value(v)}" for name, v in value.items()) + "}"
+    raise TypeError(f"TOML here holds numbers, texts, switches, lists and tables, got {type(value).__name__}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from fedcc.core.digests import DamagedFile
 from fedcc.core.messages import Predictions, Weights, carried
-from fedcc.core.model import Model
+from fedcc.core.model import Factory, Model
 from fedcc.core.requests import Predict
 from fedcc.core.rng import Key
 from fedcc.core.roles import Client
@@ -25,12 +26,14 @@ from fedcc.engine import choose_device, default_engine, default_precision, drive
 from fedcc.engine.threads import fixed_threads
 from fedcc.experiments.packing import from_bytes, read_header, to_bytes, unreadable_refused
 from fedcc.experiments.round_files import RoundFiles
+from fedcc.experiments.store import RunFolderError
 from fedcc.federate import build_client, first_model
 from fedcc.flower.codec import decode, encode, fingerprint, read_content, write_content
 from fedcc.flower.cohort import Inputs
 from fedcc.flower.command import Command, Nonces
 from fedcc.flower.data import site_samples
 from fedcc.flower.folder import Site
+from fedcc.flower.own_network import own_network
 from fedcc.flower.site_error import SiteError, error_texts, log_error
 
 ABOUT = {"format": 1}  # of the snapshots' files
@@ -79,7 +82,8 @@ class SiteClient:
         self.site = site = Site.read(Path(str(settings["site"])))
         self.message, self.command = message, Command.read(message.metadata.message_type, message.content, site)
         self.run, self.t = self.command.run, self.command.t
-        self.data, self.threads = Path(str(settings["data"])), int(settings["threads"])
+        self.data, self.label = Path(str(settings["data"])), str(settings.get("label", ""))
+        self.threads = int(settings["threads"])
         self.method, self.device = site.experiment.build_method(), choose_device(str(settings["device"]))
         self.wire, self.seed = site.experiment.training.wire, site.experiment.training.seed
         self.folder = site.state / self.run
@@ -90,6 +94,10 @@ class SiteClient:
         same = torch.device(machine.device).type == self.device.type
         precision = machine.precision if same else default_precision(self.device)
         self.engine = engine(default_engine(self.device), self.device, precision)
+        self.network: str | Factory = site.model
+        if site.brings_network:
+            sys.path.append(str(settings["code"]))
+            self.network = own_network(str(settings["network"]), site.task.shape)
 
     def question(self, known: MessageClasses, wire: str = "fp32") -> Any:
         """The server's message, of one of these classes."""
@@ -134,7 +142,8 @@ class SiteClient:
         """The client as round t finds it."""
         site, task, recipe = self.site, self.site.task, self.site.experiment.training.recipe()
         public = task.public_samples(site.path / "public.npz").to(self.device)
-        private, arch = site_samples(self.data, task).to(self.device), task.arch(self.method, site.model)
+        private = site_samples(self.data, task, self.label).to(self.device)
+        arch = task.arch(self.method, self.network)
         client = build_client(public, task.classes, recipe, self.seed, site.number, arch, private)
         if snapshot := self.before(t):
             client.model, client.memory = snapshot.model, snapshot.memory
@@ -143,7 +152,7 @@ class SiteClient:
         return client
 
     def predict(self, x: Tensor) -> Tensor:
-        """Its own model's logits for these images."""
+        """Its own model's logits for these inputs."""
         with fixed_threads(self.threads):
             samples = Samples({"x": x.to(self.device)}, self.site.task.view)
             logits: Tensor = self.engine.serve([Predict(self.latest().model, samples)])[0].logits
@@ -165,6 +174,10 @@ class SiteClient:
             about, tree = read_header(content)
             if about != ABOUT:
                 raise ValueError(f"format {about.get('format')}, this fedcc reads format {ABOUT['format']}")
+            named = {name for arch in tree["archs"].values() for name in arch["trunks"]}
+            if self.site.brings_network and named != {str(self.network)}:
+                text = f"holds a model of {', '.join(named)}, but the client was started with --network {self.network}"
+                raise RunFolderError(f"{path} {text}; start it with the same network")
             return from_bytes(ClientSnapshot, content, tree, self.method, device=self.device)
 
     def before(self, t: int) -> ClientSnapshot | None:
@@ -192,14 +205,14 @@ def train(message: Message, context: Context) -> Message:
 def model(message: Message, context: Context) -> Message:
     """The model, if the site shares it."""
     client = SiteClient(message, context)
-    if not context.node_config.get("share-model"):
+    if client.site.brings_network or not context.node_config.get("share-model"):
         return client.decline()
     return client.answer(Weights.of(client.latest().model, 1))
 
 
 @app.query("predict")
 def predict(message: Message, context: Context) -> Message:
-    """The logits of the client's own model for the images that the server sent."""
+    """The logits of the client's own model for the inputs that the server sent."""
     client = SiteClient(message, context)
     inputs: Inputs = client.question({"Inputs": Inputs})
     return client.answer(Predictions(client.predict(inputs.x)))

@@ -26,6 +26,7 @@ from fedcc.flower.codec import EncodedMessage, ExpectedMessage, InvalidMessage, 
 from fedcc.flower.command import CommandSigner
 from fedcc.flower.dry_run import DryRun
 from fedcc.flower.folder import FederationFolder
+from fedcc.flower.own_network import is_at_site
 from fedcc.flower.site_error import error_reason
 
 POLL_SECONDS = 0.2  # from one look for answers to the next
@@ -78,7 +79,7 @@ class NoQuorum(RuntimeError):
 
 @dataclass(frozen=True, eq=False)
 class Inputs:
-    """Images that the clients are asked about."""
+    """What the clients are asked about."""
 
     x: Tensor
 
@@ -140,6 +141,7 @@ class FlowerCohort:
         self.folder, self.run, self.transport, self.dry_run, self.device = folder, run, transport, dry_run, device
         self.wire: str = folder.experiment.training.wire
         self.rules, self.names, self.log, self.say = folder.rules, list(folder.clients), log, log.say
+        self.archs = folder.archs(dry_run.method)
         self.status = {name: ClientStatus() for name in self.names}
         self.attendance = Attendance()  # of the latest exchange
         self.signer = CommandSigner(folder.command_key, __version__)
@@ -171,20 +173,23 @@ class FlowerCohort:
         return self.ask(Exchange("train", t, message, expected.__getitem__, self.names))
 
     def models(self, t: int) -> dict[int, Weights | None]:
-        """The clients' models after round t; None for those that keep theirs."""
+        """The clients' models after round t; None for those that keep theirs, as all do that bring their network."""
 
         def expected(k: int) -> ExpectedMessage:
             return self.whole(Weights.of(self.dry_run.clients[k][0], 1), t)
 
-        return self.ask(Exchange("query.model", t, lambda _: None, expected, self.names, may_decline=True))
+        models: dict[int, Weights | None] = {k: None for k, arch in self.archs.items() if is_at_site(arch)}
+        names = [name for k, name in enumerate(self.names) if k not in models]
+        if names:
+            models |= self.ask(Exchange("query.model", t, lambda _: None, expected, names, may_decline=True))
+        return dict(sorted(models.items()))
 
     def predictions(self, t: int, x: Tensor, clients: Collection[int]) -> dict[int, Predictions]:
         """The logits of these clients' own models for these inputs."""
         question = encode(Inputs(x.cpu()), "fp32", run=self.run, round=t)
-        archs = self.folder.archs(self.dry_run.method)
 
         def expected(k: int) -> ExpectedMessage:
-            return self.whole(Predictions(torch.zeros(len(x), archs[k].outputs)), t)
+            return self.whole(Predictions(torch.zeros(len(x), self.archs[k].outputs)), t)
 
         names = [self.names[k] for k in clients]
         return self.ask(Exchange("query.predict", t, lambda _: question, expected, names))

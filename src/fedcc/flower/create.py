@@ -12,20 +12,26 @@ import numpy as np
 import torch
 
 from fedcc import __version__
+from fedcc.code import is_reference
 from fedcc.core.options import options_of
-from fedcc.core.samples import Samples, View
-from fedcc.data.dataset import PAPER_EPOCHS, PAPER_ROUNDS
+from fedcc.core.samples import IDENTITY, Samples, View
+from fedcc.data.dataset import PAPER_EPOCHS, PAPER_ROUNDS, Inputs
+from fedcc.data.own import as_inputs, default_network
 from fedcc.engine import choose_device, default_engine, default_precision
 from fedcc.experiments.experiment import Experiment
 from fedcc.experiments.options import Split
+from fedcc.federate import build_server
 from fedcc.federation import Federation, deal, several
-from fedcc.flower.data import images_sha256, read_arrays, site_samples
+from fedcc.flower.data import ENCODED, inputs_sha256, read_arrays, site_samples
+from fedcc.flower.dry_run import check_outputs_suffice
 from fedcc.flower.folder import FederationFolder, Site, Task
 from fedcc.flower.keys import make_authority, make_command_key, make_key_pair, sign_app
+from fedcc.flower.own_network import OWN
 from fedcc.flower.rules import Rules
+from fedcc.inputs import TABLES
+from fedcc.inputs.images import common_form, decode_all, list_images
+from fedcc.inputs.tables import Encoding, Table
 from fedcc.methods import make
-
-OWN = "own"  # the data and skew of a federation without a named data set
 
 APP = f"""\
 # What Flower runs: nothing but the installed package. Sites run this file's app and no other.
@@ -64,9 +70,12 @@ def create_federation(
     simulate_sites: bool = False,
     app: str = APP,
 ) -> FederationFolder:
-    """Create a federation of these clients, on a named data set or on the operator's own public images."""
+    """Create a federation of these clients, on a named data set or on the operator's own public samples."""
     if path.exists() and any(path.iterdir()):
         raise ValueError(f"{path} is not empty; a federation needs a folder of its own")
+    if is_reference(method):
+        raise ValueError(f"{method} is code, which sites do not import: a federation's method is part of an installed "
+                         "package (entry point fedcc.methods)")  # fmt: skip
     instance = make(method, settings)
     if instance.family == "bound":
         raise ValueError(f"{instance.name} is a bound for simulations; it shares nothing, or private data")
@@ -77,15 +86,20 @@ def create_federation(
     elif simulate_sites:
         raise ValueError("--simulate-sites needs a named data set, which --public-file does not use")
     else:
+        federation = _own_federation(public_file, class_names, options)
+        options = {"models": federation.models[0], **options}
         experiment = _own_experiment(method, asdict(instance), options)  # type: ignore[call-overload]
-        federation = _own_federation(public_file, class_names)
     public, names = federation.public, federation.names
-    task = Task(len(names), names, public.shape, len(public), images_sha256(public.x.numpy()), public.view)
+    x, encoding = public.x.numpy(), federation.encoding
+    task = Task(len(names), names, public.shape, len(x), inputs_sha256(x), public.view, x.dtype.name, encoding)  # type: ignore[arg-type]
     default_models = deal([str(m) for m in several(experiment.split.models)], len(clients), experiment.split.assignment)
     networks = {name: model or default_models[k] for k, (name, model) in enumerate(clients.items())}
     experiment = experiment.with_options(models=",".join(networks.values()))
-    for model in networks.values():
-        task.arch(instance, model)
+    archs = {k: task.arch(instance, model) for k, model in enumerate(networks.values())}
+    training = experiment.training
+    check_outputs_suffice(
+        instance, build_server(instance, public, task.classes, training.recipe(), training.seed, archs)
+    )
     if instance.family == "parameters" and len(set(networks.values())) > 1:
         raise ValueError(
             f"{instance.name} averages weights, so all clients need the same network, got {experiment.split.models}"
@@ -94,15 +108,16 @@ def create_federation(
     round_rules.check(len(clients))
     hosts = tuple(dict.fromkeys((*hosts, "localhost", "127.0.0.1")))
     folder = FederationFolder(path, experiment, task, round_rules, networks, hosts, port)
-    test = federation.test if test_file is None else site_samples(test_file, task)
+    test = federation.test if test_file is None else site_samples(test_file, task, experiment.split.label)
     _write(folder, public, app)
     if len(test):
         hidden = federation.hidden if test_file is None else None
         labels: dict[str, Any] = {} if hidden is None else {"public_y": hidden.numpy()}
         np.savez(folder.operator / "test.npz", x=test.x.numpy(), y=test["y"].numpy(), **labels)
     if simulate_sites:
+        x_name = ENCODED if encoding else "x"
         for name, private in zip(networks, federation.private, strict=True):
-            np.savez(folder.site(name) / "data.npz", x=private.x.numpy(), y=private["y"].numpy())
+            np.savez(folder.site(name) / "data.npz", **{x_name: private.x.numpy(), "y": private["y"].numpy()})  # type: ignore[arg-type]
     folder.write()
     return folder
 
@@ -134,6 +149,7 @@ def _write(folder: FederationFolder, public: Samples, app: str) -> None:
     make_authority(operator, folder.hosts)
     command_key = make_command_key(folder.command_key)
     np.savez(folder.path / "public.npz", x=public.x.numpy())
+    experiment = folder.experiment.with_options(data=Path(folder.experiment.split.data).name)  # no path of the operator
     for number, (name, model) in enumerate(folder.clients.items()):
         site = folder.site(name)
         site.mkdir(parents=True)
@@ -143,36 +159,63 @@ def _write(folder: FederationFolder, public: Samples, app: str) -> None:
         shutil.copyfile(operator / "ca.crt", site / "ca.crt")
         shutil.copyfile(command_key, site / "command.pub")
         shutil.copyfile(folder.path / "public.npz", site / "public.npz")
-        Site(site, folder.experiment, folder.task, name, number, model, folder.address, False).write()
+        Site(site, experiment, folder.task, name, number, model, folder.address, False).write()
 
 
 def _own_experiment(method: str, settings: Mapping[str, Any], options: Mapping[str, Any]) -> Experiment:
     """An experiment on the sites' own data; rounds and epochs are the paper's unless given."""
     for name in options_of(Split):
-        if name in options and name not in ("clients", "models", "assignment"):
+        if name in options and name not in ("clients", "models", "assignment", "label", "resize"):
             raise ValueError(
                 f"--{name} applies only to a named data set; with --public-file the sites provide the data"
             )
     device = choose_device(options.get("device", "auto"))
     values = {
-        "data": OWN, "skew": OWN, "augment": "none", "models": "resnet14", "rounds": PAPER_ROUNDS,
-        "epochs": PAPER_EPOCHS, "engine": default_engine(device), "precision": default_precision(device),
-        **options, "device": str(device),
+        "data": OWN, "skew": OWN, "augment": "none", "rounds": PAPER_ROUNDS, "epochs": PAPER_EPOCHS,
+        "engine": default_engine(device), "precision": default_precision(device), **options, "device": str(device),
     }  # fmt: skip
     return Experiment.of(method.lower(), settings, values)
 
 
-def _own_federation(path: Path, names: tuple[str, ...]) -> Federation:
-    """The operator's public images, normalised by their own mean and standard deviation per channel, and no others."""
+def _own_federation(path: Path, names: tuple[str, ...], options: Mapping[str, Any]) -> Federation:
+    """The operator's public samples and no others, with the network for such inputs.
+
+    Images are normalised by their own mean and standard deviation per channel, a table's columns are encoded.
+    """
     if len(names) < 2:
         raise ValueError("with --public-file the classes must be named: --class NAME, at least twice")
-    x = read_arrays(path, "x")["x"]
-    if x.dtype != np.uint8 or x.ndim != 4 or not len(x):
-        raise ValueError(f"{path}: x must be uint8 images [samples, channels, height, width], got {x.dtype} {x.shape}")
+    if len(set(names)) < len(names):
+        raise ValueError(f"classes must have different names, got {', '.join(names)}")
+    x, encoding = _public_inputs(path, options.get("label", ""), options.get("resize", 0)), None
+    if not len(x):
+        raise ValueError(f"{path} holds no samples")
+    if isinstance(x, Table):
+        encoding = Encoding.fit(x)
+        x = encoding.encode(x)
+    images = x.dtype == np.uint8
+    public = Samples({"x": torch.from_numpy(x)}, _image_view(path, x) if images else IDENTITY)
+    network = "resnet14" if images else default_network(x)
+    empty = Samples({"x": public.x[:0]})
+    return Federation((), public, empty, len(names), (network,), names=names, encoding=encoding)
+
+
+def _public_inputs(path: Path, label: str, resize: int) -> Inputs:
+    """Public samples: ``x`` of an NPZ file, a table without its column of labels, or a folder of images."""
+    if label and path.suffix.lower() not in TABLES:
+        raise ValueError(f"label names a column of a table, got label={label} for {path}")
+    if path.is_dir():
+        paths = list_images(path).paths
+        return decode_all(paths, common_form(paths, resize))
+    if resize:
+        raise ValueError(f"resize is for a folder of images, got resize={resize} for {path}")
+    if path.suffix.lower() in TABLES:
+        return TABLES[path.suffix.lower()](path).without(label)
+    return as_inputs(str(path), read_arrays(path, "x")["x"])
+
+
+def _image_view(path: Path, x: np.ndarray) -> View:
     scaled = x.astype(np.float64) / 255
     mean, std = scaled.mean((0, 2, 3)), scaled.std((0, 2, 3))
     if not std.all():
         raise ValueError(f"{path}: a channel of the images is constant")
-    view = View(1 / 255, tuple(mean.round(4).tolist()), tuple(std.round(4).clip(1e-4).tolist()))
-    public = Samples({"x": torch.from_numpy(x)}, view)
-    return Federation((), public, Samples({"x": public.x[:0]}), len(names), (), names=names)
+    return View(1 / 255, tuple(mean.round(4).tolist()), tuple(std.round(4).clip(1e-4).tolist()))

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from fedcc.core.messages import Data
+from fedcc.core.messages import Data, leaves
 from fedcc.core.method import AnyMethod
 from fedcc.core.model import HEAD, Arch, Model, Outputs, State
 from fedcc.core.requests import Fit, Fitted, Init, Predict, Recalibrate, Request
@@ -19,18 +19,26 @@ from fedcc.core.tree import message_classes
 from fedcc.engine.drive import drive
 from fedcc.federate import build_client
 from fedcc.flower.codec import ExpectedMessage
+from fedcc.flower.own_network import NotKnown, UnknownState, is_at_site
 from fedcc.nets import build
 
 
 class ShapeEngine:
-    """An engine that gets only shapes right: a fit returns its model, all logits and features are zero."""
+    """An engine that gets only shapes right: a fit returns its model, all logits and features are zero.
+
+    Of a network that only its site knows, it knows the outputs; ``unknown`` is its state.
+    """
+
+    def __init__(self, unknown: State | None = None):
+        self.unknown: State = {} if unknown is None else unknown
 
     def serve(self, requests: Sequence[Request[Any]]) -> list[Any]:
         return [self.answer(request) for request in requests]
 
     def answer(self, request: Request[Any]) -> Any:
         if isinstance(request, Init):
-            return Model(request.arch, dict(network_state(request.arch)[0]))
+            known = not is_at_site(request.arch)
+            return Model(request.arch, dict(network_state(request.arch)[0]) if known else self.unknown)
         if isinstance(request, Fit):
             model = request.model
             return Fitted(model, 1, 0.0, {}, HEAD if request.only == "head" else network_state(model.arch)[1])
@@ -38,14 +46,16 @@ class ShapeEngine:
             return request.model
         if isinstance(request, Predict):
             model, n = request.model, len(request.samples)
-            width = model.state["head.weight"].shape[1]
+            width = 0 if is_at_site(model.arch) else model.state["head.weight"].shape[1]
             return Outputs(torch.zeros(n, model.arch.outputs), torch.zeros(n, width))
         raise TypeError(f"no shape is known for the answer to {type(request).__name__}")
 
 
 @lru_cache(maxsize=32)
 def network_state(arch: Arch) -> tuple[State, tuple[str, ...]]:
-    """Some state of a network, and the names of its trained parameters."""
+    """Some state of a network, and the names of its trained parameters; none of a site's own."""
+    if is_at_site(arch):
+        return {}, ()
     module = build(arch, Key(0))
     return dict(module.state_dict()), module.trainable
 
@@ -54,7 +64,8 @@ class DryRun:
     """A stand-in for each client at the server: it has the client's network and one blank sample of each class, goes
     through the client's rounds with the client's downlinks, and remembers what the client would.
 
-    ``start`` are the models and memories that :attr:`clients` gave to a checkpoint.
+    ``start`` are the models and memories that :attr:`clients` gave to a checkpoint. ``unknown`` is the state of a
+    network that only its site knows.
     """
 
     def __init__(
@@ -64,8 +75,9 @@ class DryRun:
         wire: str,
         run: str,
         start: Mapping[int, tuple[Model, dict[str, Any]]] | None = None,
+        unknown: State | None = None,
     ):
-        self.method, self.wire, self.run, self.engine = method, wire, run, ShapeEngine()
+        self.method, self.wire, self.run, self.engine = method, wire, run, ShapeEngine(unknown)
         self.classes, self.message_classes = server.classes, message_classes(method)
         public = Samples({"x": server.public.x.cpu()}, server.public.view)
         blank = torch.zeros((), dtype=public.x.dtype).expand(server.classes, *public.shape)
@@ -92,3 +104,20 @@ class DryRun:
         if isinstance(up, Data):
             raise ValueError(f"{self.method.name} uploads private samples, which a federation across machines refuses")
         return ExpectedMessage(up, self.message_classes, self.classes, self.wire, self.run, t)
+
+
+def check_outputs_suffice(method: AnyMethod, server: Server) -> None:
+    """Refuse a method that sends or uses weights, if some client's network is known to its site only."""
+    own = [k for k, arch in server.archs.items() if is_at_site(arch)]
+    try:
+        if own and method.family == "parameters":
+            raise NotKnown
+        dry_run = DryRun(method, server, "fp32", "", unknown=UnknownState())
+        downs = drive([method.start(server)], dry_run.engine)[0] if own else {}
+        for k in own:
+            list(leaves(dry_run.expected_upload(k, 1, downs[k]).message))
+    except NotKnown:
+        raise ValueError(
+            f"{method.name} sends weights, and the server knows no weights of a network that its site brings; "
+            "name the clients' networks, or choose a method that sends predictions, such as fedcc"
+        ) from None

@@ -5,28 +5,30 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
 from fedcc.core.files import write_whole
 from fedcc.core.method import AnyMethod
-from fedcc.core.model import Arch
+from fedcc.core.model import Arch, Factory
 from fedcc.core.naming import unknown
 from fedcc.core.options import REQUIRED, check_options, check_value, option
-from fedcc.core.samples import Samples, View
+from fedcc.core.samples import IDENTITY, Samples, View
 from fedcc.experiments.experiment import Experiment
 from fedcc.experiments.options import OPTIONS
 from fedcc.experiments.toml import dumps, load
-from fedcc.flower.data import errors_named, images_sha256, read_arrays
+from fedcc.flower.data import errors_named, inputs_sha256, read_arrays
+from fedcc.flower.own_network import OWN, client_network
 from fedcc.flower.rules import Rules
+from fedcc.inputs.tables import Encoding
 from fedcc.methods import make, recorded_settings
-from fedcc.nets import network
 
 AGREED = ("method", "settings", *(name for name, o in OPTIONS.items() if o.marks.get("agreed")))  # of the experiment
 ENVIRONMENT = "FEDCC_FEDERATION"  # names the folder to the server's app; Flower's configuration would reach every site
+Dtype = Literal["uint8", "float32", "int64"]
 NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}"
 
 
@@ -36,40 +38,55 @@ class Task:
 
     classes: int = option(REQUIRED, "number of classes", low=2)
     names: tuple[str, ...] = option(REQUIRED, "names of the classes")
-    shape: tuple[int, ...] = option(REQUIRED, "shape of an image", low=1)
-    public: int = option(REQUIRED, "number of public images", low=1)
-    public_sha256: str = option(REQUIRED, "digest of the public images")
+    shape: tuple[int, ...] = option(REQUIRED, "shape of one input", low=1)
+    public: int = option(REQUIRED, "number of public samples", low=1)
+    public_sha256: str = option(REQUIRED, "digest of the public samples")
     view: View = View(scale=1 / 255)
+    dtype: Dtype = option("uint8", "number type of the inputs: uint8 (images), float32 or int64 (tokens)")
+    encoding: Encoding | None = None  # of a table's columns, which are ``columns`` in files
 
     @staticmethod
     def read(table: Mapping[str, Any]) -> Task:
         """A task from a file's table, in which the view's fields stand beside the others."""
         values: dict[str, Any] = {n: tuple(v) if isinstance(v, list) else v for n, v in table.items()}
         view = View(**{"scale": 1 / 255, **{f.name: values.pop(f.name) for f in fields(View) if f.name in values}})
-        task = Task(**values, view=view)
+        columns = values.pop("columns", None)
+        task = Task(**values, view=view, encoding=None if columns is None else Encoding.of(columns))
         check_options(view)
         check_value("pad", view.pad, int, 0)
         check_options(task)
         if len(task.names) != task.classes:
             raise ValueError(f"names must be one for each of {task.classes} classes, got {len(task.names)}")
+        if task.encoding and (task.dtype, task.shape) != ("float32", (task.encoding.width,)):
+            raise ValueError(
+                f"columns give {task.encoding.width} inputs in float32, not {task.dtype} of shape {task.shape}"
+            )
         return task
 
     def table(self) -> dict[str, Any]:
         """The task as a file holds it."""
-        values = asdict(self)
-        values |= values.pop("view")
+        values = asdict(replace(self, encoding=None))
+        del values["encoding"]
+        values |= values.pop("view") | ({"columns": self.encoding.values()} if self.encoding else {})
         return {name: list(v) if isinstance(v, tuple) else v for name, v in values.items()}
 
-    def arch(self, method: AnyMethod, model: str) -> Arch:
+    @property
+    def samples_text(self) -> str:
+        """What the inputs are called."""
+        return "images" if self.dtype == "uint8" else "samples"
+
+    def arch(self, method: AnyMethod, model: str | Factory) -> Arch:
         """A client's network under a method."""
-        return Arch((network(model, self.shape),), method.outputs(self.classes), self.shape)
+        factory = client_network(model, self.shape) if isinstance(model, str) else model
+        tokens = self.dtype != "float32" and self.view == IDENTITY
+        return Arch((factory,), method.outputs(self.classes), self.shape, tokens)
 
     def public_samples(self, path: Path) -> Samples:
-        """The public images of a file, if they are those that everybody has agreed on."""
+        """The public samples of a file, if they are those that everybody has agreed on."""
         x = read_arrays(path, "x")["x"]
-        if (digest := images_sha256(x)) != self.public_sha256:
+        if (digest := inputs_sha256(x)) != self.public_sha256:
             raise ValueError(
-                f"{path} holds other public images than the federation's (sha256 {digest[:12]}, agreed "
+                f"{path} holds other public {self.samples_text} than the federation's (sha256 {digest[:12]}, agreed "
                 f"{self.public_sha256[:12]}); every site needs the same ones in the same order"
             )
         return Samples({"x": torch.from_numpy(x)}, self.view)
@@ -96,7 +113,7 @@ class FederationFolder:
         table, experiment = load(file), read_experiment(path / "experiment.toml")
         with errors_named(f"{file} is damaged"):
             task, clients, hosts = Task.read(table["task"]), table["clients"], tuple(table["hosts"])
-            parse_clients([f"{name}={network(model, task.shape)}" for name, model in clients.items()])
+            parse_clients([f"{name}={client_network(model, task.shape)}" for name, model in clients.items()])
             rules = Rules(**table["rounds"])
             rules.check(len(clients))
             folder = FederationFolder(path, experiment, task, rules, clients, hosts, table["port"])
@@ -184,13 +201,18 @@ class Site:
         with errors_named(f"{file} is damaged"):
             site = Site(path, experiment, Task.read(table.pop("task")), **table)
             check_options(site)
-            parse_clients([f"{site.name}={network(site.model, site.task.shape)}"])
+            parse_clients([f"{site.name}={client_network(site.model, site.task.shape)}"])
         return site
 
     def write(self) -> None:
         own = {name: getattr(self, name) for name in ("name", "number", "model", "server", "share_model")}
         write_whole(self.path / "experiment.toml", self.experiment.toml())
         write_whole(self.path / "site.toml", dumps({**own, "task": self.task.table()}))
+
+    @property
+    def brings_network(self) -> bool:
+        """Whether the site names its network itself."""
+        return self.model == OWN
 
     @property
     def state(self) -> Path:

@@ -40,6 +40,7 @@ from fedcc.flower.dry_run import DryRun
 from fedcc.flower.fleet import write_budget
 from fedcc.flower.folder import ENVIRONMENT, FederationFolder
 from fedcc.flower.keys import public_bytes
+from fedcc.flower.own_network import AtSite
 from fedcc.processes import end_with_parent
 
 DAY = 86_400.0
@@ -67,8 +68,8 @@ class FlowerServer(Observer):
         self.engine = self.executor = engine(e.machine.engine, device, e.machine.precision)
         self.public = folder.task.public_samples(folder.path / "public.npz").to(device)
         self.test = folder.test()
-        self.federation = Federation((), self.public, Samples({"x": self.public.x[:0]}), folder.task.classes, (),
-                                     fingerprint=folder.task.public_sha256)  # fmt: skip
+        self.federation = Federation((), self.public, Samples({"x": self.public.x[:0]}), folder.task.classes,
+                                     models=(AtSite(),), fingerprint=folder.task.public_sha256)  # fmt: skip
         self.checkpoints = Checkpoints(folder.run, e, self.federation, every=1, keep=True)
         self.writer = FolderWriter(e, self.federation, self.checkpoints)
         archs = folder.archs(self.method)
@@ -183,7 +184,7 @@ class FlowerServer(Observer):
         return Trained(self.folder.task.classes, clients, dict(self.server.models)), executor
 
     def query(self, source: Path, target: Path) -> None:
-        """The method's scores for the images of a file."""
+        """The method's scores for the inputs of a file, which are in the task's form."""
         x = read_arrays(source, "x")["x"]
         start, _ = self.checkpoints.latest()
         if start is None:
@@ -206,7 +207,9 @@ class FlowerServer(Observer):
             [n for k, n in enumerate(self.folder.clients) if k not in sharing] if self.method.uploads_models else []
         )
         whole, seconds = Trained(trained.classes, sharing, trained.server), self.checkpoints.seconds
-        result = Result(self.method, whole, self.folder.task.view, "uint8", records, seconds)
+        task = self.folder.task
+        result = Result(self.method, whole, task.view, task.dtype, records, seconds, names=task.names,
+                        encoding=task.encoding)  # fmt: skip
         self.writer.save_models = not keeping
         self.writer.finish(result, {
             "command": f"fedcc federation run {self.folder.path}",

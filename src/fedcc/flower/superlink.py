@@ -20,7 +20,7 @@ from fedcc.core.files import open_whole, write_whole
 from fedcc.experiments.result import Result
 from fedcc.experiments.store import RunFolder
 from fedcc.flower.command import CommandSigner
-from fedcc.flower.data import check_images, read_arrays
+from fedcc.flower.data import new_inputs
 from fedcc.flower.folder import ENVIRONMENT, FederationFolder
 from fedcc.flower.gate import superlink_command
 from fedcc.flower.programs import ChildProcess, FlowerError, LogFollower, environment, flwr, free_port, is_listening
@@ -99,16 +99,15 @@ def train(folder: FederationFolder, overwrite: bool, say: Say) -> float | None:
 
 
 def predict(folder: FederationFolder, source: Path, target: Path, say: Say) -> int:
-    """Predict the images of a file with the models that the server has, or by asking the clients; their number."""
-    x = read_arrays(source, "x")["x"]
-    check_images(source, x, folder.task)
+    """Predict the inputs of a file with the models that the server has, or by asking the clients; their number."""
+    x = new_inputs(source, folder.task)
     if (folder.run / "models.json").exists():
         scores = Result.load(folder.run).scores(x).numpy()
         with open_whole(target) as file:
             np.savez(file, scores=scores, labels=scores.argmax(-1))
     else:
         (folder.query / "output.npz").unlink(missing_ok=True)
-        shutil.copyfile(source, folder.query / "input.npz")
+        np.savez(folder.query / "input.npz", x=x)
         _run_app(folder, "predict", folder.query, say)
         shutil.copyfile(folder.query / "output.npz", target)
     return len(x)

@@ -10,14 +10,18 @@ from itertools import count
 from pathlib import Path
 
 from fedcc.core.files import write_whole
+from fedcc.core.rng import Key
 from fedcc.engine import choose_device
 from fedcc.experiments.toml import dumps
 from fedcc.flower.command import read_public_key
-from fedcc.flower.data import site_samples
+from fedcc.flower.data import errors_named, site_samples
 from fedcc.flower.folder import Site
 from fedcc.flower.fork_server import ForkServer
 from fedcc.flower.gate import supernode_command
+from fedcc.flower.own_network import own_network
 from fedcc.flower.programs import ChildProcess, LogFollower, environment, free_port, unreachable_reason
+from fedcc.inputs import TABLES
+from fedcc.nets import build
 
 RETRY_SECONDS = 10.0
 Say = Callable[[str], None]
@@ -43,8 +47,13 @@ def take_part(
     device: str = "auto",
     threads: int | None = None,
     share_model: bool = False,
+    label: str = "",
+    network: str = "",
 ) -> None:
-    """Take part in a federation until interrupted; the folder says what is not given."""
+    """Take part in a federation until interrupted; the folder says what is not given.
+
+    ``label`` is the column of a table with the classes; ``network`` is the site's own, if it brings one.
+    """
     server, threads = server or site.server, threads or site.experiment.machine.threads
     key = site.path / "site.key"
     for file in (key, site.path / "ca.crt", site.path / "app.yaml"):
@@ -53,15 +62,26 @@ def take_part(
     read_public_key(site.path / "command.pub")
     if key.stat().st_mode & 0o077:
         raise ValueError(f"{key} can be read by others; chmod 600 {key}")
-    samples = site_samples(data, site.task)
+    share_model = share_model or site.share_model
+    if bool(network) != site.brings_network:
+        agreed = f"has agreed on {site.model}, which --network cannot change" if network else "brings its own network"
+        raise ValueError(f"{site.name} {agreed}" + ("" if network else ": name it with --network"))
+    if site.brings_network and share_model:
+        raise ValueError(f"{site.name} brings its own network, so the server cannot use its model: no --share-model")
+    if label and data.suffix.lower() not in TABLES:
+        raise ValueError(f"--label names a column of a table, got --label {label} for {data}")
+    label = label or site.experiment.split.label
+    samples = site_samples(data, site.task, label)
     site.task.public_samples(site.path / "public.npz")
-    say(f"{site.name}: {len(samples)} samples of {data}, {site.model}, server {server}")
+    say(f"{site.name}: {len(samples)} samples of {data}, {network or site.model}, server {server}")
     site.state.mkdir(exist_ok=True)
     config = {"site": str(site.path), "data": str(data.resolve()), "device": device, "threads": threads,
-              "share-model": share_model or site.share_model}  # fmt: skip
+              "share-model": share_model, "label": label, "network": network, "code": str(Path.cwd())}  # fmt: skip
     write_whole(site.state / "node.toml", dumps(config))
     with closing(ForkServer(site.state / "warm")) as fork_server:  # before CUDA is initialised: no fork survives that
         choose_device(device)
+        if network:  # after the fork: what the code initialises may not survive one
+            check_network(site, network)
         env = environment(site.state / "home", threads)
         env["PATH"] = f"{fork_server.folder}{os.pathsep}{env['PATH']}"
         while True:
@@ -74,6 +94,13 @@ def take_part(
             _run_supernode(site, server, env, say)
             say(f"the connection has ended; retrying in {RETRY_SECONDS:g} s (a server may keep a session for a minute)")
             time.sleep(RETRY_SECONDS)
+
+
+def check_network(site: Site, name: str) -> None:
+    """Refuse a network that the site cannot use."""
+    arch = site.task.arch(site.experiment.build_method(), own_network(name, site.task.shape))
+    with errors_named(f"{name} cannot be the network of {site.name}"):
+        build(arch, Key(0))
 
 
 def _run_supernode(site: Site, server: str, env: dict[str, str], say: Say) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedcc.errors import InputError
+from fedcc.errors import InputError, LeftOut
 
 Images = NDArray[np.uint8]
 
@@ -81,7 +81,7 @@ def _images(folder: Path) -> list[Path]:
     if len(images) < len(files):
         first = next(path for path in files if path.suffix.lower() not in SUFFIXES)
         warnings.warn(f"{folder}: {len(files) - len(images)} files are left out, as {first.name}: "
-                      "their names are not those of images", stacklevel=2)  # fmt: skip
+                      "their names are not those of images", LeftOut, stacklevel=2)  # fmt: skip
     return images
 
 
