@@ -143,11 +143,14 @@ def test_other_bad_places_are_refused(task: Task, tmp_path: Path) -> None:
     (tmp_path / "text.npz").write_text("hello")
     (tmp_path / "empty").mkdir()
     (tmp_path / "odd" / "bird").mkdir(parents=True)
+    Image.new("L", (4, 4)).save(tmp_path / "odd" / "bird" / "1.png")
+    (tmp_path / "t.csv").write_text("a,y\n1,cat\n")
     for name, words in (
         ("x.npz", "must hold the arrays x, y, got x"),
         ("text.npz", "not a readable NPZ"),
-        ("empty", "neither x.npy and y.npy nor sub-folders"),
-        ("odd", "no class has this name"),
+        ("empty", "expected a sub-folder of images per class, found none"),
+        ("odd", r"no class of the federation is named 'bird'; its classes are \['cat', 'dog', 'owl'\]"),
+        ("t.csv", "is a table: name the column of its labels with --label; it has 'a', 'y'"),
         ("nowhere", "does not exist"),
     ):
         with pytest.raises(ValueError, match=words):

@@ -65,7 +65,7 @@ def init(
         folder,
         method,
         parse_clients(client),
-        settings=parse_settings(method, settings or []),
+        settings=parse_settings(method, settings) if settings else {},
         rules=take(Rules, options),
         data_dir=options.pop("data_dir", None),
         options=options,
