@@ -66,6 +66,7 @@ class LocalTransport:
 
     folder: FederationFolder
     share: set[str] = field(default_factory=lambda: set(NAMES))
+    config: dict[str, dict[str, str]] = field(default_factory=dict)  # of some clients: data, label, network, code
     away: set[str] = field(default_factory=set)
     fault: Callable[[str, str, int], Any] = lambda *_: None
     sent: list[tuple[str, str, int]] = field(default_factory=list)
@@ -92,7 +93,7 @@ class LocalTransport:
     def served(self, ticket: str, name: str, purpose: str, content: RecordDict, fault: Any) -> Answer:
         site = self.folder.path / "sites" / name
         config = {"site": str(site), "data": str(site / "data.npz"), "device": "cpu", "threads": 1,
-                  "share-model": name in self.share}  # fmt: skip
+                  "share-model": name in self.share, **self.config.get(name, {})}  # fmt: skip
         context = Context(1, 1, node_config=config, state=RecordDict(), run_config={})
         about = Metadata(run_id=1, message_id=ticket, src_node_id=1, dst_node_id=2, reply_to_message_id="",
                          group_id="", created_at=time.time(), ttl=600.0, message_type=purpose)  # fmt: skip
@@ -126,7 +127,7 @@ class Real:
     def start(self, name: str, *arguments: Any, **environment: str) -> Running:
         """``fedcc federation`` with these arguments; its output lies in the folder ``name``."""
         place = self.home / f"{name}-{len(self.started)}"
-        place.mkdir(parents=True)
+        place.mkdir(parents=True, exist_ok=True)
         namespace, environment = self.namespaces.get(name), self.environment | environment
         self.started.append(Running(place, ("federation", *arguments), environment=environment, namespace=namespace))
         return self.started[-1]
@@ -137,9 +138,10 @@ class Real:
         assert "ready" in self.said(running), self.said(running)
         return running
 
-    def client(self, name: str, *options: Any, **environment: str) -> Running:
+    def client(self, name: str, *options: Any, data: Path | None = None, **environment: str) -> Running:
         site = self.folder.path / "sites" / name
-        return self.start(name, "client", site, "--data", site / "data.npz", "--device", "cpu", *options, **environment)
+        words = ("client", site, "--data", data or site / "data.npz", "--device", "cpu")
+        return self.start(name, *words, *options, **environment)
 
     def run(self) -> Running:
         return self.start("run", "run", self.folder.path)

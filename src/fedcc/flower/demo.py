@@ -21,6 +21,7 @@ from fedcc.experiments.experiment import Experiment
 from fedcc.experiments.options import Measurement
 from fedcc.experiments.rounds import Simulation, run_rounds
 from fedcc.experiments.store import RunFolder
+from fedcc.federation import Federation
 from fedcc.flower.codec import fingerprint
 from fedcc.flower.create import create_federation
 from fedcc.flower.folder import FederationFolder
@@ -72,16 +73,19 @@ def _compared(simulated: str, real: str) -> str:
     return f"{simulated} =" if simulated == real else f"{simulated} / {real}"
 
 
-def simulate(experiment: Experiment) -> RunTrace:
-    """An experiment as ``fedcc run`` would run it, with the fingerprint of every uplink; only its end is evaluated."""
+def simulate(experiment: Experiment, federation: Federation | None = None, names: Sequence[str] = CLIENTS) -> RunTrace:
+    """An experiment as ``fedcc run`` would run it, with the fingerprint of every uplink; only its end is evaluated.
+
+    ``federation`` is its data if the sites' is their own, ``names`` are those of the clients.
+    """
     e, start_time = experiment, time.perf_counter()
     executor = engine(e.machine.engine, choose_device(e.machine.device), e.machine.precision)
     uplinks: dict[tuple[int, str], str] = {}
     with fixed_threads(e.machine.threads):
         measurement = Measurement(client_accuracy=False, readings=False)
-        simulation = Simulation(e.build_method(), e.federation(), e.training, measurement, executor)
+        simulation = Simulation(e.build_method(), federation or e.federation(), e.training, measurement, executor)
         for done in run_rounds(simulation, e.training.rounds, evaluate_every=e.training.rounds):
-            uplinks |= {(done.t, CLIENTS[k]): fingerprint(up) for k, up in done.messages.ups.items()}
+            uplinks |= {(done.t, names[k]): fingerprint(up) for k, up in done.messages.ups.items()}
     return RunTrace(uplinks, done.record["accuracy"], time.perf_counter() - start_time)
 
 
@@ -116,9 +120,14 @@ def federated(folder: FederationFolder, say: Callable[[str], None]) -> RunTrace:
     summary = RunFolder(folder.run).summary()
     if summary is None:
         raise FlowerError(f"the federation has not finished; see {path / 'run.log'}")
+    return RunTrace(sent_uplinks(folder), summary["accuracy"]["final"], time.perf_counter() - start_time)
+
+
+def sent_uplinks(folder: FederationFolder) -> dict[tuple[int, str], str]:
+    """The fingerprints of what the sites say they sent, whose folders are on this machine."""
     uplinks = {}
     for name in folder.clients:
         for file in (folder.site(name) / "state").glob("*/rounds.jsonl"):
             for line in map(json.loads, file.read_text().splitlines()):
                 uplinks[line["round"], name] = line["sent"]
-    return RunTrace(uplinks, summary["accuracy"]["final"], time.perf_counter() - start_time)
+    return uplinks
