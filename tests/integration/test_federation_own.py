@@ -74,7 +74,8 @@ def test_another_network_than_the_one_that_was_trained_is_refused(tmp_path: Path
     sites = make_own_sites(tmp_path)
     config = sites.config()
 
-    def change(name: str, _purpose: str, t: int) -> None:
+    def change(*message: object) -> None:
+        t = message[2]
         config["east"]["network"] = "mlp" if t == 2 else config["east"]["network"]
 
     transport = LocalTransport(sites.folder, config=config, fault=change)

@@ -100,9 +100,9 @@ def distil_run(
     **options: Any,
 ) -> Distilled:  # fmt: skip
     """Distil the run of a folder and measure the student on the test set."""
-    experiment = Experiment.read(folder / "experiment.toml")
+    loaded, experiment = load(folder), Experiment.read(folder / "experiment.toml")
     device = choose_device("auto" if experiment.machine.device != "cpu" else "cpu")
-    result, federation = load(folder).to(device), experiment.federation(data_dir)
+    result, federation = loaded.to(device), experiment.federation(data_dir)
     public, test = federation.public.to(device), federation.test.to(device)
     name = model or experiment.split.models.split(",")[0]
     factory = network(name, public.shape)

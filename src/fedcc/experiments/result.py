@@ -22,6 +22,7 @@ from fedcc.core.options import check_value
 from fedcc.core.rng import Key
 from fedcc.core.samples import Samples, View
 from fedcc.engine import Plain, drive
+from fedcc.errors import InputError
 from fedcc.experiments.record import Record
 from fedcc.federation import Models, as_samples, several
 from fedcc.inputs.tables import Encoding, Table
@@ -274,6 +275,11 @@ def read_about(folder: Path) -> dict[str, Any]:
     try:
         about = read_json(path)
     except (FileNotFoundError, NotADirectoryError):
+        if keeping := _keeping(folder):
+            raise InputError(
+                f"{folder}: {', '.join(keeping)} keep their models at their sites, so there is nothing to predict with "
+                "here; `fedcc federation predict` asks the sites"
+            ) from None
         raise FileNotFoundError(f"{folder} holds no saved result: {ABOUT} is missing") from None
     if about.get("format") != FORMAT:
         raise ValueError(f"{path} is not of format {FORMAT}")
@@ -282,6 +288,13 @@ def read_about(folder: Path) -> dict[str, Any]:
     if DIGEST not in about:
         warnings.warn(f"{path} {UNCHECKED}", Unchecked, stacklevel=3)
     return about
+
+
+def _keeping(folder: Path) -> list[str]:
+    """The clients of a federation across machines that kept their models."""
+    if not (folder / "summary.json").is_file():
+        return []
+    return list(read_json(folder / "summary.json").get("federation", {}).get("kept_models", []))
 
 
 def read_models(folder: Path, about: Mapping[str, Any], models: Models | None) -> dict[str, Model]:
