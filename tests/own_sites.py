@@ -89,7 +89,7 @@ def make_own_sites(place: Path, method: str = "fedcc", **options: Any) -> OwnSit
         place / "fed",
         method,
         dict.fromkeys(SITES, "own"),
-        options={"device": "cpu", "rounds": 2, "epochs": 3, "label": "name", **options},
+        options={"device": "cpu", "rounds": 2, "epochs": 3, "lr": 0.01, "label": "name", **options},
         port=free_port(),
         rules={"quorum": 3, "grace": 5.0, "deadline": 120.0},
         public_file=place / "operator" / "public.csv",

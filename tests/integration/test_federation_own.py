@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,6 +20,8 @@ from fedcc.flower.folder import FederationFolder
 from federation import LocalTransport, real
 from own_sites import FACTORIES, SITES, OwnSites, make_own_sites
 from program import call
+
+SAME: Any = {"rounds": 2, "epochs": 3, "lr": 0.01, "device": "cpu", "client_accuracy": False}
 
 
 @pytest.fixture(autouse=True)
@@ -100,8 +103,10 @@ def test_what_such_a_run_can_and_cannot_do_later(
     out = tmp_path / "out.npz"
     done = call(capsys, "federation", "predict", sites.folder.path, sites.tables["east"], "--out", out)
     assert done.code == 0, done
-    labels = np.load(out)["labels"]
-    assert np.isin(labels, [2, 3]).mean() > 0.5
+    own = fedcc.run("fedcc", federation=sites.simulated, **SAME)
+    scores = np.load(out)["scores"]
+    assert (scores == own.scores(sites.simulated.private[1].x).numpy()).all()
+    assert np.isin(scores.argmax(1), [2, 3]).mean() > 0.5
 
 
 @pytest.mark.slow
@@ -122,7 +127,7 @@ def test_processes_over_tls_give_the_simulators_numbers(tmp_path: Path) -> None:
         assert found(sites.folder) == (uplinks, accuracy)
         asked = federation.start("predict", "predict", sites.folder.path, sites.tables["south"], "--out", "o.npz")
         assert asked.end(120).code == 0
-    own = fedcc.run("fedcc", federation=sites.simulated, rounds=2, epochs=3, device="cpu")
+    own = fedcc.run("fedcc", federation=sites.simulated, **SAME)
     assert own.accuracy == accuracy
     for path in sites.folder.path.rglob("*.toml"):
         if "state" not in path.parts:
