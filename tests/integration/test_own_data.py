@@ -78,7 +78,7 @@ def test_images_become_a_data_set_with_a_test_set_of_each_class(images: Path) ->
     ("words", "message"),
     [
         (("--data", "nowhere/x"), "nowhere/x: no such file or folder"),
-        (("--data", "t.csv"), "name the column of its labels with --label; it has 'a', 'y'"),
+        (("--data", "t.csv"), "name the column of its labels with --label or label=; it has 'a', 'y'"),
         (("--data", "./t.csv", "--label", "z"), "no column 'z'; it has 'a', 'y'"),
         (("--data", "./once.csv", "--label", "y"), "class 'k' has one sample"),
         (("--data", "./t.xyz"), "data is a folder of images or a file"),

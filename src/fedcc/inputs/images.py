@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import warnings
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,17 @@ KEPT = 64
 PIXELS = 64_000_000  # of one image, before anything is decoded
 SUFFIXES = (".png", ".jpg", ".jpeg", ".gif", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
 PARTS = ("train", "test", "public")
+
+
+class Encoded(BytesIO):
+    """The content of an image file that is in memory, with a name for errors."""
+
+    def __init__(self, content: bytes, name: str):
+        super().__init__(content)
+        self.source = name
+
+    def __str__(self) -> str:
+        return self.source
 
 
 @dataclass(frozen=True)
@@ -96,7 +109,7 @@ class Form:
         return self.channels, self.side, self.side
 
 
-def common_form(paths: list[Path], resize: int = 0) -> Form:
+def common_form(paths: Sequence[Path | Encoded], resize: int = 0) -> Form:
     """The form for these images: ``resize``, else their own size if it is one small square, else 32.
 
     Reads only the headers of the files.
@@ -110,7 +123,7 @@ def common_form(paths: list[Path], resize: int = 0) -> Form:
     return Form(resize or (width if own else SIDE), 1 if grey else 3)
 
 
-def _header(path: Path) -> tuple[tuple[int, int], bool]:
+def _header(path: Path | Encoded) -> tuple[tuple[int, int], bool]:
     """An image's size, and whether it is grey."""
     with _opened(path) as image:
         if image.mode == "P":  # a palette, as of GIF files
@@ -119,7 +132,7 @@ def _header(path: Path) -> tuple[tuple[int, int], bool]:
         return image.size, image.mode in ("1", "L", "LA", "I;16", "I;16B")
 
 
-def _opened(path: Path) -> Any:
+def _opened(path: Path | Encoded) -> Any:
     """An image whose header has been read."""
     from PIL import Image
 
@@ -137,7 +150,7 @@ def _opened(path: Path) -> Any:
     return image
 
 
-def decode(path: Path, form: Form) -> Images:
+def decode(path: Path | Encoded, form: Form) -> Images:
     """One image, upright, on white where it is transparent, its centre cropped to a square: [channels, side, side]."""
     from PIL import Image, ImageOps
 
@@ -158,7 +171,7 @@ def decode(path: Path, form: Form) -> Images:
     return pixels[None] if form.channels == 1 else pixels.transpose(2, 0, 1)
 
 
-def decode_all(paths: list[Path], form: Form) -> Images:
+def decode_all(paths: Sequence[Path | Encoded], form: Form) -> Images:
     """Images of one form, [N, channels, side, side]."""
     images = np.empty((len(paths), *form.shape), np.uint8)
     with ThreadPoolExecutor(os.cpu_count()) as pool:  # Pillow decodes outside the interpreter's lock
