@@ -126,7 +126,7 @@ class View:
 
 
 IDENTITY = View()
-CHUNK = 1 << 26  # bytes of a memory map, as float32, that are in memory at a time
+CHUNK = 1 << 23  # bytes of a memory map, as float32, that are in memory at a time
 LEVELS = 256  # of brightness, shift and the hole's position: a draw is one byte
 AUGMENT = ("none", "standard", "strong")
 STRONG = {"hole": 0.5, "brightness": 0.2, "shift": 0.15}

@@ -91,19 +91,28 @@ def _predictions(
 
     A memory map is read a part at a time.
     """
-    engine = PredictionCache(executor, trained)
-    scores: dict[str, list[Any]] = {name: [] for name in ways}
-    logits: dict[int, list[Tensor]] = {k: [] for k in clients}
+    engine, at = PredictionCache(executor, trained), 0
+    scores: dict[str, Tensor | None] = {}
+    logits: dict[int, Tensor] = {}
     for part in inputs.chunks():
         for name, way in ways.items():
-            scores[name] += drive([way(trained, part)], engine)
-            if not name:
-                for k in clients:
-                    logits[k].append(engine.serve([Predict(trained.clients[k], part)])[0].logits)
+            scores[name] = _put(scores.get(name), drive([way(trained, part)], engine)[0], at, len(inputs))
+            for k in clients if not name else ():
+                own = engine.serve([Predict(trained.clients[k], part)])[0].logits
+                logits[k] = _put(logits.get(k), own, at, len(inputs))
+        at += len(part)
         engine.forget_predictions()
-    one = {name: parts[0] if len(parts) == 1 or parts[0] is None else torch.cat(parts, -2)
-           for name, parts in scores.items()}  # fmt: skip
-    return one, {k: parts[0] if len(parts) == 1 else torch.cat(parts) for k, parts in logits.items()}
+    return scores, logits
+
+
+def _put(whole: Any, part: Any, at: int, number: int) -> Any:
+    """Rows of a tensor [..., number, C] from row ``at`` on; allocated once, since small parts would split the heap."""
+    if part is None or part.shape[-2] == number:
+        return part
+    if whole is None:
+        whole = part.new_empty((*part.shape[:-2], number, part.shape[-1]))
+    whole[..., at : at + part.shape[-2], :] = part
+    return whole
 
 
 def readings_in_round(method: AnyMethod, public: Samples, last: bool) -> dict[str, Reading]:

@@ -24,7 +24,7 @@ class PredictionCache:
     def __init__(self, executor: Executor, trained: Trained | None = None):
         self.executor, self.trained = executor, trained or Trained(0, {}, {})
         self.outputs: dict[tuple[int, int, View], Outputs] = {}
-        self.recalibrated: dict[tuple[int, int, View], Model] = {}
+        self.recalibrated: dict[tuple[int, int, View], tuple[Model, Recalibrate]] = {}
         self.alive: list[Any] = []  # models and inputs of the keys: while they live, nothing else gets their ids
 
     def serve(self, requests: Sequence[Request[Any]]) -> list[Any]:
@@ -34,19 +34,20 @@ class PredictionCache:
             if isinstance(request, Predict):
                 self.add(request, answers[id(request)])
             elif isinstance(request, Recalibrate):
-                self.recalibrated[self.key(request)] = answers[id(request)]
-                self.alive += [request.model, request.samples.x]
+                self.recalibrated[self.key(request)] = answers[id(request)], request
         return [answers[id(r)] if id(r) in answers else self.known(r) for r in requests]
 
     def known(self, request: Request[Any]) -> Any:
         """An answer that was given before; None if there is none."""
         if isinstance(request, Predict):
             return self.outputs.get(self.key(request))
-        return self.recalibrated.get(self.key(request)) if isinstance(request, Recalibrate) else None
+        answer = self.recalibrated.get(self.key(request)) if isinstance(request, Recalibrate) else None
+        return answer and answer[0]
 
     def forget_predictions(self) -> None:
         """Before other inputs are asked about; recalibrated models stay."""
         self.outputs.clear()
+        self.alive.clear()
 
     def key(self, request: Any) -> tuple[int, int, View]:
         return id(request.model), id(request.samples.x), request.samples.view
