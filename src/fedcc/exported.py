@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -47,22 +47,31 @@ class Exported:
                 f"{path}: expected a model of `fedcc export`, found: {type(error).__name__} {error}"
             ) from None
 
-    def predict_proba(self, x: NDArray[Any]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """Probabilities [N, classes] and confidence [N]."""
+    def answer(self, x: NDArray[Any]) -> dict[str, NDArray[np.float32]]:
+        """Probabilities [N, classes], confidence [N] and, of FedCC, the mass for "unknown" [N]."""
         if x.shape[1:] != self.shape or x.dtype.name != self.dtype:
             raise InputError(f"inputs must be {self.dtype} of shape {self.shape}, got {x.dtype} of shape {x.shape[1:]}")
-        parts = [self.session.run(None, {"x": x[i : i + BATCH]}) for i in range(0, len(x), BATCH)]
-        return np.concatenate([p[0] for p in parts]), np.concatenate([p[1] for p in parts])
+        names = [output.name for output in self.session.get_outputs()]
+        parts = [self.session.run(names, {"x": x[i : i + BATCH]}) for i in range(0, len(x), BATCH)]
+        return {name: np.concatenate(columns) for name, *columns in zip(names, *parts, strict=True)}
 
-    def rows(self, inputs: Path, abstain: float | None = None) -> Iterator[dict[str, Any]]:
+    def rows(self, inputs: Path, abstain: float | None = None) -> Iterator[dict[str, str]]:
         """One row per input, as ``fedcc predict`` prints them."""
         names, x = read_inputs(inputs, self.shape, self.dtype, self.encoding)
-        probabilities, confidence = self.predict_proba(x)
-        for name, p, sure in zip(names, probabilities, confidence, strict=True):
-            unknown = abstain is not None and sure < abstain
-            yield {
-                "input": name,
-                "class": "unknown" if unknown else self.classes[int(p.argmax())],
-                "probability": f"{p.max():.4f}",
-                "confidence": f"{sure:.4f}",
-            }
+        return rows(names, self.classes, self.answer(x), abstain)
+
+
+def rows(
+    names: Sequence[str], classes: Sequence[str], answer: Mapping[str, NDArray[Any]], abstain: float | None = None
+) -> Iterator[dict[str, str]]:
+    """Predictions as rows of a table; below the threshold ``abstain`` of confidence the class is "unknown"."""
+    for i, name in enumerate(names):
+        probabilities, confidence = answer["probabilities"][i], float(answer["confidence"][i])
+        best = int(probabilities.argmax())
+        yield {
+            "input": name,
+            "class": "unknown" if abstain is not None and confidence < abstain else classes[best],
+            "probability": f"{probabilities[best]:.4f}",
+            **({"unknown": f"{answer['unknown'][i]:.4f}"} if "unknown" in answer else {}),
+            "confidence": f"{confidence:.4f}",
+        }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -56,27 +56,17 @@ def load_result(folder: Path, code: list[str] | None) -> Result:
 
 def predicted_rows(
     result: Result, names: list[str], x: Any, abstain: float | None, explain: bool
-) -> Iterable[dict[str, Any]]:
+) -> Iterator[dict[str, str]]:
     """One row per input."""
-    probabilities, confidence = result.predict_proba(x), result.confidence(x)
-    if probabilities.ndim != 2:
+    from fedcc.exported import rows
+
+    answer = result.answer(x)
+    if answer.probabilities.ndim != 2:
         raise ValueError(f"{result.method.name} has one model per client and no common prediction")
+    arrays = {name: value.numpy() for name, value in vars(answer).items() if value is not None}
     explanation = result.explain(x) if explain else None
-    best, classes = probabilities.max(-1)
-    for i, name in enumerate(names):
-        unknown = abstain is not None and float(confidence[i]) < abstain
-        row = {
-            "input": name,
-            "class": "unknown" if unknown else result.classes[int(classes[i])],
-            "probability": f"{float(best[i]):.4f}",
-            "confidence": f"{float(confidence[i]):.4f}",
-        }
-        if explanation is not None:
-            parts = (
-                f"{who}: {label} {vote:.2f} (trust {trust:.2f})" for who, label, vote, trust in explanation.best(i)
-            )
-            row["who knew"] = "; ".join(parts)
-        yield row
+    for i, row in enumerate(rows(names, result.classes, arrays, abstain)):
+        yield row if explanation is None else row | {"who knew": "; ".join(explanation.lines(i))}
 
 
 def write_table(rows: Iterable[dict[str, Any]], out: Path | None) -> None:
@@ -99,8 +89,10 @@ def write_table(rows: Iterable[dict[str, Any]], out: Path | None) -> None:
 
 def distil(
     folder: Run,
-    model: Annotated[str, typer.Option(help="the student's network")] = "resnet20",
-    epochs: Annotated[int, typer.Option(min=1, help="epochs over the public samples")] = 100,
+    model: Annotated[str | None, typer.Option(help="the student's network; the first client's by default")] = None,
+    epochs: Annotated[int, typer.Option(min=1, help="epochs over the public samples and their mixtures")] = 10,
+    mixes: Annotated[int, typer.Option(min=0, max=1000, help="mixtures of public samples for each of them")] = 19,
+    sharpness: Annotated[float, typer.Option(min=0, help="power of the targets' probabilities")] = 4.0,
     seed: Annotated[int, typer.Option(min=0)] = 0,
     out: Annotated[Path | None, typer.Option(help="the student's folder; RUN/student by default")] = None,
     data_dir: Annotated[Path | None, typer.Option(help="folder of the data sets")] = None,
@@ -113,8 +105,9 @@ def distil(
     from fedcc.code import allow
     from fedcc.experiments.distil import distil_run
 
-    allow(model, *(code or []))
-    student = distil_run(folder, model, epochs=epochs, seed=seed, out=out, data_dir=data_dir)
+    allow(model or "", *(code or []))
+    student = distil_run(folder, model, epochs=epochs, mixes=mixes, sharpness=sharpness, seed=seed, out=out,
+                         data_dir=data_dir)  # fmt: skip
     if as_json:
         typer.echo(json.dumps(student.values()))
         return

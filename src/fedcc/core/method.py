@@ -38,6 +38,15 @@ class Votes:
     trust: Tensor  # [K, N]: the clients' weights, which add up to 1
 
 
+@dataclass(frozen=True, eq=False)
+class Answer:
+    """A prediction as probabilities, and how sure it is."""
+
+    probabilities: Tensor  # [N, C]; [clients, N, C] if each client predicts by itself
+    confidence: Tensor  # [N], in 0 .. 1: below a threshold the sample may be of no known class
+    unknown: Tensor | None = None  # [N]: mass for "unknown", if the method has it
+
+
 Reading = Callable[[Trained, Samples], Coroutine[Any, Any, Tensor | None]]
 """A way to predict with trained models: ``predict``, or an alternative, which returns None if it equals ``predict``."""
 
@@ -150,9 +159,10 @@ class Method(ABC, Generic[Up, Down]):
         known = torch.stack([o.logits[:, : t.classes].softmax(-1) for o in outputs])
         return Votes(known, torch.full(known.shape[:2], 1 / len(known), device=known.device))
 
-    async def confidence(self, t: Trained, samples: Samples) -> Tensor:
-        """How sure the prediction is, [N] in 0 .. 1: below a threshold the sample may be of no known class."""
-        return self.probabilities(await self.predict(t, samples)).amax(-1)
+    async def answer(self, t: Trained, samples: Samples) -> Answer:
+        """``predict`` as probabilities; the confidence is the largest one unless a method knows better."""
+        probabilities = self.probabilities(await self.predict(t, samples))
+        return Answer(probabilities, probabilities.amax(-1))
 
     def unusable_reason(self, samples: Samples) -> str:
         """Why the method cannot be used with public samples like these; empty if it can."""

@@ -67,6 +67,9 @@ class Model:
     arch: Arch
     state: State
 
+    def to(self, device: torch.device | str) -> Model:
+        return Model(self.arch, {name: value.to(device) for name, value in self.state.items()})
+
     def with_(self, state: State) -> Model:
         """The same model with these entries replaced; the others (integer counters) stay."""
         missing = [name for name in state if name not in self.state]

@@ -5,20 +5,22 @@ It takes place at the server: no private sample is used.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from fedcc.core.digests import write_json
-from fedcc.core.method import Trained
+from fedcc.core.method import Trained, shares
 from fedcc.core.model import Arch, Factory
 from fedcc.core.requests import Fit, Init, Recipe
 from fedcc.core.rng import SERVER, Key
 from fedcc.core.samples import Samples
-from fedcc.engine import Plain, drive
+from fedcc.engine import Plain, choose_device, drive
 from fedcc.engine.threads import fixed_threads
 from fedcc.evaluate.accuracy import percent
 from fedcc.experiments.experiment import Experiment
@@ -28,26 +30,43 @@ from fedcc.methods.student import Student
 from fedcc.nets import network
 
 
-def distil(result: Result, public: Samples, factory: Factory, *, epochs: int = 100, lr: float = 1e-3, batch: int = 64,
-           seed: int = 0, targets: Tensor | None = None) -> Result:  # fmt: skip
-    """A student of a result: one network, trained on public samples with the result's probabilities as targets."""
-    if targets is None:
-        targets = result.predict_proba(public.x)
-    if targets.ndim != 2:
-        raise ValueError(f"{result.method.name} has one model per client and no common prediction to learn from")
-    arch = Arch((factory,), result.trained.classes, public.shape, result.dtype == "int64")
+def distil(result: Result, public: Samples, factory: Factory, *, epochs: int = 10, mixes: int = 19,
+           sharpness: float = 4.0, lr: float = 1e-3, batch: int = 64, seed: int = 0) -> Result:  # fmt: skip
+    """A student of a result: one network, trained on public samples with the result's probabilities as targets.
+
+    The result labels ``mixes`` mixtures per public sample too. Its probabilities are raised to the power
+    ``sharpness``, since those of an ensemble whose members abstain are flat.
+    """
     key = Key(seed, 0, SERVER, "student")
+    x = torch.cat([public.x, mixtures(public.x, mixes * len(public), key)])
+    probabilities = result.predict_proba(x)
+    if probabilities.ndim != 2:
+        raise ValueError(f"{result.method.name} has one model per client and no common prediction to learn from")
+    samples = Samples({"x": x, "target": shares(probabilities.to(x.device) ** sharpness)}, public.view)
+    return fit_student(result, samples, factory, key, Recipe(lr=lr, batch=batch, epochs=epochs, schedule="cosine"))
+
+
+def mixtures(x: Tensor, number: int, key: Key) -> Tensor:
+    """Mixtures of two inputs each, in random proportions; none of tokens, which cannot be mixed."""
+    if not number or x.dtype == torch.int64:
+        return x[:0]
+    rng = key.of(stream="mixtures").generator()
+    first, second = (torch.from_numpy(rng.integers(0, len(x), number)).to(x.device) for _ in range(2))
+    part = torch.from_numpy(rng.random(number, np.float32)).to(x.device).view(-1, *[1] * (x.ndim - 1))
+    mixed = torch.lerp(x[first].float(), x[second].float(), part)
+    return mixed if x.is_floating_point() else mixed.round().to(x.dtype)
+
+
+def fit_student(result: Result, samples: Samples, factory: Factory, key: Key, recipe: Recipe) -> Result:
+    """One network trained on samples with targets."""
+    arch = Arch((factory,), result.trained.classes, samples.shape, result.dtype == "int64")
 
     async def train() -> Any:
-        model = await Init(arch, key)
-        samples = public.with_(target=targets)
-        recipe = Recipe(lr=lr, batch=batch, epochs=epochs, schedule="cosine")
-        return await Fit(model, SoftCrossEntropy("public"), {"public": samples}, key, recipe)
+        return await Fit(await Init(arch, key), SoftCrossEntropy("public"), {"public": samples}, key, recipe)
 
-    fitted = drive([train()], Plain(public.x.device))[0]
-    trained = Trained(result.trained.classes, {}, {"student": fitted.model})
-    return Result(Student(), trained, result.view, result.dtype, labels=result.labels, names=result.names,
-                  encoding=result.encoding)  # fmt: skip
+    fitted = drive([train()], Plain(samples.x.device))[0]
+    return replace(result, method=Student(), trained=Trained(arch.outputs, {}, {"student": fitted.model}), rounds=[],
+                   seconds=0.0, stopped="")  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -77,28 +96,32 @@ class Distilled:
 
 
 def distil_run(
-    folder: Path, model: str, *, epochs: int, seed: int, out: Path | None, data_dir: Path | None
-) -> Distilled:
+    folder: Path, model: str | None, *, out: Path | None = None, data_dir: Path | None = None, seed: int = 0,
+    **options: Any,
+) -> Distilled:  # fmt: skip
     """Distil the run of a folder and measure the student on the test set."""
-    result = load(folder)
     experiment = Experiment.read(folder / "experiment.toml")
-    federation = experiment.federation(data_dir)
-    public, test = federation.public, federation.test
-    factory = network(model, public.shape)
-    options: dict[str, Any] = {"epochs": epochs, "batch": experiment.training.batch, "seed": seed}
+    device = choose_device("auto" if experiment.machine.device != "cpu" else "cpu")
+    result, federation = load(folder).to(device), experiment.federation(data_dir)
+    public, test = federation.public.to(device), federation.test.to(device)
+    name = model or experiment.split.models.split(",")[0]
+    factory = network(name, public.shape)
+    options |= {"batch": experiment.training.batch, "seed": seed}
 
     def measure(predictor: Result) -> float:
-        return percent(predictor.scores(test.x).argmax(-1) == test["y"])
+        return percent(predictor.scores(test.x).argmax(-1) == test["y"].cpu())
 
     with fixed_threads(experiment.machine.threads):
         student = distil(result, public, factory, **options)
         reference = None
-        if federation.hidden is not None:
-            true = F.one_hot(federation.hidden, federation.classes).float()
-            reference = measure(distil(result, public, factory, targets=true, **options))
+        if federation.hidden is not None:  # the same number of steps
+            true = public.with_(target=F.one_hot(federation.hidden, federation.classes).float().to(device))
+            steps = -(-len(public) * (1 + options["mixes"]) // options["batch"]) * options["epochs"]
+            recipe = Recipe(batch=options["batch"], steps=steps, schedule="cosine")
+            reference = measure(fit_student(result, true, factory, Key(seed, 0, SERVER, "student"), recipe))
         numbers = (measure(student), measure(result), reference)
     place = out or folder / "student"
-    distilled = Distilled(place, model, len(public), *numbers)
+    distilled = Distilled(place, name, len(public), *numbers)
     student.save(place)
     write_json(place / "student.json", {**distilled.values(), **options})
     return distilled

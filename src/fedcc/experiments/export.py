@@ -6,7 +6,11 @@ The file holds every network that predicts, the method's own rule and the scalin
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import logging
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from fedcc.core.files import open_whole
+from fedcc.core.method import Answer
 from fedcc.core.model import Model
 from fedcc.core.requests import Predict, Request
 from fedcc.core.rng import Key
@@ -23,11 +28,11 @@ from fedcc.errors import InputError
 from fedcc.experiments.result import Result
 from fedcc.nets import build
 
-OUTPUTS = ("probabilities", "confidence")
+OUTPUTS = tuple(f.name for f in fields(Answer))  # the last one only where the method has it
 
 
 class Predictor(nn.Module):
-    """A result as one module: inputs as they are stored to probabilities [N, classes] and confidence [N]."""
+    """A result as one module: inputs as they are stored to what :class:`Answer` holds."""
 
     def __init__(self, result: Result):
         super().__init__()
@@ -42,11 +47,10 @@ class Predictor(nn.Module):
         network.load_state_dict(dict(model.state))
         return network
 
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        method, trained = self.result.method, self.result.trained
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
         samples = Samples({"x": x}, self.result.view)
-        scores = drive([method.predict(trained, samples)], self)[0]
-        return method.probabilities(scores), drive([method.confidence(trained, samples)], self)[0]
+        answer = drive([self.result.method.answer(self.result.trained, samples)], self)[0]
+        return tuple(value for value in vars(answer).values() if value is not None)
 
     def serve(self, requests: Sequence[Request[Any]]) -> list[Any]:
         """The method's requests for predictions, answered by the networks."""
@@ -65,7 +69,8 @@ def export(result: Result, target: Path) -> None:
     predictor = Predictor(result)
     example = torch.ones((2, *result.shape), dtype=getattr(torch, result.dtype))
     with torch.no_grad():
-        if predictor(example)[0].ndim != 2:
+        outputs = predictor(example)
+        if outputs[0].ndim != 2:
             raise ValueError(f"{result.method.name} has one model per client and no common prediction to export")
     about = {
         "classes": list(result.classes),
@@ -76,7 +81,8 @@ def export(result: Result, target: Path) -> None:
     }
     batch = {"x": {0: torch.export.Dim("batch")}}
     if target.suffix == ".pt2":
-        program = torch.export.export(predictor, (example,), dynamic_shapes=batch)
+        with _quiet_torch():
+            program = torch.export.export(predictor, (example,), dynamic_shapes=batch)
         with open_whole(target) as file:
             torch.export.save(program, file, extra_files={"fedcc.json": json.dumps(about)})
         return
@@ -85,11 +91,26 @@ def export(result: Result, target: Path) -> None:
         import onnxscript  # noqa: F401
     except ImportError:
         raise InputError(f"{target}: ONNX files need onnx and onnxscript: pip install 'fedcc[onnx]'") from None
-    converted = torch.onnx.export(
-        predictor, (example,), dynamo=True, dynamic_shapes=batch, input_names=["x"], output_names=list(OUTPUTS),
-        verbose=False, optimize=True,
-    )  # fmt: skip
+    with _quiet_torch():
+        converted = torch.onnx.export(
+            predictor, (example,), dynamo=True, dynamic_shapes=batch, input_names=["x"],
+            output_names=list(OUTPUTS[: len(outputs)]), verbose=False, optimize=True,
+        )  # fmt: skip
     assert converted is not None  # with dynamo=True
     converted.model.metadata_props["fedcc"] = json.dumps(about)
     with open_whole(target) as file:
         file.write(converted.model_proto.SerializeToString())
+
+
+@contextmanager
+def _quiet_torch() -> Iterator[None]:
+    """Without torch's remarks on packages that are not installed and on its own internals."""
+    logger = logging.getLogger("torch.onnx")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)
+            yield
+    finally:
+        logger.setLevel(level)

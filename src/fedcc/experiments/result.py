@@ -6,7 +6,7 @@ import hashlib
 import warnings
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,7 +17,7 @@ from torch import Tensor
 from fedcc.core.digests import BESIDE, DIGEST, UNCHECKED, DamagedFile, Unchecked, read_json, write_json
 from fedcc.core.files import make_folder, write_whole
 from fedcc.core.messages import Weights, nbytes
-from fedcc.core.method import AnyMethod, Trained
+from fedcc.core.method import Answer, AnyMethod, Trained
 from fedcc.core.model import Arch, Factory, Model, State, factory_name
 from fedcc.core.naming import listed
 from fedcc.core.options import check_value
@@ -60,12 +60,14 @@ class Explanation:
             rows.append((self.clients[k], self.classes[int(c)], float(vote), float(self.trust[k, index])))
         return rows
 
+    def lines(self, index: int) -> list[str]:
+        """The same in words."""
+        return [f"{who}: {name} {vote:.2f} (trust {trust:.2f})" for who, name, vote, trust in self.best(index)]
+
     def __repr__(self) -> str:
         number = self.trust.shape[1]
         lines = [f"Explanation of {number} inputs by {len(self.clients)} clients"]
-        for i in range(min(number, 5)):
-            parts = (f"{who}: {name} {vote:.2f} (trust {trust:.2f})" for who, name, vote, trust in self.best(i))
-            lines.append(f"  {i}: {', '.join(parts)}")
+        lines += [f"  {i}: {', '.join(self.lines(i))}" for i in range(min(number, 5))]
         return "\n".join(lines + ["  ..."] * (number > 5))
 
 
@@ -171,26 +173,40 @@ class Result:
 
         With ``abstain``, inputs whose :meth:`confidence` is below this threshold get -1, "unknown".
         """
-        classes = self.scores(x).argmax(-1)
-        labels = torch.tensor(self.labels)[classes] if self.labels else classes
         if abstain is None:
-            return labels
+            return self._labelled(self.scores(x).argmax(-1))
         check_value("abstain", abstain, float, 0, 1)
-        return labels.masked_fill(self.confidence(x) < abstain, -1)
+        answer = self.answer(x)
+        return self._labelled(answer.probabilities.argmax(-1)).masked_fill(answer.confidence < abstain, -1)
+
+    def _labelled(self, classes: Tensor) -> Tensor:
+        return torch.tensor(self.labels)[classes] if self.labels else classes
 
     def predict_proba(self, x: Any) -> Tensor:
         """Probabilities [N, classes] of new inputs, [clients, N, classes] where each client predicts by itself."""
-        return self.method.probabilities(self.scores(x))
+        return self.answer(x).probabilities
 
     def confidence(self, x: Any) -> Tensor:
         """How sure the prediction is, [N]: for FedCC the largest vote of any client, else the largest probability."""
-        return self._ask(self.method.confidence, x).cpu()
+        return self.answer(x).confidence
+
+    def answer(self, x: Any) -> Answer:
+        """Probabilities, confidence and the mass for "unknown" (FedCC) of new inputs."""
+        answer = self._ask(self.method.answer, x)
+        unknown = None if answer.unknown is None else answer.unknown.cpu()
+        return Answer(answer.probabilities.cpu(), answer.confidence.cpu(), unknown)
 
     def explain(self, x: Any) -> Explanation:
         """Who knew: each client's votes for the classes, its known mass and the trust it gets."""
         votes = self._ask(self.method.votes, x)
         clients = tuple(f"client {k}" for k in self.trained.clients)
         return Explanation(clients, self.classes, votes.known.cpu(), votes.trust.cpu())
+
+    def to(self, device: torch.device | str) -> Result:
+        """The same result with its models on another device."""
+        clients = {k: model.to(device) for k, model in self.trained.clients.items()}
+        server = {name: model.to(device) for name, model in self.trained.server.items()}
+        return replace(self, trained=Trained(self.trained.classes, clients, server))
 
     def save(self, folder: Path | str) -> Path:
         """Write ``models.safetensors`` and ``models.json`` into a folder; :meth:`load` reads them."""

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedcc.core.messages import Predictions
-from fedcc.core.method import Family, Method, Trained, Votes, option
+from fedcc.core.method import Answer, Family, Method, Trained, Votes, option
 from fedcc.core.requests import Predict, Recalibrate, gather
 from fedcc.core.roles import Client, Server
 from fedcc.core.samples import Samples
@@ -106,9 +106,11 @@ class FedCC(Method[Predictions, Predictions]):
         votes = await self.all_votes(t, samples)
         return Votes(votes[..., :-1], eq.trust(votes, self.trust))
 
-    async def confidence(self, t: Trained, samples: Samples) -> Tensor:
-        """The largest vote of any client for any class: low where nobody recognises the sample."""
-        return (await self.all_votes(t, samples))[..., :-1].amax((0, 2))
+    async def answer(self, t: Trained, samples: Samples) -> Answer:
+        """The confidence is the largest vote of any client for any class: low where nobody recognises the sample."""
+        votes = await self.all_votes(t, samples)
+        combined = eq.aggregate(votes, self.trust)
+        return Answer(self.probabilities(combined[:, :-1]), votes[..., :-1].amax((0, 2)), combined[:, -1])
 
     def pseudo_labels(self, c: Client, bias: Tensor | None, logits: Tensor) -> Tensor:
         """Soft pseudo labels of the public samples by the model after the fit phase (theta_0), Eqs. (8)-(10).
