@@ -23,6 +23,8 @@ def read_object(who: str, data: Any, label: str = "", *, labelled: bool = True, 
 
     ``label`` is the column of the labels. With ``labelled=False`` there need not be any.
     """
+    if isinstance(data, Table):
+        return data.without(label), data.column(label) if labelled else None
     if is_huggingface(data):
         return read_columns(who, data, label, labelled=labelled, resize=resize)
     if is_frame(data):

@@ -154,6 +154,10 @@ class Result:
 
     def _samples(self, x: Any) -> Samples:
         """New inputs, checked, where the models are; rows of a table are encoded as in training."""
+        from fedcc.data.objects import read_object
+
+        if found := read_object("predict", x, labelled=False, resize=self.shape[-1] if self.dtype == "uint8" else 0):
+            x = found[0]
         if isinstance(x, Table):
             if self.encoding is None:
                 raise ValueError("this model was not trained on a table")
