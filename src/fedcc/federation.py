@@ -235,7 +235,7 @@ class Federation:
         dtype = str(self.public.x.dtype).removeprefix("torch.")
         return (
             f"Federation({self.data}, {self.skew})\n"
-            f"  clients: {len(self.private)}, with {_span(sizes)} samples of {_span(counts)} classes each\n"
+            f"  clients: {len(self.private)}, with {_span(sizes)} of {_span(counts, 'class', 'classes')} each\n"
             f"  public: {len(self.public):,} samples; test: {len(self.test):,}\n"
             f"  inputs: {dtype} {list(self.public.shape)}\n"
             f"  classes: {self.classes:,} ({names})\n"
@@ -292,6 +292,6 @@ def several(models: Models) -> tuple[str | Factory, ...]:
     return networks
 
 
-def _span(numbers: Sequence[int]) -> str:
+def _span(numbers: Sequence[int], one: str = "sample", more: str = "samples") -> str:
     low, high = min(numbers), max(numbers)
-    return f"{low:,}" if low == high else f"{low:,} to {high:,}"
+    return f"{low:,} {one if low == 1 else more}" if low == high else f"{low:,} to {high:,} {more}"
