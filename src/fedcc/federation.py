@@ -115,7 +115,7 @@ class Federation:
         such part (0 or None: none), or data of their own; ``label`` is the column of the labels. ``view`` says what
         the networks see of the inputs. The other options are those of :meth:`named`.
 
-        >>> Federation.split((np.eye(40), ["yes", "no"] * 20), skew="classes:1", clients=2).names
+        >>> Federation.split((torch.eye(40), ["yes", "no"] * 20), skew="classes:1", clients=2).names
         ('no', 'yes')
         """
         from fedcc.data import own
@@ -126,11 +126,11 @@ class Federation:
         check_value("public", share, float, 0, below=1)
         if isinstance(data, str) and (is_reference(data) or not (own.is_own(data) or Path(data).exists())):
             allow(data)
-            data = load(data, resize=resize or None, label=label, test=test)
+            data = load(data, resize=resize or None, label=label)
         if not isinstance(data, Dataset):
             dataset = Dataset.of(data, test, own_public, label=label, view=view, resize=resize)
-        elif own_public is not None:
-            raise ValueError("a Dataset has its public samples in public_x; pass public= as a share, got data")
+        elif own_public is not None or not isinstance(test, int | float | None):
+            raise ValueError(f"{data.name} has test and public samples of its own; pass shares as test= and public=")
         else:
             dataset = data if view is None else replace(data, view=view)
         dealt = deal_samples(dataset, skew, clients, seed, public=share, stratified=stratified, fraction=fraction,

@@ -289,6 +289,8 @@ class Endless(IterableDataset[Any]):
         (lambda: hugging(animals()), {"label": "kind"}, "has no column 'kind'; it has 'size'"),
         (lambda: hugging({"x": [[1.0, 2.0], [1.0]], "y": [0, 1]}), {"label": "y"}, "lists in 'x' must have one length"),
         (lambda: hugging({"x": [[1.0]] * 2, "z": [1, 2], "y": [0, 1]}), {"label": "y"}, "keep what you need"),
+        (lambda: load("digits"), {"public": GOOD[0]}, "digits has test and public samples of its own; pass shares"),
+        (lambda: "digits", {"test": GOOD}, "digits has test and public samples of its own; pass shares"),
         (lambda: Path("nowhere.csv"), {"label": "y"}, "no such file or folder"),
     ],
 )  # fmt: skip
