@@ -14,6 +14,8 @@ import fedcc.signals  # noqa: F401  first, before imports that take seconds
 
 if TYPE_CHECKING:
     from fedcc.core.method import Method, option
+    from fedcc.core.samples import View
+    from fedcc.data.dataset import Dataset
     from fedcc.experiments.result import Result, load
     from fedcc.experiments.rounds import FinishedRound, Observer, Pause, Stop
     from fedcc.experiments.run import run
@@ -24,6 +26,8 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "fedcc.core.method": ("Method", "option"),
+    "fedcc.core.samples": ("View",),
+    "fedcc.data.dataset": ("Dataset",),
     "fedcc.federation": ("Federation",),
     "fedcc.methods": ("METHODS", "SSL", "Centralized", "FedAvg", "FedCC", "FedMD", "Local", "make"),
     "fedcc.experiments.result": ("Result", "load"),
@@ -35,6 +39,7 @@ __all__ = [
     "METHODS",
     "SSL",
     "Centralized",
+    "Dataset",
     "FedAvg",
     "FedCC",
     "FedMD",
@@ -46,6 +51,7 @@ __all__ = [
     "Pause",
     "Result",
     "Stop",
+    "View",
     "load",
     "make",
     "option",

@@ -87,6 +87,11 @@ class Method(ABC, Generic[Up, Down]):
         """Whether all clients have the same network, as where weights are averaged."""
         return self.family == "parameters"
 
+    @property
+    def needs_public(self) -> bool:
+        """Whether the method uses public samples; others run without any."""
+        return self.family == "distillation"
+
     def outputs(self, classes: int) -> int:
         """The number of outputs of a client's network."""
         return classes
@@ -133,7 +138,7 @@ class Method(ABC, Generic[Up, Down]):
             return await self.predict(replace(t, server=dict(zip(t.server, models, strict=True))), samples)
 
         readings: dict[str, Reading] = {name: other.predict for name, other in others.items()}
-        return readings | ({"re-estimated": re_estimated} if self.averaged else {})
+        return readings | ({"re-estimated": re_estimated} if self.averaged and len(public) else {})
 
     def last_readings(self, public: Samples) -> Mapping[str, Reading]:
         """Readings that need predictions of their own, so that only the last round has them."""
@@ -160,7 +165,9 @@ class Method(ABC, Generic[Up, Down]):
         return Answer(probabilities, probabilities.amax(-1))
 
     def unusable_reason(self, samples: Samples) -> str:
-        """Why the method cannot be used on inputs like these; empty if it can."""
+        """Why the method cannot be used with public samples like these; empty if it can."""
+        if self.needs_public and not len(samples):
+            return f"{self.name} needs public samples, and the federation has none: give public"
         for f in fields(self):  # type: ignore[arg-type]
             if f.metadata.get("images") and getattr(self, f.name) != f.default and not samples.are_images:
                 return f"{f.name} is for {samples.IMAGES}, got inputs of shape {list(samples.shape)}"

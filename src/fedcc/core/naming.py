@@ -1,7 +1,7 @@
 """Names and values in error messages: the nearest known name, and values cut to a readable length."""
 
 import reprlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 from typing import Any
 
@@ -31,3 +31,12 @@ def shortened(value: Any) -> str:
         return _SHORT.repr(value)
     except ValueError:  # Python writes no integer of more than 4,300 digits
         return f"an integer of {value.bit_length():,} bits" if isinstance(value, int) else f"a {type(value).__name__}"
+
+
+def listed(names: Sequence[str], most: int = 8) -> str:
+    """The first of some names.
+
+    >>> listed("abcd", 2)
+    'a, b, ...'
+    """
+    return ", ".join(names[:most]) + (", ..." if len(names) > most else "")

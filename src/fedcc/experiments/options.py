@@ -47,7 +47,9 @@ class Split(Group):
     """
 
     data: str = option(
-        "digits", "data set (`fedcc data list`), or your own: a folder of images, .npz, .csv, module:function"
+        "digits",
+        "data set (`fedcc data list`), or your own: a folder (images, .npy, Hugging Face), .npz, .csv, .parquet, "
+        "module:function",
     )
     skew: str = option(REQUIRED, "label skew: dirichlet:ETA, classes:N or iid")
     clients: int = option(REQUIRED, "number of clients", low=1, most=1_000_000)
@@ -68,7 +70,7 @@ class Split(Group):
         low=0,
         most=1024,
     )
-    label: str = option("", "column of the labels in a table")
+    label: str = option("", "column of the labels in a table; of a Hugging Face data set the only one of class labels")
     test: float = option(0.2, "share of test samples to split off where your data has none", above=0, below=1)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import warnings
+from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -18,6 +19,7 @@ from fedcc.core.files import make_folder, write_whole
 from fedcc.core.messages import Weights, nbytes
 from fedcc.core.method import Answer, AnyMethod, Trained
 from fedcc.core.model import Arch, Factory, Model, State, factory_name
+from fedcc.core.naming import listed
 from fedcc.core.options import check_value
 from fedcc.core.rng import Key
 from fedcc.core.samples import Samples, View
@@ -84,15 +86,33 @@ class Result:
     names: tuple[str, ...] = ()  # of the classes, if the data set has some
     encoding: Encoding | None = None  # of a table's columns
 
+    def __repr__(self) -> str:
+        networks = listed([f"{n} x {arch}" for arch, n in Counter(str(m.arch) for m in self.models.values()).items()])
+        scores = "not evaluated"
+        if self.curve:
+            scores = f"accuracy {self.accuracy:.2f} %, best {self.best[1]:.2f} % in round {self.best[0]}"
+        return (
+            f"Result({self.method.label}, {len(self.rounds)} rounds, {self.seconds:.1f} s: {scores})\n"
+            f"  networks: {networks}\n"
+            f"  inputs: {self.dtype} {list(self.shape)}\n"
+            f"  classes: {len(self.classes):,} ({listed(self.classes)})"
+        )
+
     @property
     def accuracy(self) -> float:
         """Accuracy of the last evaluated round on the global test set, in percent."""
-        return float(self.curve[-1][1])
+        return float(self._evaluated[-1][1])
 
     @property
     def best(self) -> tuple[int, float]:
         """The best round and its accuracy."""
-        return max(self.curve, key=lambda point: (point[1], -point[0]))
+        return max(self._evaluated, key=lambda point: (point[1], -point[0]))
+
+    @property
+    def _evaluated(self) -> list[tuple[int, float]]:
+        if not self.curve:
+            raise ValueError("this result has no accuracy: no round was evaluated, or there were no test samples")
+        return self.curve
 
     @property
     def curve(self) -> list[tuple[int, float]]:
@@ -134,6 +154,10 @@ class Result:
 
     def _samples(self, x: Any) -> Samples:
         """New inputs, checked, where the models are; rows of a table are encoded as in training."""
+        from fedcc.data.objects import read_object
+
+        if found := read_object("predict", x, labelled=False, resize=self.shape[-1] if self.dtype == "uint8" else 0):
+            x = found[0]
         if isinstance(x, Table):
             if self.encoding is None:
                 raise ValueError("this model was not trained on a table")

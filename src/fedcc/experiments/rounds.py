@@ -20,6 +20,7 @@ from fedcc.core.roles import Server
 from fedcc.engine import Fused, Plain
 from fedcc.engine.counting import Counting
 from fedcc.evaluate import Evaluation, evaluate, readings_in_round
+from fedcc.evaluate.accuracy import targets_accuracy
 from fedcc.experiments.options import Measurement, Training
 from fedcc.experiments.record import Record, round_record
 from fedcc.federate import Cohort, RoundMessages, Simulated, Snapshot, build_roles, federate
@@ -190,6 +191,8 @@ class Simulation:
 
     def evaluate(self, messages: RoundMessages, last: bool) -> Evaluation:
         present = self.cohort.present
+        if not len(self.test):
+            return Evaluation(targets=targets_accuracy(messages.downs, self.federation.hidden))
         return evaluate(
             self.method,
             self.cohort.trained_models(self.server),
