@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fedcc.code import allow
 from fedcc.core.method import AnyMethod
 from fedcc.core.model import Arch, Factory
 from fedcc.core.options import Assignment, check_value
@@ -57,6 +58,7 @@ class Federation:
     names: tuple[str, ...] = ()  # of the classes, if the data set has some
     labels: tuple[int, ...] = ()  # the caller's label of each class, ascending; empty if they are 0 .. classes - 1
     encoding: Encoding | None = None  # of a table's columns, fitted on the public samples
+    options: Mapping[str, Any] | None = field(default=None, init=False, repr=False)  # of ``named``, if it made this one
 
     @staticmethod
     def named(
@@ -88,6 +90,7 @@ class Federation:
         from fedcc.data.partition import partition
         from fedcc.inputs.tables import Encoding, Table
 
+        allow(data, models)
         dataset = load(data, Path(folder) if folder is not None else None, resize=resize, label=label, test=test)
         x, y, defaults = dataset.train_x, dataset.train_y, dataset.defaults
         check_value("fraction", fraction, float, high=1, above=0)
@@ -119,7 +122,7 @@ class Federation:
 
         parts = [_divide(rows, validation, seed, k) for k, rows in enumerate(split.clients)]
         held_out = np.concatenate([rest for _, rest in parts])
-        return Federation(
+        federation = Federation(
             private=tuple(samples(x[rows], y[rows]) for rows, _ in parts),
             public=Samples({"x": torch.from_numpy(public_x)}, view),
             test=samples(x[held_out], y[held_out]) if validation else samples(test_x, dataset.test_y),
@@ -137,6 +140,12 @@ class Federation:
             names=dataset.classes,
             encoding=encoding,
         )
+        options = {"data": dataset.name, "skew": split.skew, "clients": clients, "seed": seed, "public": public,
+                   "stratified": stratified, "fraction": fraction, "validation": validation, "assignment": assignment,
+                   "augment": augment or ("standard" if view.augments else "none"), "resize": resize or 0,
+                   "label": label, "test": test}  # fmt: skip
+        object.__setattr__(federation, "options", options)
+        return federation
 
     @staticmethod
     def of(
@@ -156,6 +165,7 @@ class Federation:
         set, in ascending order; with ``classes``, labels lie in 0 .. classes - 1 and are used as they are. A class
         that no client holds is an error unless ``allow_missing`` is set.
         """
+        allow(models)
         if not clients:
             raise ValueError("a federation needs at least one client, got none")
         pairs = {f"client {k}": pair for k, pair in enumerate(clients)} | {"the test set": test}

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
@@ -79,7 +80,7 @@ def read(source: str, *, label: str = "", resize: int = 0, test: float = 0.2) ->
         dataset = function()
         if not isinstance(dataset, Dataset):
             raise InputError(f"{source}() must return a fedcc Dataset, got {type(dataset).__name__}")
-        return dataset
+        return replace(dataset, name=source if is_reference(source) else source.lower())  # by which it is found again
     path = Path(source).expanduser().resolve()
     if path.is_dir():
         if label:

@@ -6,7 +6,7 @@ docs/run-folder.md says what each key means.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from fedcc.evaluate import Evaluation
@@ -21,6 +21,7 @@ Record = dict[str, Any]
 """One round as a line of ``metrics.jsonl``."""
 
 SUMMARY_FORMAT = 1
+LAST = ("confusion", "known")  # what only the last round's record has
 BY_CLIENT = ("clients", "local", "valid", "valid_labels", "local_full")
 
 
@@ -48,6 +49,16 @@ def round_record(
     return record
 
 
+def earlier_round(record: Record, *, evaluated: bool, extra: Collection[str]) -> Record:
+    """A last round's record as that of an earlier round: without what only the last one has, such as these readings."""
+    record = {name: value for name, value in record.items() if name not in LAST}
+    record["readings"] = {name: value for name, value in record["readings"].items() if name not in extra}
+    if not evaluated:
+        record |= {"accuracy": None, "readings": {}, "targets": None, **{name: {} for name in BY_CLIENT}}
+        record.pop("metrics", None)
+    return record
+
+
 def summary(experiment: Experiment, result: Result, seconds: float) -> dict[str, Any]:
     """The record that tables are made from, complete in itself."""
     options, rounds, last = experiment.values(), result.rounds, result.rounds[-1]
@@ -72,7 +83,7 @@ def summary(experiment: Experiment, result: Result, seconds: float) -> dict[str,
             **table2(last),
             **readings(rounds),
         },
-        **{name: last[name] for name in ("confusion", "known") if name in last},
+        **{name: last[name] for name in LAST if name in last},
         "log": logs(rounds),
         **images(rounds),
         "bytes": {
@@ -88,6 +99,8 @@ def summary(experiment: Experiment, result: Result, seconds: float) -> dict[str,
         "commit": machine["commit"],
         "command": experiment.command(),
         "experiment": options,
+        **({"code": code} if (code := experiment.code_digests()) else {}),
+        **({"defaults": defaults} if (defaults := experiment.foreign_defaults()) else {}),
     }
 
 

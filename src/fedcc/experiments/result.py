@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import warnings
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
@@ -13,6 +14,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
+from fedcc.code import allow, code_digests, is_reference, warn_of_changes
 from fedcc.core.digests import BESIDE, DIGEST, UNCHECKED, DamagedFile, Unchecked, read_json, write_json
 from fedcc.core.files import make_folder, write_whole
 from fedcc.core.messages import Weights, nbytes
@@ -22,10 +24,11 @@ from fedcc.core.options import check_value
 from fedcc.core.rng import Key
 from fedcc.core.samples import Samples, View
 from fedcc.engine import Plain, drive
+from fedcc.experiments.experiment import first_difference
 from fedcc.experiments.record import Record
 from fedcc.federation import Models, as_samples, several
 from fedcc.inputs.tables import Encoding, Table
-from fedcc.methods import METHODS, make, recorded_settings
+from fedcc.methods import METHODS, build_method, class_name, recorded_settings
 from fedcc.nets import BUILT_IN, build, network
 
 T = TypeVar("T")
@@ -184,6 +187,7 @@ class Result:
         about = {
             "format": FORMAT,
             "method": self.method.name,
+            **({"method_code": source} if (source := class_name(type(self.method))) != self.method.name else {}),
             "version": self.method.version,
             "settings": asdict(self.method),  # type: ignore[call-overload]
             "classes": self.trained.classes,
@@ -196,37 +200,36 @@ class Result:
             "seconds": self.seconds,
             **({"stopped": self.stopped} if self.stopped else {}),
             "models": describe_archs({who: model.arch for who, model in self.models.items()}),
+            **({"code": code} if (code := self.code_digests()) else {}),
             BESIDE: {TENSORS: hashlib.sha256(content).hexdigest()},
         }
         write_json(folder / ABOUT, about)
         return folder
 
+    def code_digests(self) -> dict[str, str]:
+        """The digests of the files of imported code that it predicts with."""
+        trunks = {str(trunk) for model in self.models.values() for trunk in model.arch.trunks}
+        return code_digests([class_name(type(self.method)), *sorted(trunks)])
+
     @staticmethod
-    def load(folder: Path | str, models: Models | None = None, method: AnyMethod | None = None) -> Result:
+    def load(folder: Path | str, models: Models | None = None, method: AnyMethod | str | None = None) -> Result:
         """Read what :meth:`save` wrote; damaged files are refused.
 
         The files do not hold networks that you defined: pass the same ``models=`` as to the federation. Likewise
-        ``method=`` for a method that is not in this package.
+        ``method=`` for a method that is not in this package: the same object, or ``module:Class``. Both may be left out
+        for what an installed package brings by entry points. A warning says if code has changed since.
         """
+        allow(models, method)
         folder = Path(folder)
         about = read_about(folder)
-        if method is None:
-            if about["method"].lower() not in (*METHODS, "student"):
-                raise ValueError(f"{about['method']} is your own method: pass the same one to load(..., method=...)")
-            try:
-                method = make(
-                    about["method"], recorded_settings(about["method"], about["settings"], about.get("version"))[0]
-                )
-            except ValueError as error:
-                raise ValueError(f"{folder}/{ABOUT}: {error}") from None
-        elif method.name != about["method"]:
-            raise ValueError(f"{folder} was saved by {about['method']}, got method={method.name}")
+        method = saved_method(folder, about, method)
         try:
             values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in about["view"].items()}
             view = View(**values)
         except TypeError as error:
             raise DamagedFile(f"{folder}/{ABOUT} is damaged: {type(error).__name__} {error}") from None
         by_name = read_models(folder, about, models)
+        warn_of_changes(about.get("code", {}), folder)
         clients = {int(n.removeprefix("client/")): m for n, m in by_name.items() if n.startswith("client/")}
         server = {n.removeprefix("server/"): m for n, m in by_name.items() if n.startswith("server/")}
         trained = Trained(about["classes"], clients, server)
@@ -252,6 +255,29 @@ class Result:
         )  # fmt: skip
 
 
+def saved_method(folder: Path, about: Mapping[str, Any], given: AnyMethod | str | None) -> AnyMethod:
+    """The method of saved models: by its name, or the given one if it is the same with the same settings."""
+    name, own, version = about["method"], about.get("method_code"), about.get("version")
+    try:
+        settings = recorded_settings(name, about["settings"], version)[0]
+        if given is None or isinstance(given, str):
+            known = own or name
+            if given is None and not (is_reference(known) or known.lower() in (*METHODS, "student") or own):
+                raise ValueError(f"{name} is your own method: pass the same one to load(..., method=...)")
+            given = build_method(given or known, settings)
+            settings = asdict(given)  # type: ignore[call-overload]
+    except ValueError as error:
+        raise ValueError(f"{folder}/{ABOUT}: {error}") from None
+    if given.name != name:
+        raise ValueError(f"{folder} was saved by {name}, got method={given.name}")
+    if version is None or name.lower() in METHODS:  # whose settings are translated from older versions
+        version = given.version
+    values = {"version": given.version, **asdict(given)}  # type: ignore[call-overload]
+    if difference := first_difference(*(json.loads(json.dumps(v)) for v in ({"version": version, **settings}, values))):
+        raise ValueError("{}: {} was saved with {}={}, got {}".format(folder, name, *difference))
+    return given
+
+
 def read_about(folder: Path) -> dict[str, Any]:
     """The description of saved models, checked."""
     path = folder / ABOUT
@@ -263,6 +289,8 @@ def read_about(folder: Path) -> dict[str, Any]:
         raise ValueError(f"{path} is not of format {FORMAT}")
     if wrong := [key for key, kind in ENTRIES.items() if not isinstance(about.get(key), kind)]:
         raise DamagedFile(f"{path} is damaged: {wrong[0]!r} is missing or of the wrong kind")
+    if not isinstance(about.get("code", {}), dict) or not isinstance(about.get("method_code", ""), str):
+        raise DamagedFile(f"{path} is damaged: 'code' must be a table and 'method_code' a text")
     if DIGEST not in about:
         warnings.warn(f"{path} {UNCHECKED}", Unchecked, stacklevel=3)
     return about

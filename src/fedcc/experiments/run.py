@@ -12,6 +12,7 @@ from typing import Any
 from fedcc.core.method import AnyMethod, Method
 from fedcc.core.options import Engine, Precision, Reset, Schedule, Wire
 from fedcc.core.requests import Fit, Recipe
+from fedcc.core.rng import Key
 from fedcc.engine import Plain, choose_device, drive, set_deterministic
 from fedcc.engine import engine as engine_named
 from fedcc.engine.threads import check_threads, fixed_threads, warn_of_threads
@@ -26,6 +27,7 @@ from fedcc.experiments.store import RunFolder
 from fedcc.federate import Snapshot, build_roles
 from fedcc.federation import Federation
 from fedcc.methods import make
+from fedcc.nets import PLAIN, build
 
 DEFAULT_OUTPUT = Output()
 
@@ -137,6 +139,9 @@ class Callbacks(Observer):
 
 def check_method(method: AnyMethod, federation: Federation) -> None:
     """Raise now what the start of a run would raise, such as a method and networks that do not fit together."""
+    for arch in dict.fromkeys(federation.archs(method).values()):
+        if not isinstance(arch.trunks[0], PLAIN):
+            build(arch, Key(0))
     server, _ = build_roles(method, federation, Recipe(), 0, "cpu")
     drive([method.start(server)], Plain("cpu"))
 
@@ -151,9 +156,12 @@ def prepare(experiment: Experiment, out: Path, *, data_dir: Path | None = None, 
 
 
 def load_unfinished(
-    out: Path, data_dir: Path | None = None
+    out: Path, data_dir: Path | None = None, rounds: int | None = None
 ) -> tuple[Experiment, Federation, Checkpoint | None, list[str]]:
-    """What :func:`execute` needs to resume a folder's run, and what is wrong with files that cannot be used."""
+    """What :func:`execute` needs to resume a folder's run, and what is wrong with files that cannot be used.
+
+    With ``rounds`` the run, which may be finished, is extended to that many.
+    """
     notes = RunFolder(out).check_description()
     experiment = Experiment.read(out / "experiment.toml")
     check_threads(experiment.machine.threads)
@@ -161,8 +169,29 @@ def load_unfinished(
         federation = experiment.federation(data_dir)
     except ValueError as error:  # options that are valid one by one, but not together
         raise ValueError(f"{out / 'experiment.toml'}: {error}") from None
-    start, problems = Checkpoints(out, experiment, federation).latest()
-    return experiment, federation, start, notes + problems
+    start: Checkpoint | None
+    if rounds is not None and rounds != experiment.training.rounds:
+        experiment, start, problems = extended(out, experiment, federation, rounds)
+    else:
+        start, problems = Checkpoints(out, experiment, federation).latest()
+    return experiment, federation, start, notes + RunFolder(out).code_changes() + problems
+
+
+def extended(
+    folder: Path, experiment: Experiment, federation: Federation, rounds: int
+) -> tuple[Experiment, Checkpoint, list[str]]:
+    """Extend a folder's run to more rounds; refused, with nothing changed, where that would give other numbers."""
+    before = experiment.training.rounds
+    if rounds < before:
+        raise ValueError(f"rounds must be more than the run's {before}, got {rounds}")
+    if reason := experiment.build_method().extension_reason():
+        raise ValueError(f"{folder} cannot be extended: {reason}; run it anew with rounds={rounds}")
+    experiment = experiment.with_options(rounds=rounds)
+    start, problems = Checkpoints(folder, experiment, federation).latest()
+    if start is None:
+        raise ValueError(f"{folder} cannot be extended: it holds no checkpoint (--no-keep); run it anew")
+    RunFolder(folder).reopen(experiment)
+    return experiment, start, problems
 
 
 def execute(
@@ -181,7 +210,7 @@ def execute(
     """
     if federation is None:
         federation = prepare(experiment, folder, data_dir=output.data_dir)
-    checkpoints = Checkpoints(folder, experiment, federation, every=output.interval, keep=output.keep_checkpoints)
+    checkpoints = Checkpoints(folder, experiment, federation, every=output.interval, keep=output.kept)
     groups = experiment.training, experiment.measurement, experiment.machine
     with shared(experiment.machine.device) as others:
         writer = FolderWriter(experiment, federation, checkpoints, others, output.save_models)
@@ -228,4 +257,4 @@ class FolderWriter(Observer):
         checkpoints = self.checkpoints
         content = summary(self.experiment, result, checkpoints.seconds) | dict(facts)
         content |= {**self.federation.digests, "checkpoint_bytes": checkpoints.size}
-        self.folder.finish(content, result.rounds, checkpoints.paths() if checkpoints.keep else [])
+        self.folder.finish(content, result.rounds, checkpoints.kept())

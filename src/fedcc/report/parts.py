@@ -14,7 +14,7 @@ from typing import Any
 from fedcc.core.digests import DIGEST, DamagedFile, check_digest, check_files
 from fedcc.core.options import check_value, setting_text
 from fedcc.experiments.options import OPTIONS, current_values, current_words
-from fedcc.methods import METHODS, make, recorded_settings
+from fedcc.methods import METHODS, build_method, method_name, recorded_settings
 from fedcc.report.analysis import read_analysis
 from fedcc.report.values import (
     Contradiction,
@@ -77,7 +77,7 @@ def read_record(file: Path, name: str, problems: list[tuple[str, str]]) -> dict[
         raise InvalidRecord(f"has format {short(record['format'])}; this version reads format 1")
     has_digest = _has_digest(file, record)
     experiment = read_experiment(record.get("experiment"))
-    method = text(experiment.get("method"), "experiment.method").lower()
+    method = method_name(text(experiment.get("method"), "experiment.method"))
     values: dict[str, Any] = check(record, RECORD)
     version = whole(experiment["version"], "experiment.version", 1) if "version" in experiment else None
     values["settings"], reason = recorded_settings(method, values["settings"], version)
@@ -94,7 +94,7 @@ def read_record(file: Path, name: str, problems: list[tuple[str, str]]) -> dict[
     versions = record.get("versions")
     values |= vars(curve) | {
         "method": method,
-        "label": METHODS[method]().label if method in METHODS else values["method"],
+        "label": METHODS[method]().label if method in METHODS else own_label(record),
         "experiment": experiment,
         "versions": {str(k): short_text(v) for k, v in versions.items()} if isinstance(versions, Mapping) else {},
         "fingerprints": (short_text(record.get("data_sha256")), short_text(record.get("partition_sha256"))),
@@ -107,6 +107,7 @@ def read_record(file: Path, name: str, problems: list[tuple[str, str]]) -> dict[
         ("tests", "accuracies of clients", read_tests, accuracy, clients),
         ("log", "log", read_log, record.get("log", {}), rounds, clients),
         ("counts", "counts", read_counts, record.get("counts", {}), clients),
+        ("defaults", "defaults", read_defaults, record.get("defaults", {})),
         ("seconds", "seconds", number, record.get("seconds"), "seconds", 0),
     ]
     beside = file.with_name("analysis.json" if file.name == "summary.json" else f"{file.stem}.analysis.json")
@@ -143,6 +144,18 @@ def _read_analysis(file: Path, record: Mapping[str, Any]) -> dict[str, Any]:
     return read_analysis(analysis, record)
 
 
+def own_label(record: Mapping[str, Any]) -> str:
+    """The label of a method that is not in this package: its class and its note."""
+    note = short_text(record.get("note"))
+    return f"{short(record['method'])} ({note})" if note else short(record["method"])
+
+
+def read_defaults(value: Any) -> dict[str, dict[str, Any]]:
+    """Defaults of a method's settings and of a data set's options, where they are not of this package."""
+    stored = mapping(value, "defaults")
+    return {kind: check(stored.get(kind, {}), {str: scalar}, f"defaults.{kind}") for kind in ("settings", "options")}
+
+
 def read_experiment(value: Any) -> dict[str, Any]:
     """All values of the run but the settings; those that this version knows have the right type."""
     values = current_values(mapping(value, "experiment"))
@@ -162,14 +175,14 @@ def check_twice(record: Mapping[str, Any], rounds: int, method: str, settings: M
     for name in TWICE:
         if name in record and name in experiment:
             agree(name, record[name], f"experiment.{name}", experiment[name])
-    agree("method", record["method"].lower(), "experiment.method", method)
     if "rounds" in record:
         agree("rounds", record["rounds"], "the number of accuracy.rounds", rounds)
-    if method not in METHODS:
+    if method not in METHODS:  # of another package, which is not imported
         return
+    agree("method", record["method"].lower(), "experiment.method", method)
     agree("family", record["family"], f"that of {method}", METHODS[method].family)
     try:
-        needed = make(method, settings).rounds(experiment["rounds"])
+        needed = build_method(method, settings).rounds(experiment["rounds"])
     except (KeyError, ValueError):  # settings of another version
         return
     agree("rounds", rounds, f"the number that {method} needs for T={experiment['rounds']}", needed)

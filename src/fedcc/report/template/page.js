@@ -46,7 +46,7 @@
     document.body.dataset.view = state.view;
     for (const item of all("[data-data]")) item.hidden = state.data !== "" && item.dataset.data !== state.data;
     for (const section of all("section.table")) {
-      section.hidden = state.data !== "" && !section.dataset.sets.split(" ").includes(state.data);
+      section.hidden = state.data !== "" && !section.dataset.sets.split("\n").includes(state.data);
     }
     for (const row of all("tr[data-method]")) row.hidden = state.hidden.has(row.dataset.method);
     search();
