@@ -21,6 +21,7 @@ from typing import Any
 from fedcc.errors import InputError
 
 _REFERENCE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
+OWN = "own:"  # begins the name of an object that only Python had
 _allowed: set[str] = set()
 _imported: dict[str, tuple[Any, str | None]] = {}  # by name: the object, and the digest of its module's file
 
@@ -56,8 +57,13 @@ def allow_code(names: Iterable[str] | None) -> None:
 
 
 def check_allowed(*names: str) -> None:
-    """Refuse ``module:object`` that the user has not named."""
+    """Refuse ``module:object`` that the user has not named, and ``own:NAME``, an object that only Python had."""
     for name in names:
+        if name.startswith(OWN):
+            raise InputError(
+                f"{name.removeprefix(OWN)} was an object in Python, which no file describes: "
+                "call fedcc.run(..., out=FOLDER, resume=True) with the same objects"
+            )
         if is_reference(name) and name not in _allowed:
             raise InputError(f"{name} is code of yours and is imported only if you name it: pass --code {name}")
 
@@ -105,6 +111,14 @@ def _remember(name: str, value: Any, module: str) -> Any:
         file = getattr(sys.modules.get(module), "__file__", None)
         _imported[name] = value, hashlib.sha256(Path(file).read_bytes()).hexdigest() if file else None
     return value
+
+
+def remember(kind: type) -> str:
+    """The name ``module:Class`` by which a class can be imported again; its file belongs to the record of a run."""
+    name = name_of(kind) or f"{kind.__module__}:{kind.__qualname__}"
+    if is_reference(name):
+        _remember(name, kind, kind.__module__)
+    return name
 
 
 def name_of(value: Any) -> str | None:

@@ -200,12 +200,15 @@ class Federation:
         """The digests of the data and of the partition, as records hold them."""
         return {"data_sha256": self.fingerprint, "partition_sha256": self.partition.sha256 if self.partition else None}
 
+    def models_of(self, method: AnyMethod) -> tuple[str | Factory, ...]:
+        """The networks that are dealt to the clients under a method."""
+        return (self.shared_model,) if method.one_network and self.shared_model is not None else self.models
+
     def archs(self, method: AnyMethod) -> dict[int, Arch]:
         """Each client's architecture under a method."""
-        models = (self.shared_model,) if method.one_network and self.shared_model is not None else self.models
         outputs = method.outputs(self.classes)
         tokens = not self.public.x.is_floating_point() and self.public.view == IDENTITY
-        factories = [network(m, self.public.shape) if isinstance(m, str) else m for m in models]
+        factories = [network(m, self.public.shape) if isinstance(m, str) else m for m in self.models_of(method)]
         networks = deal(factories, len(self.private), self.assignment)
         return {k: Arch((factory,), outputs, self.public.shape, tokens) for k, factory in enumerate(networks)}
 

@@ -99,7 +99,7 @@ class Experiment:
                 if reason:
                     raise ValueError(reason)
             experiment = Experiment.resolve(method, settings=settings, **table)
-            now = find_method(experiment.method).version
+            now = experiment.kind.version
             if version not in (None, now) and experiment.method not in METHODS:
                 raise ValueError(f"version {version} of {method} is another algorithm than version {now}")
             return experiment
@@ -110,7 +110,7 @@ class Experiment:
         """Everything as one flat table, as files hold it."""
         groups = (self.split, self.training, self.measurement, self.machine)
         options = {name: value for group in groups for name, value in asdict(group).items()}
-        version = find_method(self.method).version
+        version = self.kind.version
         return {"method": self.method, "version": version, **options, "settings": dict(self.settings)}
 
     def with_options(self, **options: Any) -> Experiment:
@@ -121,6 +121,11 @@ class Experiment:
 
     def toml(self) -> str:
         return dumps(self.values())
+
+    @property
+    def kind(self) -> type[AnyMethod]:
+        """The method's class."""
+        return find_method(self.method)
 
     def build_method(self) -> AnyMethod:
         """The method with its settings."""
@@ -142,7 +147,7 @@ class Experiment:
 
         split, defaults = self.split, {}
         if self.method not in METHODS:
-            usual = {f.name: f.default for f in fields(find_method(self.method))}  # type: ignore[arg-type]
+            usual = {f.name: f.default for f in fields(self.kind)}  # type: ignore[arg-type]
             defaults["settings"] = {name: value for name, value in usual.items() if value is not MISSING}
         if split.data not in DATASETS:
             with suppress(ValueError):  # a federation's data are at its sites
@@ -166,7 +171,7 @@ class Experiment:
                 words.append(flag if value else f"--no-{flag[2:]}")
             elif name not in ("method", "version", "settings") and UNSAID.get(name) != value:
                 words += [flag, str(value)]
-        defaults = asdict(find_method(self.method)())  # type: ignore[call-overload]
+        defaults = {f.name: f.default for f in fields(self.kind)}  # type: ignore[arg-type]
         for name, value in self.settings.items():
             if value != defaults[name]:
                 words += ["--set", f"{name}={setting_text(value)}"]

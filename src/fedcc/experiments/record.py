@@ -42,6 +42,8 @@ def round_record(
         "seconds": {phase: round(value, 4) for phase, value in seconds.items()},
         **details,
     }
+    if evaluation.metrics:
+        record["metrics"] = evaluation.metrics
     if evaluation.confusion:
         record["confusion"] = evaluation.confusion
     if evaluation.known:
@@ -82,7 +84,9 @@ def summary(experiment: Experiment, result: Result, seconds: float) -> dict[str,
             "local": last["local"],
             **table2(last),
             **readings(rounds),
+            **by_class(last),
         },
+        **metrics(rounds),
         **{name: last[name] for name in LAST if name in last},
         "log": logs(rounds),
         **images(rounds),
@@ -120,6 +124,19 @@ def readings(rounds: Sequence[Record]) -> dict[str, dict[str, Any]]:
         first = rounds[curve.index(max(known))]["round"]
         scores[name] = {"final": known[-1], "best": max(known), "best_round": first, "rounds": curve}
     return {"readings": scores} if scores else {}
+
+
+def by_class(last: Record) -> dict[str, list[float | None]]:
+    """The accuracy on the test samples of each class in the last round, in percent; null for a class without any."""
+    rows = last.get("confusion", [])
+    shares = [round(100 * row[c] / sum(row), 4) if sum(row) else None for c, row in enumerate(rows)]
+    return {"classes": shares} if rows else {}
+
+
+def metrics(rounds: Sequence[Record]) -> dict[str, dict[str, list[float | None]]]:
+    """Metrics of the caller's own by name, one value a round; null where there is none."""
+    names = dict.fromkeys(name for r in rounds for name in r.get("metrics", {}))
+    return {"metrics": {name: [r.get("metrics", {}).get(name) for r in rounds] for name in names}} if names else {}
 
 
 def images(rounds: Sequence[Record]) -> dict[str, dict[str, Any]]:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import json
-import warnings
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Coroutine
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -14,28 +12,22 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from fedcc.code import allow, code_digests, is_reference, warn_of_changes
-from fedcc.core.digests import BESIDE, DIGEST, UNCHECKED, DamagedFile, Unchecked, read_json, write_json
+from fedcc.code import allow, code_digests, warn_of_changes
+from fedcc.core.digests import BESIDE, DamagedFile, write_json
 from fedcc.core.files import make_folder, write_whole
 from fedcc.core.messages import Weights, nbytes
 from fedcc.core.method import AnyMethod, Trained
-from fedcc.core.model import Arch, Factory, Model, State, factory_name
+from fedcc.core.model import Model
 from fedcc.core.options import check_value
-from fedcc.core.rng import Key
 from fedcc.core.samples import Samples, View
 from fedcc.engine import Plain, drive
-from fedcc.experiments.experiment import first_difference
 from fedcc.experiments.record import Record
-from fedcc.federation import Models, as_samples, several
+from fedcc.experiments.saved import ABOUT, FORMAT, TENSORS, describe_archs, read_about, read_models, saved_method
+from fedcc.federation import Models, as_samples
 from fedcc.inputs.tables import Encoding, Table
-from fedcc.methods import METHODS, build_method, class_name, recorded_settings
-from fedcc.nets import BUILT_IN, build, network
+from fedcc.methods import class_name
 
 T = TypeVar("T")
-ABOUT, TENSORS = "models.json", "models.safetensors"
-FORMAT = 1
-ENTRIES = {"method": str, "settings": dict, "classes": int, "view": dict, "dtype": str, "models": dict, "rounds": list,
-           "seconds": float | int}  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)
@@ -253,136 +245,6 @@ class Result:
             method, trained, view, about["dtype"], about["rounds"], about["seconds"], tuple(labels), stopped,
             tuple(names), encoding,
         )  # fmt: skip
-
-
-def saved_method(folder: Path, about: Mapping[str, Any], given: AnyMethod | str | None) -> AnyMethod:
-    """The method of saved models: by its name, or the given one if it is the same with the same settings."""
-    name, own, version = about["method"], about.get("method_code"), about.get("version")
-    try:
-        settings = recorded_settings(name, about["settings"], version)[0]
-        if given is None or isinstance(given, str):
-            known = own or name
-            if given is None and not (is_reference(known) or known.lower() in (*METHODS, "student") or own):
-                raise ValueError(f"{name} is your own method: pass the same one to load(..., method=...)")
-            given = build_method(given or known, settings)
-            settings = asdict(given)  # type: ignore[call-overload]
-    except ValueError as error:
-        raise ValueError(f"{folder}/{ABOUT}: {error}") from None
-    if given.name != name:
-        raise ValueError(f"{folder} was saved by {name}, got method={given.name}")
-    if version is None or name.lower() in METHODS:  # whose settings are translated from older versions
-        version = given.version
-    values = {"version": given.version, **asdict(given)}  # type: ignore[call-overload]
-    if difference := first_difference(*(json.loads(json.dumps(v)) for v in ({"version": version, **settings}, values))):
-        raise ValueError("{}: {} was saved with {}={}, got {}".format(folder, name, *difference))
-    return given
-
-
-def read_about(folder: Path) -> dict[str, Any]:
-    """The description of saved models, checked."""
-    path = folder / ABOUT
-    try:
-        about = read_json(path)
-    except (FileNotFoundError, NotADirectoryError):
-        raise FileNotFoundError(f"{folder} holds no saved result: {ABOUT} is missing") from None
-    if about.get("format") != FORMAT:
-        raise ValueError(f"{path} is not of format {FORMAT}")
-    if wrong := [key for key, kind in ENTRIES.items() if not isinstance(about.get(key), kind)]:
-        raise DamagedFile(f"{path} is damaged: {wrong[0]!r} is missing or of the wrong kind")
-    if not isinstance(about.get("code", {}), dict) or not isinstance(about.get("method_code", ""), str):
-        raise DamagedFile(f"{path} is damaged: 'code' must be a table and 'method_code' a text")
-    if DIGEST not in about:
-        warnings.warn(f"{path} {UNCHECKED}", Unchecked, stacklevel=3)
-    return about
-
-
-def read_models(folder: Path, about: Mapping[str, Any], models: Models | None) -> dict[str, Model]:
-    """Saved models by name, checked against their digest and their networks."""
-    path = folder / TENSORS
-    try:
-        archs = rebuild_archs(about["models"], models)
-    except (KeyError, TypeError, AttributeError) as error:
-        raise DamagedFile(f"{folder / ABOUT} is damaged: {type(error).__name__} {error}") from None
-    try:
-        content = path.read_bytes()
-    except FileNotFoundError:
-        raise FileNotFoundError(f"{folder} holds no saved result: {TENSORS} is missing") from None
-    if BESIDE in about and about[BESIDE].get(TENSORS) != hashlib.sha256(content).hexdigest():
-        raise DamagedFile(f"{path} is damaged: it is not the file whose {DIGEST} is in {ABOUT}")
-    try:
-        tensors = safetensors.torch.load(content)
-    except (ValueError, safetensors.SafetensorError) as error:
-        raise DamagedFile(f"{path} is damaged ({error})") from None
-    states: dict[str, dict[str, torch.Tensor]] = {who: {} for who in archs}
-    for name, value in tensors.items():
-        who = next((w for w in archs if name.startswith(f"{w}/")), None)
-        if who is None:
-            raise DamagedFile(f"{path} has an entry of no model: {name}")
-        states[who][name.removeprefix(f"{who}/")] = value
-    for who, arch in archs.items():
-        check_state(f"{path}, {who}", arch, states[who])
-    return {who: Model(arch, states[who]) for who, arch in archs.items()}
-
-
-def check_state(where: str, arch: Arch, state: State) -> None:
-    """Refuse a state whose entries are not those of its network, or not finite."""
-    expected = build(arch, Key(0)).state_dict()
-    for name in sorted(expected.keys() | state.keys()):
-        fresh, value = expected.get(name), state.get(name)
-        if fresh is None or value is None or fresh.shape != value.shape:
-            shapes = [None if v is None else tuple(v.shape) for v in (fresh, value)]
-            raise DamagedFile(f"{where}: {name} should be {shapes[0]}, found {shapes[1]}")
-        doubled = fresh.is_floating_point() and value.dtype == torch.float64  # a run in fp64
-        if value.dtype != fresh.dtype and not doubled:
-            raise DamagedFile(f"{where}: {name} should be {fresh.dtype}, found {value.dtype}")
-        if not bool((value.isfinite() | ~fresh.isfinite()).all()):  # a network may have infinite constants
-            raise DamagedFile(f"{where}: {name} has values that are not finite")
-
-
-def describe_archs(archs: Mapping[str, Arch]) -> dict[str, Any]:
-    """Architectures as plain values, from which :func:`rebuild_archs` makes them again."""
-    own = _labels(t for arch in archs.values() for t in arch.trunks if not isinstance(t, BUILT_IN))
-    return {
-        who: {
-            "trunks": [f"own:{own[t]}" if t in own else str(t) for t in arch.trunks],
-            "outputs": arch.outputs,
-            "shape": list(arch.shape),
-            "tokens": arch.tokens,
-        }
-        for who, arch in archs.items()
-    }
-
-
-def _labels(factories: Iterable[Factory]) -> dict[Factory, str]:
-    """Names of the caller's own networks; networks of the same name (two lambdas) are numbered."""
-    labels: dict[Factory, str] = {}
-    for factory in dict.fromkeys(factories):
-        name = factory_name(factory)
-        same = sum(factory_name(f) == name for f in labels)
-        labels[factory] = f"{name}#{same + 1}" if same else name
-    return labels
-
-
-def rebuild_archs(descriptions: Mapping[str, Any], models: Models | None) -> dict[str, Arch]:
-    """The architectures of saved models; the caller's own networks are looked up in ``models`` by name."""
-    factories = [m for m in several(models) if not isinstance(m, str)] if models is not None else []
-    own = {label: factory for factory, label in _labels(factories).items()}
-    archs = {}
-    for who, about in descriptions.items():
-        shape, trunks = tuple(about["shape"]), []
-        for name in about["trunks"]:
-            label = name.removeprefix("own:")
-            if name == label:
-                trunks.append(network(name, shape))
-            elif label in own:
-                trunks.append(own[label])
-            else:
-                raise ValueError(
-                    f"{who} is your own network, {label}: pass the same models to load(..., models=...)"
-                    + (f", got {', '.join(own)}" if own else "")
-                )
-        archs[who] = Arch(tuple(trunks), about["outputs"], shape, about["tokens"])
-    return archs
 
 
 load = Result.load

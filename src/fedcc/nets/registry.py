@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import nn
 
-from fedcc.code import import_installed, import_reference, installed, is_reference
+from fedcc.code import check_allowed, import_installed, import_reference, installed, is_reference
 from fedcc.core.model import Factory
 from fedcc.core.naming import unknown
 from fedcc.errors import InputError
@@ -63,6 +63,7 @@ def network(name: str, shape: tuple[int, ...]) -> Factory:
     >>> str(network("resnet14", (1, 8, 8))), str(network("mlp", (30,))), str(network("bag5000", (12,)))
     ('resnet14', 'mlp', 'bag5000')
     """
+    check_allowed(name)
     if is_reference(name):
         return Imported(name)
     if name.startswith("timm:"):

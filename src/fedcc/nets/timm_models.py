@@ -37,8 +37,6 @@ class Timm:
         timm = _timm(text)
         if not timm.is_model(name.partition(".")[0]):
             raise unknown("network of timm", name, timm.list_models())
-        if at and not Path(weights).is_file():
-            raise InputError(f"{text}: there is no file {weights}")
         return Timm(name, shape, weights)
 
     def __call__(self, outputs: int) -> nn.Module:
@@ -47,6 +45,8 @@ class Timm:
         about = timm.models.get_pretrained_cfg(self.name)
         if about is not None and about.fixed_input_size:
             options["img_size"] = self.shape[1:]
+        if self.weights and not Path(self.weights).is_file():
+            raise InputError(f"{self}: there is no file {self.weights}")
         if self.weights:  # custom_load is for formats of other libraries
             options |= {"pretrained": True, "pretrained_cfg_overlay": {"file": self.weights, "custom_load": False}}
         try:
