@@ -6,7 +6,7 @@ import base64
 import json
 import time
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -84,8 +84,7 @@ class Checkpoints(Observer):
     def end(self, result: Result | None) -> None:
         """Remove the checkpoints that are not to be kept: a finished run no longer needs them."""
         if result is not None:
-            kept = self.kept()
-            self.files.remove(t for t, path in self.files.paths().items() if path not in kept)
+            self.remove(but=self.kept())
 
     def kept(self) -> list[Path]:
         """Those that stay when the run has finished."""
@@ -177,6 +176,6 @@ class Checkpoints(Observer):
         """The files, the oldest first."""
         return list(self.files.paths().values())
 
-    def remove(self, after: int = 0) -> None:
-        """Remove those of later rounds."""
-        self.files.remove(t for t in self.files.paths() if t > after)
+    def remove(self, after: int = 0, but: Sequence[Path] = ()) -> None:
+        """Remove those of later rounds but these."""
+        self.files.remove(t for t, path in self.files.paths().items() if t > after and path not in but)

@@ -127,7 +127,7 @@ class Output(Group):
     checkpoint_every: int | None = option(
         None, "rounds between checkpoints; 1 by default, more where rounds are very short"
     )
-    keep: bool = option(True, "keep the last checkpoint of a finished run, which `fedcc resume --rounds` extends")
+    keep: bool = option(True, "keep the last checkpoint of a finished run, from which `fedcc resume` can extend it")
     keep_checkpoints: bool = option(False, "keep the last two checkpoints of a finished run")
     track: tuple[str, ...] = option((), "log each round to tensorboard, mlflow or wandb; repeatable")
 

@@ -45,6 +45,7 @@ LOCAL_TESTS = ("local", "global", "valid", "valid_labels", "local_full")
 ACCURACY = partial(number, low=0, high=100)
 ACCURACIES = [optional(ACCURACY)]
 CURVE = {"final": ACCURACY, "best": ACCURACY, "best_round": partial(whole, low=1), "rounds": ACCURACIES}
+METRICS = {str: [optional(number)]}
 BYTES = {"up": whole, "down": whole, "models": optional(whole), "rounds": optional({"up": [whole], "down": [whole]})}
 Log = Mapping[str, Mapping[str, Sequence[float | None]]]  # by name and client
 
@@ -107,6 +108,9 @@ def read_record(file: Path, name: str, problems: list[tuple[str, str]]) -> dict[
         ("tests", "accuracies of clients", read_tests, accuracy, clients),
         ("log", "log", read_log, record.get("log", {}), rounds, clients),
         ("counts", "counts", read_counts, record.get("counts", {}), clients),
+        ("confusion", "confusion", read_confusion, record.get("confusion", []), curve.final),
+        ("class_names", "classes", read_names, record.get("classes", [])),
+        ("metrics", "metrics", read_metrics, record.get("metrics", {}), rounds),
         ("defaults", "defaults", read_defaults, record.get("defaults", {})),
         ("seconds", "seconds", number, record.get("seconds"), "seconds", 0),
     ]
@@ -148,6 +152,29 @@ def own_label(record: Mapping[str, Any]) -> str:
     """The label of a method that is not in this package: its class and its note."""
     note = short_text(record.get("note"))
     return f"{short(record['method'])} ({note})" if note else short(record["method"])
+
+
+def read_confusion(value: Any, final: float) -> tuple[tuple[int, ...], ...]:
+    """Test samples by label and predicted class, whose right answers are the final accuracy."""
+    rows = tuple(map(tuple, check(value, [[whole]], "confusion")))
+    if any(len(row) != len(rows) for row in rows):
+        raise InvalidRecord("confusion must have as many columns as rows")
+    total = sum(map(sum, rows))
+    if total and abs(100 * sum(row[c] for c, row in enumerate(rows)) / total - final) > 0.01:
+        raise Contradiction(f"contradicts itself: confusion does not give the accuracy {short(final)}")
+    return rows
+
+
+def read_names(value: Any) -> tuple[str, ...]:
+    return tuple(short(text(name, "a class")) for name in check(value, [lambda name, _: name], "classes"))
+
+
+def read_metrics(value: Any, rounds: int) -> dict[str, tuple[float | None, ...]]:
+    """Metrics of the caller's own, one value a round."""
+    metrics = {short(text(n, "a metric's name")): tuple(v) for n, v in check(value, METRICS, "metrics").items()}
+    for name, values in metrics.items():
+        _check_length(f"metrics.{name}", values, rounds)
+    return metrics
 
 
 def read_defaults(value: Any) -> dict[str, dict[str, Any]]:

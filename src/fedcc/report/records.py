@@ -45,6 +45,9 @@ class RunRecord:
     tests: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # Table II: accuracy by test and client
     log: Log = field(default_factory=dict)
     counts: tuple[tuple[int, ...], ...] = ()  # samples by client and class
+    confusion: tuple[tuple[int, ...], ...] = ()  # test samples by label and predicted class
+    class_names: tuple[str, ...] = ()
+    metrics: Mapping[str, tuple[float | None, ...]] = field(default_factory=dict)  # of the caller's own, by round
     defaults: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # of methods and data of other packages
     traffic: Traffic = Traffic()
     seconds: float | None = None
