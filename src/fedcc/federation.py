@@ -124,6 +124,7 @@ class Federation:
         such part (0 or None: none), or data of their own; ``label`` is the column of the labels. ``view`` says what
         the networks see of the inputs. The other options are those of :meth:`named`.
 
+        >>> import numpy as np
         >>> Federation.split((np.eye(40), ["yes", "no"] * 20), skew="classes:1", clients=2).names
         ('no', 'yes')
         """

@@ -43,6 +43,6 @@ class PublicAdvice(Observer):
             text = (
                 f"the clients recognise next to nothing of the public samples: the largest vote for a class is "
                 f"{known:.2f} on average, {KNOWN} or more is usual; do they look like the clients' own "
-                "(same scaling, same kind of objects)?"
+                "(same scaling, same kind of objects), and is one round of training enough to tell?"
             )
             warnings.warn(text, PublicDataWarning, stacklevel=2)
