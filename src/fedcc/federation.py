@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -57,6 +57,7 @@ class Federation:
     names: tuple[str, ...] = ()  # of the classes, if the data set has some
     labels: tuple[int, ...] = ()  # the caller's label of each class, ascending; empty if they are 0 .. classes - 1
     encoding: Encoding | None = None  # of a table's columns, fitted on the public samples
+    options: Mapping[str, Any] | None = field(default=None, init=False, repr=False)  # of ``named``, if it made this one
 
     @staticmethod
     def named(
@@ -84,10 +85,18 @@ class Federation:
         and random brightness too) or a list such as ``hole=0.5,brightness=0.2,shift=0.15``. ``validation`` holds out
         that share of each client's samples, which replace the test set.
         """
+        allow(data, models)
         dataset = load(data, Path(folder) if folder is not None else None, resize=resize, label=label, test=test)
         dealt = deal_samples(dataset, skew, clients, seed, public=public, stratified=stratified, fraction=fraction,
                              augment=augment, validation=validation)  # fmt: skip
-        return Federation._of_dataset(dataset, dealt, models, assignment)
+        federation = Federation._of_dataset(dataset, dealt, models, assignment)
+        view = federation.public.view
+        options = {"data": dataset.name, "skew": federation.skew, "clients": len(federation.private), "seed": seed,
+                   "public": public, "stratified": stratified, "fraction": fraction, "validation": validation,
+                   "assignment": assignment, "augment": augment or ("standard" if view.augments else "none"),
+                   "resize": resize or 0, "label": label, "test": test}  # fmt: skip
+        object.__setattr__(federation, "options", options)
+        return federation
 
     @staticmethod
     def split(
@@ -186,6 +195,7 @@ class Federation:
         """
         from fedcc.data.objects import read_object, read_pair
 
+        allow(models)
         if not clients:
             raise ValueError("a federation needs at least one client, got none")
         parts = {f"client {k}": part for k, part in enumerate(clients)}
@@ -247,12 +257,15 @@ class Federation:
         """The digests of the data and of the partition, as records hold them."""
         return {"data_sha256": self.fingerprint, "partition_sha256": self.partition.sha256 if self.partition else None}
 
+    def models_of(self, method: AnyMethod) -> tuple[str | Factory, ...]:
+        """The networks that are dealt to the clients under a method."""
+        return (self.shared_model,) if method.one_network and self.shared_model is not None else self.models
+
     def archs(self, method: AnyMethod) -> dict[int, Arch]:
         """Each client's architecture under a method."""
-        models = (self.shared_model,) if method.one_network and self.shared_model is not None else self.models
         outputs = method.outputs(self.classes)
         tokens = not self.public.x.is_floating_point() and self.public.view == IDENTITY
-        factories = [network(m, self.public.shape) if isinstance(m, str) else m for m in models]
+        factories = [network(m, self.public.shape) if isinstance(m, str) else m for m in self.models_of(method)]
         networks = deal(factories, len(self.private), self.assignment)
         return {k: Arch((factory,), outputs, self.public.shape, tokens) for k, factory in enumerate(networks)}
 

@@ -25,19 +25,22 @@ Capsys = pytest.CaptureFixture[str]
 COMMANDS = {
     "run": (
         "--config --data --skew --clients --models --assignment --rounds --epochs --participation --seed --set --lr "
-        "--batch --reset --public --stratified --fraction --augment --validation --resize --wire --client-accuracy "
-        "--schedule --decay --evaluate-every --readings "
+        "--batch --reset --public --stratified --fraction --augment --validation --resize --label --test --wire "
+        "--client-accuracy --schedule --decay --evaluate-every --readings "
         "--device --engine --deterministic "
         "--precision --threads --out --data-dir --overwrite --save-models "
-        "--checkpoint --checkpoint-every --keep-checkpoints --track --json"
+        "--checkpoint --checkpoint-every --keep --keep-checkpoints --track --json"
     ),
-    "resume": "--data-dir --save-models --checkpoint --checkpoint-every --keep-checkpoints --track --json",
+    "resume": (
+        "--rounds --code --data-dir --save-models --checkpoint --checkpoint-every --keep --keep-checkpoints --track "
+        "--json"
+    ),
     "sweep": (
         "--out --jobs --dry-run --shard --only --time-limit --with --on --address --device --precision --engine "
-        "--deterministic --threads --data-dir --save-models --checkpoint --checkpoint-every --keep-checkpoints "
+        "--deterministic --threads --data-dir --save-models --checkpoint --checkpoint-every --keep --keep-checkpoints "
         "--track --json"
     ),
-    "analyse": "--samples --variance --client --public-index --device --data-dir --json",
+    "analyse": "--samples --variance --client --public-index --code --device --data-dir --json",
     "report": "--out --readme --markdown --title --figures",
     "federation init": (
         "--client --method --set --host --port --quorum --deadline --grace --patience --strikes --data --public-file "
@@ -75,7 +78,7 @@ def test_a_run_speaks_in_plain_lines_without_a_terminal(tmp_path: Path, capsys: 
     assert len(rounds) == 2
     assert "left" not in rounds[1]
     assert re.match(r"FedCC: final [\d.]+ %, best [\d.]+ % in round \d, [\d.]+ s, ", last)
-    assert last.endswith("[run]")  # no markup
+    assert re.search(r"/\[run\] \(checkpoint: \d\.\d MB\)$", last), last  # no markup
     assert "\x1b" not in done.out
 
 

@@ -47,10 +47,14 @@ def test_a_folder_without_classes_or_images_is_refused(tmp_path: Path, content: 
         list_parts(tmp_path)
 
 
-def test_small_squares_of_one_size_stay_and_others_become_32(tmp_path: Path) -> None:
+def test_small_squares_of_one_size_stay_and_others_take_the_median(tmp_path: Path) -> None:
     small = [picture(tmp_path / f"{i}.png", size=(20, 20)) for i in range(2)]
     assert common_form(small) == Form(20, 1)
-    assert common_form([*small, picture(tmp_path / "x.png", size=(20, 24))]) == Form(32, 1)
+    assert common_form([*small, picture(tmp_path / "x.png", size=(30, 24))]) == Form(20, 1)
+    large = [picture(tmp_path / f"large{i}.png", size=(200, 100 + i)) for i in range(2)]
+    assert common_form(large) == Form(32, 1)
+    assert common_form([picture(tmp_path / "square.png", size=(64, 64))]) == Form(64, 1)
+    assert common_form([picture(tmp_path / "tiny.png", size=(3, 3))]) == Form(8, 1)
     assert common_form([*small, picture(tmp_path / "c.png", "RGB", (20, 20), (1, 2, 3))]) == Form(20, 3)
     assert common_form(small, resize=12) == Form(12, 1)
 

@@ -66,6 +66,7 @@ class Method(ABC, Generic[Up, Down]):
     averaged: ClassVar[bool] = False  # predicts with an average, whose BatchNorm statistics match no data
     read_with: ClassVar[tuple[Mapping[str, Any], ...]] = ()  # other settings of ``predict``, evaluated as readings
     uploads_models: ClassVar[bool] = False  # clients upload their models once, at the end, for prediction
+    depends_on_rounds: ClassVar[bool] = False  # reads ``Server.rounds``, so that a run of T rounds cannot be extended
     version: ClassVar[int] = 1  # counts the changes after which the same settings give other numbers
     earlier: ClassVar[Mapping[int, Mapping[str, Any]]] = {}  # by version: settings that give its numbers today
     retired: ClassVar[Mapping[str, Any]] = {}  # former options, and the only value still supported
@@ -103,6 +104,13 @@ class Method(ABC, Generic[Up, Down]):
     def evaluates(self, t: int, rounds: int) -> bool:
         """Whether round t of a run of T can be evaluated; the last round always can."""
         return True
+
+    def extension_reason(self) -> str:
+        """Why a run cannot be extended to more rounds; empty if it can."""
+        kind = type(self)
+        if kind.depends_on_rounds or kind.rounds is not Method.rounds or kind.evaluates is not Method.evaluates:
+            return f"what {self.name} does in a round depends on the number of rounds T"
+        return ""
 
     async def start(self, s: Server) -> Mapping[int, Down | None]:
         """Before the first round: a downlink for every client, perhaps None."""

@@ -1,4 +1,4 @@
-"""Names and values in error messages: the nearest known name, and values cut to a readable length."""
+"""Names and values as people read them: the nearest known name, values cut to a readable length, times."""
 
 import reprlib
 from collections.abc import Iterable, Sequence
@@ -40,3 +40,14 @@ def listed(names: Sequence[str], most: int = 8) -> str:
     'a, b, ...'
     """
     return ", ".join(names[:most]) + (", ..." if len(names) > most else "")
+
+
+def clock(seconds: float | None) -> str:
+    """Seconds as people say them.
+
+    >>> clock(75), clock(4000)
+    ('1:15', '1:06:40')
+    """
+    whole = round(seconds or 0)
+    hours, minutes = whole // 3600, whole // 60 % 60
+    return f"{hours}:{minutes:02d}:{whole % 60:02d}" if hours else f"{minutes}:{whole % 60:02d}"

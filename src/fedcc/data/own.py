@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
@@ -84,10 +85,13 @@ def read(source: str, *, label: str = "", resize: int = 0, test: float = 0.2) ->
         function = import_installed("fedcc.data", source) or import_reference(source)
         if not callable(function):
             raise InputError(f"{source} must be a function that returns a fedcc Dataset, got {function!r}")
-        dataset = function()
+        try:
+            dataset = function()
+        except Exception as error:
+            raise InputError(f"{source}() failed: {type(error).__name__}: {error}") from error
         if not isinstance(dataset, Dataset):
             raise InputError(f"{source}() must return a fedcc Dataset, got {type(dataset).__name__}")
-        return dataset
+        return replace(dataset, name=source if is_reference(source) else source.lower())  # by which it is found again
     return assemble(str(_resolved(source)), read_path(source, label, resize), test)
 
 
@@ -239,7 +243,7 @@ def assemble(source: str, parts: Parts, test: float, view: View | None = None) -
             train_x[held_out], train_y[held_out], train_x[~held_out], train_y[~held_out]
         )  # fmt: skip
     network = "mlp" if isinstance(train_x, Table) else usual_network(train_x)
-    defaults = Defaults("dirichlet:0.5", min(10, len(train_y)), rounds=5, epochs=10, shared_model=network,
+    defaults = Defaults("dirichlet:0.5", min(10, len(train_y)), rounds=5, epochs=5, shared_model=network,
                         models=network, augment=view is not None and view.augments)  # fmt: skip
     return Dataset(source, classes, train_x, train_y, test_x, test_y, view or _usual_view(train_x), defaults,
                    inputs.get("public"))  # fmt: skip

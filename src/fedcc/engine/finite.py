@@ -21,30 +21,42 @@ class NotFiniteError(FloatingPointError):
         self.model = model
 
 
+class Magnitudes:
+    """The largest absolute values of the floating entries of states: queued on the device here, read later."""
+
+    def __init__(self, states: Sequence[State]):
+        self.names = [[n for n, v in state.items() if v.is_floating_point() and v.numel()] for state in states]
+        tensors = [state[name] for state, names in zip(states, self.names, strict=True) for name in names]
+        self.values = torch.stack(torch._foreach_norm(tensors, math.inf)) if tensors else torch.zeros(0)
+
+    def read(self) -> list[dict[str, float]]:
+        """By state and entry; waits for the device."""
+        values = iter(self.values.tolist())
+        return [{name: next(values) for name in names} for names in self.names]
+
+
 def magnitudes(states: Sequence[State]) -> list[dict[str, float]]:
     """The largest absolute value of every floating entry of every state; waits for the device once."""
-    floating = [{n: v for n, v in state.items() if v.is_floating_point() and v.numel()} for state in states]
-    tensors = [value for state in floating for value in state.values()]
-    values = iter(torch.stack(torch._foreach_norm(tensors, math.inf)).tolist() if tensors else [])
-    return [{name: next(values) for name in state} for state in floating]
+    return Magnitudes(states).read()
 
 
 def overflowing_entry(before: State, after: State, largest: Mapping[str, float]) -> str:
     """The first entry that was finite before and is not after, with magnitudes ``largest``; empty if there is none."""
+    limits = {dtype: limit(dtype) for dtype in {after[name].dtype for name in largest}}
     for name, magnitude in largest.items():
         # a network may contain a mask of infinities
-        if not magnitude <= limit(after[name]) and bool((~_fine(after[name]) & _fine(before[name])).any()):
+        if not magnitude <= limits[after[name].dtype] and bool((~_fine(after[name]) & _fine(before[name])).any()):
             return name
     return ""
 
 
-def limit(value: Tensor) -> float:
-    """The largest number of a tensor's type whose square is finite."""
-    return math.sqrt(torch.finfo(value.dtype).max)
+def limit(dtype: torch.dtype) -> float:
+    """The largest number of a type whose square is finite."""
+    return math.sqrt(torch.finfo(dtype).max)
 
 
 def _fine(value: Tensor) -> Tensor:
-    return value.abs() <= limit(value)
+    return value.abs() <= limit(value.dtype)
 
 
 def nonfinite_reason(fit: Fit, after: State, total: float, finite_steps: int, largest: Mapping[str, float]) -> str:

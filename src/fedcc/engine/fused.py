@@ -14,7 +14,7 @@ from fedcc.core.options import Precision
 from fedcc.core.requests import Fit, Fitted, Predict, Request
 from fedcc.engine import cuda
 from fedcc.engine.drive import signature
-from fedcc.engine.finite import check_predictions, magnitudes, nonfinite_reason
+from fedcc.engine.finite import Magnitudes, check_predictions, nonfinite_reason
 from fedcc.engine.jobs import Job
 from fedcc.engine.lanes import Compute
 from fedcc.engine.plain import Monitor, Plain
@@ -137,9 +137,9 @@ class Fused:
     def _finish(self, jobs: list[Job]) -> None:
         """Give each fit its mean loss; refuse one that is not finite. This waits for the device."""
         fits = [cast(Fitted, job.fitted) for job in jobs]
+        magnitudes = Magnitudes([fitted.model.state for fitted in fits])  # before the wait, while the device is busy
         sums = torch.stack([job.loss_sums for job in jobs if job.loss_sums is not None]).tolist() if jobs else []
-        largest = magnitudes([fitted.model.state for fitted in fits])
-        for job, fitted, (total, finite_steps), own in zip(jobs, fits, sums, largest, strict=True):
+        for job, fitted, (total, finite_steps), own in zip(jobs, fits, sums, magnitudes.read(), strict=True):
             if reason := nonfinite_reason(job.fit, fitted.model.state, total, int(finite_steps), own):
                 error = FloatingPointError(reason)
                 error.add_note(str(job.fit.key))

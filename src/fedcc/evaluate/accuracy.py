@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,6 +17,9 @@ from fedcc.core.samples import Samples
 from fedcc.engine.drive import drive
 from fedcc.evaluate.predictions import PredictionCache
 from fedcc.methods.fedhkt import fused
+
+Metric = Callable[[Tensor, Tensor], Any]
+"""A number of the caller's own: from probabilities [N, classes] and labels [N] of the test samples."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +37,7 @@ class Evaluation:
     local_full: dict[int, float] = field(default_factory=dict)  # as local; "unknown" is never right
     readings: dict[str, float] = field(default_factory=dict)  # of the same models, read in other ways
     confusion: list[list[int]] = field(default_factory=list)  # test samples by label (row) and predicted class
+    metrics: dict[str, float] = field(default_factory=dict)  # of the caller's own, by name
     known: dict[int, list[float | None]] = field(default_factory=dict)  # mean probability of not "unknown", by label
 
 
@@ -48,19 +53,22 @@ def evaluate(
     hidden: Tensor | None = None,
     readings: Mapping[str, Reading] | None = None,
     detailed: bool = False,
+    metrics: Mapping[str, Metric] | None = None,
 ) -> Evaluation:
     """Evaluate trained models.
 
     Each further argument adds accuracies: ``counts`` (private samples per class, by client) those of the clients' own
     models, ``majority`` (masks of the classes that a client claims to know) the valid ones, ``downs`` with ``hidden``
     (the public labels) that of the public targets, ``readings`` those of other ways to predict. ``detailed`` adds
-    ``confusion`` and ``known``, which are too large for every round.
+    ``confusion`` and ``known``, which are too large for every round. ``metrics`` are the caller's own.
     """
     labels, ways = test["y"], {"": method.predict, **(readings or {})}
     others, own_logits = _predictions(ways, trained, test.only("x"), executor, list(counts or {}))
     scores = others.pop("")
     assert scores is not None
     e = Evaluation(percent(scores.argmax(-1) == labels), targets=targets_accuracy(downs or {}, hidden))
+    for name, metric in (metrics or {}).items():
+        e.metrics[name] = measured(name, metric, method.probabilities(scores).cpu(), labels.cpu())
     if detailed:
         e.confusion.extend(confusion(scores.argmax(-1), labels, trained.classes))
     for k, own in (counts or {}).items():
@@ -132,6 +140,18 @@ def ensembles(logits: Tensor, counts: Tensor | None = None) -> dict[str, Tensor]
         n = counts.to(q.device, q.dtype)
         scores["by-counts"] = torch.einsum("knc,kc->nc", q, n / n.sum(0).clamp(min=1))
     return scores
+
+
+def measured(name: str, metric: Metric, probabilities: Tensor, labels: Tensor) -> float:
+    """The value of a metric of the caller's own; the mean over the clients if each of them predicts by itself."""
+    sets = probabilities if probabilities.ndim == 3 else probabilities[None]
+    try:
+        values = [float(metric(p, labels)) for p in sets]
+    except Exception as error:
+        raise ValueError(f"the metric {name} failed: {type(error).__name__}: {error}") from error
+    if not all(map(math.isfinite, values)):
+        raise ValueError(f"the metric {name} must be a finite number, got {values[0] if len(values) == 1 else values}")
+    return sum(values) / len(values)
 
 
 def percent(right: Tensor) -> float:

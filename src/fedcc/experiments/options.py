@@ -66,7 +66,7 @@ class Split(Group):
     )
     resize: int = option(
         0,
-        "side of the images: of Tiny ImageNet 32 or 64, of your own any; 0: their own if small and equal, else 32",
+        "side of the images: of Tiny ImageNet 32 or 64, of your own any; 0: their own, at most 32 if they differ",
         low=0,
         most=1024,
     )
@@ -129,7 +129,8 @@ class Output(Group):
     checkpoint_every: int | None = option(
         None, "rounds between checkpoints; 1 by default, more where rounds are very short"
     )
-    keep_checkpoints: bool = option(False, "keep the last checkpoints of a finished run")
+    keep: bool = option(True, "keep the last checkpoint of a finished run, from which `fedcc resume` can extend it")
+    keep_checkpoints: bool = option(False, "keep the last two checkpoints of a finished run")
     track: tuple[str, ...] = option((), "log each round to tensorboard, mlflow or wandb; repeatable")
 
     def __post_init__(self) -> None:
@@ -138,6 +139,11 @@ class Output(Group):
             raise ValueError(f"--checkpoint-every must be at least 1, got {every}; --no-checkpoint writes none")
         if every is not None and not self.checkpoint:
             raise ValueError(f"--no-checkpoint and --checkpoint-every {every} contradict each other; give one of them")
+
+    @property
+    def kept(self) -> int:
+        """How many checkpoints of a finished run stay."""
+        return 2 if self.keep_checkpoints else int(self.keep)
 
     @property
     def interval(self) -> int | None:

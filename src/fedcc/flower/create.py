@@ -23,7 +23,7 @@ from fedcc.flower.data import images_sha256, read_arrays, site_samples
 from fedcc.flower.folder import FederationFolder, Site, Task
 from fedcc.flower.keys import make_authority, make_key_pair, sign_app
 from fedcc.flower.rules import Rules
-from fedcc.methods import make
+from fedcc.methods import build_method
 
 OWN = "own"  # the data and skew of a federation without a named data set
 
@@ -67,7 +67,7 @@ def create_federation(
     """Create a federation of these clients, on a named data set or on the operator's own public images."""
     if path.exists() and any(path.iterdir()):
         raise ValueError(f"{path} is not empty; a federation needs a folder of its own")
-    instance = make(method, settings)
+    instance = build_method(method, settings)
     if instance.family == "bound":
         raise ValueError(f"{instance.name} is a bound for simulations; it shares nothing, or private data")
     options = {**options, "clients": len(clients)}

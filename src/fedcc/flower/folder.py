@@ -22,7 +22,7 @@ from fedcc.experiments.options import OPTIONS
 from fedcc.experiments.toml import dumps, load
 from fedcc.flower.data import errors_named, images_sha256, read_arrays
 from fedcc.flower.rules import Rules
-from fedcc.methods import make, recorded_settings
+from fedcc.methods import build_method, recorded_settings
 from fedcc.nets import network
 
 AGREED = ("method", "settings", *(name for name, o in OPTIONS.items() if o.marks.get("agreed")))  # of the experiment
@@ -223,7 +223,7 @@ def read_experiment(path: Path) -> Experiment:
         settings, reason = recorded_settings(method, settings, table.pop("version", None))
         if reason:
             raise ValueError(f"{reason}; `fedcc federation init` makes the federation again")
-        return Experiment.of(method, asdict(make(method, settings)), table)  # type: ignore[call-overload]
+        return Experiment.of(method, asdict(build_method(method, settings)), table)  # type: ignore[call-overload]
 
 
 def parse_clients(texts: list[str]) -> dict[str, str | None]:

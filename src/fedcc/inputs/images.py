@@ -19,8 +19,9 @@ from fedcc.errors import InputError
 
 Images = NDArray[np.uint8]
 
-SIDE = 32  # of images that are not all squares of one size up to KEPT
+SIDE = 32  # the largest side by default, unless all images are squares of one size up to KEPT
 KEPT = 64
+SMALLEST = 8
 PIXELS = 64_000_000  # of one image, before anything is decoded
 SUFFIXES = (".png", ".jpg", ".jpeg", ".gif", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
 PARTS = ("train", "test", "public")
@@ -110,17 +111,17 @@ class Form:
 
 
 def common_form(paths: Sequence[Path | Encoded], resize: int = 0) -> Form:
-    """The form for these images: ``resize``, else their own size if it is one small square, else 32.
+    """The form for these images, by their headers: sides of ``resize`` pixels, else their own if all are small squares.
 
-    Reads only the headers of the files.
+    Otherwise the side is the median of their shorter sides, at most 32.
     """
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        headers = set(pool.map(_header, paths, chunksize=64))
-    grey = all(is_grey for _, is_grey in headers)
-    sizes = {size for size, _ in headers}
-    width, height = next(iter(sizes))
-    own = len(sizes) == 1 and width == height and 8 <= width <= KEPT
-    return Form(resize or (width if own else SIDE), 1 if grey else 3)
+        headers = list(pool.map(_header, paths, chunksize=64))
+    channels = 1 if all(is_grey for _, is_grey in headers) else 3
+    shorter = sorted(min(size) for size, _ in headers)
+    alike = len({size for size, _ in headers}) == 1 and len(set(headers[0][0])) == 1
+    side = min(shorter[len(shorter) // 2], KEPT if alike else SIDE)
+    return Form(resize or max(side, SMALLEST), channels)
 
 
 def _header(path: Path | Encoded) -> tuple[tuple[int, int], bool]:
