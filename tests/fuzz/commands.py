@@ -198,7 +198,8 @@ class PublicPort(Target):
         state, transport = ServerState(), Transport()
         protocol = H11Protocol(config, state, {}, self.loop)
         protocol.connection_made(transport)  # type: ignore[arg-type]
-        protocol.data_received(content)
+        if content:  # asyncio calls it with some bytes only
+            protocol.data_received(content)
         await asyncio.sleep(0)
         protocol.connection_lost(None)
         while state.tasks:
@@ -283,7 +284,8 @@ class SiteMessages(Target):
         purpose, signed = decoded(case["purpose"]), decoded(case["signed"])
         content = self.signer.content("train", "north", "run1", 1, self.site.terms(), self.down)[1]
         texts: Any = dict(content["fedcc"])
-        whole = arrays == self.down.buffers and purpose == "train" and not changed.keys() - {"nonce"}
+        same = all(texts.get(name) == text for name, text in changed.items())
+        whole = arrays == self.down.buffers and purpose == "train" and same and signed == "before"
         if signed == "after":  # whoever has the key made it so
             texts |= {name: text for name, text in changed.items() if name != "signature"}
             from fedcc.flower.command import _signed_bytes
@@ -294,7 +296,6 @@ class SiteMessages(Target):
                 return False
             texts["signature"] = self.signer.key.sign(covered).hex()
         else:
-            whole = whole and not changed and signed == "before"
             texts |= changed
             if signed == "no":
                 texts.pop("signature", None)
