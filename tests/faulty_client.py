@@ -79,6 +79,10 @@ SPOILED: dict[str, Callable[[RecordDict], None]] = {
 }
 
 
+def full(*_: Any) -> Any:
+    raise RuntimeError("the disk is full")
+
+
 class Faulty(ClientApp):
     """The app, with what the site's plan says before or after it."""
 
@@ -91,7 +95,7 @@ class Faulty(ClientApp):
         path = site / "faults.json"
         fault = json.loads(path.read_text()).get(f"r{t}") if path.exists() else None
         if fault == "raise":
-            raise RuntimeError("the disk is full")
+            client_app.SiteClient.round = full  # type: ignore[method-assign]
         if fault == "die":
             os.kill(os.getpid(), signal.SIGKILL)
         while fault == "hold" and not (site / f"go-{t}").exists():

@@ -75,7 +75,7 @@ class LocalTransport:
     def online(self) -> set[str]:
         return set(self.folder.clients) - self.away
 
-    def send(self, name: str, purpose: str, t: int, content: RecordDict) -> str:
+    def send(self, name: str, purpose: str, t: int, content: RecordDict, _limit: int) -> str:
         self.sent.append((name, purpose, t))
         ticket = f"{len(self.sent)}"
         fault = self.fault(name, purpose, t)

@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 
 from fuzz.archives import Tar, Zip
+from fuzz.commands import PublicPort, SiteMessages
 from fuzz.federations import Download, Folders, Names, SiteData, Upload
 from fuzz.harness import Finding, Tally, Target, fuzz, planned, save, table
 from fuzz.pickles import Cifar
@@ -22,7 +23,7 @@ from fuzz.texts import Config, Options, Settings, SweepFile
 
 TARGETS: tuple[type[Target], ...] = (
     Config, SweepFile, Settings, Options, Record, Analysis, RunFolders, CheckpointFiles, Models, Cifar, Tar, Zip,
-    Folders, Names, SiteData, Upload, Download,
+    Folders, Names, SiteData, Upload, Download, PublicPort, SiteMessages,
 )  # fmt: skip
 
 

@@ -235,14 +235,14 @@ def test_without_a_quorum_the_run_stops_and_says_who_is_missing(tmp_path: Path) 
 def test_a_site_refuses_an_experiment_that_it_has_not_agreed_to(tmp_path: Path) -> None:
     folder = make(tmp_path / "f", rules={"strikes": 1})
     changed = dataclasses.replace(folder, experiment=folder.experiment.with_options(epochs=7))
-    with pytest.raises(NoQuorum, match="epochs is 7 on the server and 1 here"):
+    with pytest.raises(NoQuorum, match="epochs is 7 on the server, 1 at the site"):
         LocalTransport(changed).server().train()
 
 
 def test_a_site_refuses_another_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = make(tmp_path / "f", rules={"strikes": 1})
     monkeypatch.setattr(cohort_module, "__version__", "9.9")
-    with pytest.raises(NoQuorum, match=r"the server has fedcc 9\.9"):
+    with pytest.raises(NoQuorum, match=r"another version of fedcc: 0\.1\.0, the server has 9\.9"):
         LocalTransport(folder).server().train()
 
 

@@ -49,14 +49,14 @@ def test_what_is_written_is_read_again(folder: FederationFolder) -> None:
 
 
 def test_secrets_are_readable_by_their_owner_alone_and_stay_apart(folder: FederationFolder) -> None:
-    for name in ("ca.key", "server.key"):
+    for name in ("ca.key", "server.key", "command.key"):
         assert stat.S_IMODE((folder.operator / name).stat().st_mode) == 0o600
     held = set()
     for name in NAMES:
         site = folder.path / "sites" / name
         assert stat.S_IMODE((site / "site.key").stat().st_mode) == 0o600
         assert {p.name for p in site.iterdir()} == {
-            "site.toml", "experiment.toml", "public.npz", "ca.crt", "site.key", "app.yaml", "data.npz",
+            "site.toml", "experiment.toml", "public.npz", "ca.crt", "command.pub", "site.key", "app.yaml", "data.npz",
         }  # fmt: skip
         held.add((site / "site.key").read_bytes())
     assert len(held) == len(NAMES)
@@ -318,6 +318,24 @@ def test_a_folder_of_an_older_version_opens(tmp_path: Path) -> None:
     folder.write()
     site.write()
     assert (FederationFolder.read(tmp_path), Site.read(tmp_path)) == (folder, site)
+
+
+def test_a_folder_without_a_command_key_is_refused_until_it_is_upgraded(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = make(tmp_path / "f", "fedcc", NAMES)
+    for path in folder.path.rglob("command.*"):
+        path.unlink()
+    site = folder.path / "sites" / NAMES[0]
+    refusal = "`fedcc federation upgrade` on the server makes it"
+    call(capsys, "federation", "server", folder.path).refused("command.key is missing", refusal)
+    call(capsys, "federation", "client", site, "--data", site / "data.npz").refused("command.pub is missing", refusal)
+    assert "command.pub" in call(capsys, "federation", "upgrade", folder.path).out
+    public = (folder.operator / "command.pub").read_bytes()
+    assert {(folder.path / "sites" / name / "command.pub").read_bytes() for name in NAMES} == {public}
+    key = folder.command_key.read_bytes()
+    call(capsys, "federation", "upgrade", folder.path)
+    assert folder.command_key.read_bytes() == key, "a key that is there is left alone"
 
 
 def test_a_folder_of_an_older_algorithm_is_refused(tmp_path: Path) -> None:

@@ -13,24 +13,38 @@ from typing import Any
 import pytest
 
 from fedcc.flower import gate
-from fedcc.flower.gate import FLEET, LARGEST, Gate, is_owned_by, parse_address
+from fedcc.flower.fleet import ROUTES
+from fedcc.flower.gate import Gate, is_owned_by, parse_address
 
 PUBLIC, PRIVATE = ("10.0.0.1", 9092), ("127.0.0.1", 4444)
 linux = pytest.mark.skipif(sys.platform != "linux", reason="asks Linux's kernel")
 
 
-def answer(scope: dict[str, Any]) -> tuple[int, str]:
-    """What the gate says, or (200, "passed")."""
-    told: list[Any] = []
+@pytest.fixture(autouse=True)
+def _registered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All callers are registered clients, node 7, but for those whose header says otherwise."""
+    monkeypatch.setattr(Gate, "state", None)
+    monkeypatch.setattr(gate, "authenticated_node", lambda headers, _: None if b"stranger" in headers else 7)
 
-    async def app(_scope: Any, _receive: Any, send: Any) -> None:
+
+def answer(scope: dict[str, Any], body: bytes = b"") -> tuple[int, str]:
+    """What the gate says, or (200, "passed") and what the application received."""
+    told: list[Any] = []
+    chunks = [body[:3], body[3:]]
+
+    async def app(_scope: Any, receive: Any, send: Any) -> None:
+        message = await receive()
+        assert message == {"type": "http.request", "body": body, "more_body": False} or scope["server"] == PRIVATE
         await send({"type": "http.response.start", "status": 200, "headers": []})
         await send({"type": "http.response.body", "body": b"passed"})
+
+    async def receive() -> Any:
+        return {"type": "http.request", "body": chunks.pop(0), "more_body": bool(chunks)}
 
     async def send(message: Any) -> None:
         told.append(message)
 
-    asyncio.run(Gate(app, PRIVATE[1])(scope, None, send))  # type: ignore[arg-type]
+    asyncio.run(Gate(app, PRIVATE[1])(scope, receive, send))
     return told[0]["status"], told[1]["body"].decode()
 
 
@@ -41,9 +55,37 @@ def request(path: str, length: str | None = "0", **changes: Any) -> dict[str, An
     return about | changes
 
 
-def test_the_fleets_routes_pass() -> None:
-    assert len(FLEET) == 10
-    assert {answer(request(path)) for path in FLEET} == {(200, "passed")}
+def test_a_clients_request_passes_as_it_is() -> None:
+    body = b"\x0a\x02\x08\x07"  # node 7
+    assert answer(request("/v1/fleet/pull-messages", "4"), body) == (200, "passed")
+    assert answer(request("/v1/fleet/activate-node", "4"), body) == (200, "passed")
+
+
+def test_nothing_is_read_without_a_registered_key() -> None:
+    read: list[int] = []
+
+    async def receive() -> Any:
+        read.append(1)
+        return {"type": "http.request", "body": b"x"}
+
+    async def send(message: Any) -> None:
+        told.append(message)
+
+    for path in ROUTES:
+        told: list[Any] = []
+        scope = request(path, headers=[(b"content-length", b"1"), (b"stranger", b"")])
+        asyncio.run(Gate(None, PRIVATE[1])(scope, receive, send))  # type: ignore[arg-type]
+        assert told[0]["status"] == (403 if path == "/v1/fleet/activate-node" else 401)
+    assert read == []
+
+
+def test_what_is_not_the_clients_own_business_does_not_pass() -> None:
+    assert answer(request("/v1/fleet/pull-messages", "4"), b"\x0a\x02\x08\x08")[0] == 403
+    assert answer(request("/v1/fleet/push-messages", "4"), b"\x0a\x02\x08\x07")[0] == 403
+
+
+def test_a_body_has_the_length_that_its_header_states() -> None:
+    assert answer(request("/v1/fleet/activate-node", "5"), b"abcd")[0] == 400
 
 
 @pytest.mark.parametrize("path", ["/v1/control/start-run", "/v1/fleet/register-node", "/v1/fleet/unregister-node",
@@ -56,10 +98,10 @@ def test_all_others_do_not(path: str) -> None:
 
 def test_only_posts_of_a_known_and_bounded_length() -> None:
     assert answer(request("/v1/fleet/get-run", method="GET"))[0] == 403
-    assert answer(request("/v1/fleet/push-object", str(LARGEST)))[0] == 200
-    assert answer(request("/v1/fleet/push-object", str(LARGEST + 1))) == (
-        413, "a request may have at most 33,554,432 bytes, got 33,554,433")  # fmt: skip
-    for length in (None, "", "-1", "1e3", "many"):
+    assert answer(request("/v1/fleet/push-object", str(6 * 2**20 + 1))) == (
+        413, "a request may have at most 6,291,456 bytes here, got 6,291,457")  # fmt: skip
+    assert answer(request("/v1/fleet/get-run", str(2**16 + 1)))[0] == 413
+    for length in (None, "", "-1", "1e3", "many", "9" * 5000):
         assert answer(request("/v1/fleet/push-object", length))[0] == 411
 
 

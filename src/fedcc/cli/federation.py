@@ -82,6 +82,16 @@ def init(
 
 
 @federation_app.command()
+def upgrade(folder: Folder) -> None:
+    """Make what a federation of an older fedcc lacks: the key that signs what the sites are asked."""
+    from fedcc.flower.create import upgrade_federation
+    from fedcc.flower.folder import FederationFolder
+
+    public = upgrade_federation(FederationFolder.read(folder.resolve()))
+    typer.echo(f"Send to every site, for its folder: {public}")
+
+
+@federation_app.command()
 def server(folder: Folder, bind: Annotated[str, Option(help="the address to listen on")] = "0.0.0.0") -> None:
     """Run the server until Ctrl-C: Flower's SuperLink, which the sites connect to."""
     from fedcc.flower.folder import FederationFolder

@@ -51,3 +51,13 @@ def clock(seconds: float | None) -> str:
     whole = round(seconds or 0)
     hours, minutes = whole // 3600, whole // 60 % 60
     return f"{hours}:{minutes:02d}:{whole % 60:02d}" if hours else f"{minutes}:{whole % 60:02d}"
+
+
+def printable(text: str) -> str:
+    """A text for one line of a terminal: spaces for line breaks, escapes for control characters and the like.
+
+    >>> printable("ok\\n\\x1b[2Jgone\\u202e")
+    'ok \\\\x1b[2Jgone\\\\u202e'
+    """
+    words = " ".join(text.split())
+    return "".join(c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in words)

@@ -13,7 +13,6 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 from torch import Tensor
 
-from fedcc import __version__
 from fedcc.core.digests import DamagedFile
 from fedcc.core.messages import Predictions, Weights, carried
 from fedcc.core.model import Model
@@ -27,15 +26,37 @@ from fedcc.engine.threads import fixed_threads
 from fedcc.experiments.packing import from_bytes, read_header, to_bytes, unreadable_refused
 from fedcc.experiments.round_files import RoundFiles
 from fedcc.federate import build_client, first_model
-from fedcc.flower.codec import EncodedMessage, decode, encode, fingerprint, read_content, write_content
+from fedcc.flower.codec import decode, encode, fingerprint, read_content, write_content
 from fedcc.flower.cohort import Inputs
+from fedcc.flower.command import Command, Nonces
 from fedcc.flower.data import site_samples
-from fedcc.flower.folder import Site, disagreement_reason
+from fedcc.flower.folder import Site
+from fedcc.flower.site_error import SiteError, error_texts, log_error
 
 ABOUT = {"format": 1}  # of the snapshots' files
 KEEP = 2  # rounds: a server that goes back by one finds the client where it was
 
-app = ClientApp()
+
+class SiteApp(ClientApp):
+    """Flower's app, except that the server learns an error's code and nothing more: Flower would send its text."""
+
+    def __call__(self, message: Message, context: Context) -> Message:
+        try:
+            return super().__call__(message, context)
+        except Exception as error:
+            log_error(error)
+            return Message(write_content({**_nonce(message), **error_texts(error)}), reply_to=message)
+
+
+def _nonce(message: Message) -> dict[str, str]:
+    """The nonce of a message, which its answer has too, if there is one."""
+    try:
+        return {"nonce": read_content(message.content)[0]["nonce"][:64]}
+    except Exception:  # whatever was sent
+        return {}
+
+
+app = SiteApp()
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,19 +77,14 @@ class SiteClient:
     def __init__(self, message: Message, context: Context):
         settings = dict(context.node_config)
         self.site = site = Site.read(Path(str(settings["site"])))
-        self.message, (self.texts, self.buffers) = message, read_content(message.content)
-        if (theirs := self.texts["version"]) != __version__:
-            raise ValueError(f"the server has fedcc {theirs}, {site.name} has {__version__}; install the same version")
-        if reason := disagreement_reason(json.loads(self.texts["terms"]), site.terms()):
-            raise ValueError(f"{site.name} has agreed to another experiment: {reason}")
-        self.run, self.t = self.texts["run"], int(self.texts["round"])
-        if not self.run.isalnum():  # it names a folder
-            raise ValueError(f"a run is named by letters and digits, got {self.run!r}")
+        self.message, self.command = message, Command.read(message.metadata.message_type, message.content, site)
+        self.run, self.t = self.command.run, self.command.t
         self.data, self.threads = Path(str(settings["data"])), int(settings["threads"])
         self.method, self.device = site.experiment.build_method(), choose_device(str(settings["device"]))
         self.wire, self.seed = site.experiment.training.wire, site.experiment.training.seed
         self.folder = site.state / self.run
         self.folder.mkdir(parents=True, exist_ok=True)
+        Nonces(self.folder).spend(self.command.nonce)
         self.files = RoundFiles(self.folder, "round")
         machine = site.experiment.machine
         same = torch.device(machine.device).type == self.device.type
@@ -77,12 +93,15 @@ class SiteClient:
 
     def question(self, known: MessageClasses, wire: str = "fp32") -> Any:
         """The server's message, of one of these classes."""
-        encoded = EncodedMessage.parse(self.texts["kind"], self.texts["header"], self.buffers)
-        return decode(encoded, known, wire, run=self.run, round=self.t, device=str(self.device))
+        return decode(self.command.message, known, wire, run=self.run, round=self.t, device=str(self.device))
 
     def answer(self, message: Any, wire: str = "fp32", key: Key | None = None) -> Message:
         encoded = encode(message, wire, run=self.run, round=self.t, key=key)
-        return Message(write_content({"version": __version__}, encoded), reply_to=self.message)
+        return Message(write_content({"nonce": self.command.nonce}, encoded), reply_to=self.message)
+
+    def decline(self) -> Message:
+        """The answer of a site that keeps its model."""
+        return Message(write_content({"nonce": self.command.nonce, "declined": "yes"}), reply_to=self.message)
 
     @property
     def upload_key(self) -> Key:
@@ -157,7 +176,7 @@ class SiteClient:
         """The client after its last round."""
         snapshot = self.before(2**31)
         if snapshot is None:
-            raise ValueError(f"{self.site.name} has not taken part in any round of run {self.run} yet")
+            raise SiteError("rounds", f"{self.site.name} has not taken part in any round of run {self.run} yet")
         return snapshot
 
 
@@ -174,7 +193,7 @@ def model(message: Message, context: Context) -> Message:
     """The model, if the site shares it."""
     client = SiteClient(message, context)
     if not context.node_config.get("share-model"):
-        return Message(write_content({"version": __version__, "declined": "yes"}), reply_to=message)
+        return client.decline()
     return client.answer(Weights.of(client.latest().model, 1))
 
 

@@ -139,13 +139,23 @@ class ExpectedMessage:
     run: str
     round: int
 
+    @property
+    def form(self) -> EncodedMessage:
+        """The message, encoded."""
+        return encode(self.message, self.wire, run=self.run, round=self.round, key=Key(0))
+
+
+def upload_limits(form: EncodedMessage) -> tuple[int, int]:
+    """How many bytes the arrays of an upload of this form may have, and how many characters its header."""
+    return 2 * form.nbytes + SPARE, len(form.text) + SPARE  # below this, later checks give a better reason
+
 
 @malformed_refused()
 def accept(kind: str, text: str, buffers: Mapping[str, bytes], expected: ExpectedMessage, device: str = "cpu") -> Any:
     """Decode and check an upload. Its size is checked first, before anything is read."""
     wire, run, t = expected.wire, expected.run, expected.round
-    form = encode(expected.message, wire, run=run, round=t, key=Key(0))
-    limit, longest = 2 * form.nbytes + SPARE, len(form.text) + SPARE  # below this, later checks give a better reason
+    form = expected.form
+    limit, longest = upload_limits(form)
     size = sum(map(len, buffers.values()))
     if size > limit:
         raise InvalidMessage(f"too large: the arrays have {size:,} bytes, those of {form.kind} have {form.nbytes:,}")

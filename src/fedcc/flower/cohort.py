@@ -19,13 +19,17 @@ from torch import Tensor
 from fedcc import __version__
 from fedcc.core.files import write_whole
 from fedcc.core.messages import Predictions, Weights
+from fedcc.core.naming import printable
 from fedcc.core.rng import Key
 from fedcc.flower import codec
 from fedcc.flower.codec import EncodedMessage, ExpectedMessage, InvalidMessage, decode, encode
+from fedcc.flower.command import CommandSigner
 from fedcc.flower.dry_run import DryRun
 from fedcc.flower.folder import FederationFolder
+from fedcc.flower.site_error import error_reason
 
 POLL_SECONDS = 0.2  # from one look for answers to the next
+FLOWERS_BYTES = 64 * 2**10  # that an answer may have besides its arrays and header: Flower's records and other texts
 ONLINE_SECONDS = 2.0  # from one look for who is connected to the next
 
 
@@ -45,8 +49,8 @@ class Transport(Protocol):
     def online(self) -> set[str]:
         """Who is connected."""
 
-    def send(self, name: str, purpose: str, t: int, content: Any) -> str | None:
-        """A ticket for the answer, or None if the message could not be sent."""
+    def send(self, name: str, purpose: str, t: int, content: Any, limit: int) -> str | None:
+        """A ticket for the answer, of at most ``limit`` bytes, or None if the message could not be sent."""
 
     def collect(self, tickets: Sequence[str]) -> list[Answer]:
         """The answers that have arrived."""
@@ -109,12 +113,22 @@ class Exchange:
 
     purpose: str
     t: int
-    content: Callable[[int], Any]  # what a client is sent
-    read: Callable[[int, Any], Any]  # a client's answer from its content
+    message: Callable[[int], EncodedMessage | None]  # what a client is sent with the command
+    expected: Callable[[int], ExpectedMessage]  # what a client must answer
     clients: list[str]
+    may_decline: bool = False
     answers: dict[str, Any] = field(default_factory=dict)
     failures: set[str] = field(default_factory=set)  # clients that failed and are not asked again for now
     ended: float | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Question:
+    """An exchange's question to one client, which has not answered yet."""
+
+    name: str
+    exchange: Exchange
+    nonce: str  # the answer has it too
 
 
 class FlowerCohort:
@@ -128,7 +142,8 @@ class FlowerCohort:
         self.rules, self.names, self.log, self.say = folder.rules, list(folder.clients), log, log.say
         self.status = {name: ClientStatus() for name in self.names}
         self.attendance = Attendance()  # of the latest exchange
-        self.pending: dict[str, tuple[str, Exchange]] = {}  # the client and the question of each ticket without answer
+        self.signer = CommandSigner(folder.command_key, __version__)
+        self.pending: dict[str, Question] = {}  # by ticket
         self.absent: set[str] = set()  # clients that were not connected in the last exchange
         self.last_look = -ONLINE_SECONDS
         self.seconds = 0.0  # of the latest exchange
@@ -143,7 +158,7 @@ class FlowerCohort:
         encoded: dict[tuple[int, int | None], EncodedMessage] = {}
         expected: dict[int, ExpectedMessage] = {}
 
-        def content(k: int) -> Any:
+        def message(k: int) -> EncodedMessage:
             cache_key = id(downs[k]), k if stochastic else None  # a downlink that clients share is encoded once
             if cache_key not in encoded:
                 key = Key(self.folder.experiment.training.seed, t, k, "wire", "down") if stochastic else None
@@ -151,42 +166,32 @@ class FlowerCohort:
             if k not in expected:
                 down = decode(encoded[cache_key], self.dry_run.message_classes, self.wire, run=self.run, round=t)
                 expected[k] = self.dry_run.expected_upload(k, t, down)
-            return self.content(k, t, encoded[cache_key])
+            return encoded[cache_key]
 
-        return self.ask(Exchange("train", t, content, lambda k, up: self.accept(up, expected[k]), self.names))
+        return self.ask(Exchange("train", t, message, expected.__getitem__, self.names))
 
     def models(self, t: int) -> dict[int, Weights | None]:
         """The clients' models after round t; None for those that keep theirs."""
 
-        def read(k: int, answer: Any) -> Any:
-            model, _ = self.dry_run.clients[k]
-            declined = codec.read_content(answer)[0].get("declined")
-            return None if declined else self.accept(answer, self.whole(Weights.of(model, 1), t))
+        def expected(k: int) -> ExpectedMessage:
+            return self.whole(Weights.of(self.dry_run.clients[k][0], 1), t)
 
-        return self.ask(Exchange("query.model", t, lambda k: self.content(k, t), read, self.names))
+        return self.ask(Exchange("query.model", t, lambda _: None, expected, self.names, may_decline=True))
 
     def predictions(self, t: int, x: Tensor, clients: Collection[int]) -> dict[int, Predictions]:
         """The logits of these clients' own models for these inputs."""
         question = encode(Inputs(x.cpu()), "fp32", run=self.run, round=t)
         archs = self.folder.archs(self.dry_run.method)
 
-        def read(k: int, answer: Any) -> Any:
-            return self.accept(answer, self.whole(Predictions(torch.zeros(len(x), archs[k].outputs)), t))
+        def expected(k: int) -> ExpectedMessage:
+            return self.whole(Predictions(torch.zeros(len(x), archs[k].outputs)), t)
 
         names = [self.names[k] for k in clients]
-        return self.ask(Exchange("query.predict", t, lambda k: self.content(k, t, question), read, names))
+        return self.ask(Exchange("query.predict", t, lambda _: question, expected, names))
 
     def whole(self, message: Any, t: int) -> ExpectedMessage:
         """An answer like this message, which no wire has rounded."""
         return ExpectedMessage(message, self.dry_run.message_classes, self.folder.task.classes, "fp32", self.run, t)
-
-    def accept(self, answer: Any, expected: ExpectedMessage) -> Any:
-        texts, buffers = codec.read_content(answer)
-        return codec.accept(texts["kind"], texts["header"], buffers, expected, device=self.device)
-
-    def content(self, k: int, t: int, message: EncodedMessage | None = None) -> Any:
-        terms = json.dumps(self.folder.terms(self.names[k]))
-        return codec.write_content({"run": self.run, "round": str(t), "version": __version__, "terms": terms}, message)
 
     # -- asking, waiting, ending
 
@@ -201,9 +206,7 @@ class FlowerCohort:
             self.give_up()
             for name in self.waiting(exchange):
                 if name in online and name not in self.working:
-                    content = exchange.content(self.names.index(name))
-                    if (ticket := self.transport.send(name, exchange.purpose, t, content)) is not None:
-                        self.pending[ticket] = name, exchange
+                    self.send(exchange, name)
             for answer in self.transport.collect(list(self.pending)):
                 self.take(answer)
             waiting, now = self.waiting(exchange), time.monotonic()
@@ -234,10 +237,19 @@ class FlowerCohort:
         self.close(exchange, waiting, online)
         return {k: answers[name] for k, name in enumerate(self.names) if name in answers}
 
+    def send(self, exchange: Exchange, name: str) -> None:
+        """Send the question to a client."""
+        k, purpose, t = self.names.index(name), exchange.purpose, exchange.t
+        message = exchange.message(k)
+        nonce, content = self.signer.content(purpose, name, self.run, t, self.folder.terms(name), message)
+        limit = sum(codec.upload_limits(exchange.expected(k).form)) + FLOWERS_BYTES
+        if (ticket := self.transport.send(name, purpose, t, content, limit)) is not None:
+            self.pending[ticket] = Question(name, exchange, nonce)
+
     @property
     def working(self) -> set[str]:
         """The clients that have not answered what they were sent."""
-        return {name for name, _ in self.pending.values()}
+        return {question.name for question in self.pending.values()}
 
     def waiting(self, exchange: Exchange) -> list[str]:
         """The clients that may still answer."""
@@ -246,7 +258,10 @@ class FlowerCohort:
 
     def take(self, answer: Answer) -> None:
         """Read an answer, or note what is wrong with it."""
-        name, exchange = self.pending.pop(answer.ticket)
+        if (question := self.pending.pop(answer.ticket, None)) is None:
+            self.say("an answer to nothing that was asked is ignored")
+            return
+        name, exchange = question.name, question.exchange
         t, status, attendance = exchange.t, self.status[name], self.attendance
         if exchange.ended is not None:
             if not answer.lost:
@@ -254,18 +269,18 @@ class FlowerCohort:
                 self.say(f"{name}: its answer to round {t} came too late")
             return
         if answer.lost:
-            self.say(f"round {t}: {name} was lost ({answer.error})")
+            self.say(f"round {t}: {name} was lost ({printable(answer.error)})")
             self.last_look = -ONLINE_SECONDS  # is it still connected?
             return
         failures, reason = attendance.failed, answer.error
         if not reason:
             try:
-                exchange.answers[name] = exchange.read(self.names.index(name), answer.content)
+                reason = self.read(question, answer.content)
             except InvalidMessage as error:
                 failures, reason = attendance.refused, str(error)
         if reason:
-            failures[name] = status.problem = reason
-            self.say(f"round {t}: {name} {'has failed' if answer.error else 'is refused'}: {reason}")
+            failures[name] = status.problem = reason = printable(reason)
+            self.say(f"round {t}: {name} {'has failed' if failures is attendance.failed else 'is refused'}: {reason}")
             exchange.failures.add(name)
             status.strikes += 1
             if status.strikes >= self.rules.strikes:
@@ -278,6 +293,21 @@ class FlowerCohort:
             self.say(f"round {t}: {name} has answered{what} ({len(exchange.answers)} of {len(self.names)})")
             status.answered = t if exchange.purpose == "train" else status.answered
         self.show_status()
+
+    def read(self, question: Question, content: Any) -> str:
+        """Read an answer; the error that the client reports in it, if any."""
+        name, exchange = question.name, question.exchange
+        texts, buffers = codec.read_content(content)
+        if texts["nonce"] != question.nonce:
+            raise InvalidMessage("it does not answer the command that was sent")
+        if "error" in texts:
+            return error_reason(texts, self.folder.terms(name), __version__)
+        if exchange.may_decline and texts.get("declined"):
+            exchange.answers[name] = None
+            return ""
+        expected = exchange.expected(self.names.index(name))
+        exchange.answers[name] = codec.accept(texts["kind"], texts["header"], buffers, expected, device=self.device)
+        return ""
 
     def close(self, exchange: Exchange, waiting: list[str], online: set[str]) -> None:
         """Note who took part and who did not."""
@@ -306,7 +336,9 @@ class FlowerCohort:
 
     def give_up(self) -> None:
         """Stop waiting for answers that are overdue by a deadline: the messages may be lost."""
-        for ticket, (name, exchange) in list(self.pending.items()):
-            if exchange.ended is not None and time.monotonic() - exchange.ended >= self.rules.deadline:
+        for ticket, question in list(self.pending.items()):
+            ended = question.exchange.ended
+            if ended is not None and time.monotonic() - ended >= self.rules.deadline:
                 del self.pending[ticket]
-                self.say(f"{name}: no answer to round {exchange.t} a deadline after it ended; asking again")
+                t = question.exchange.t
+                self.say(f"{question.name}: no answer to round {t} a deadline after it ended; asking again")

@@ -21,7 +21,7 @@ from fedcc.experiments.options import Split
 from fedcc.federation import Federation, deal, several
 from fedcc.flower.data import images_sha256, read_arrays, site_samples
 from fedcc.flower.folder import FederationFolder, Site, Task
-from fedcc.flower.keys import make_authority, make_key_pair, sign_app
+from fedcc.flower.keys import make_authority, make_command_key, make_key_pair, sign_app
 from fedcc.flower.rules import Rules
 from fedcc.methods import build_method
 
@@ -107,6 +107,20 @@ def create_federation(
     return folder
 
 
+def upgrade_federation(folder: FederationFolder) -> Path:
+    """Give a federation of an older fedcc what it lacks, a key for commands; the public key, which every site needs.
+
+    Site folders that are still here receive it; what is there already is left alone.
+    """
+    public = folder.command_key.with_suffix(".pub")
+    if not folder.command_key.exists():
+        make_command_key(folder.command_key)
+    for site in map(folder.site, folder.clients):
+        if site.is_dir() and not (site / "command.pub").exists():
+            shutil.copyfile(public, site / "command.pub")
+    return public
+
+
 def _write(folder: FederationFolder, public: Samples, app: str) -> None:
     """Write all files but the data and ``federation.toml``, which says that the folder is complete."""
     operator = folder.operator
@@ -118,6 +132,7 @@ def _write(folder: FederationFolder, public: Samples, app: str) -> None:
     trusted_key, signature = sign_app(operator / "app")
     (operator / "app.json").write_text(signature)
     make_authority(operator, folder.hosts)
+    command_key = make_command_key(folder.command_key)
     np.savez(folder.path / "public.npz", x=public.x.numpy())
     for number, (name, model) in enumerate(folder.clients.items()):
         site = folder.site(name)
@@ -126,6 +141,7 @@ def _write(folder: FederationFolder, public: Samples, app: str) -> None:
         make_key_pair(site / "site.key", folder.key(name))
         (site / "app.yaml").write_text(trusted_key)
         shutil.copyfile(operator / "ca.crt", site / "ca.crt")
+        shutil.copyfile(command_key, site / "command.pub")
         shutil.copyfile(folder.path / "public.npz", site / "public.npz")
         Site(site, folder.experiment, folder.task, name, number, model, folder.address, False).write()
 

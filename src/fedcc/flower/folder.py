@@ -131,6 +131,11 @@ class FederationFolder:
     def site(self, name: str) -> Path:
         return self.path / "sites" / name
 
+    @property
+    def command_key(self) -> Path:
+        """The key that signs what the sites are asked; ``command.pub`` beside it and in every site's folder fits it."""
+        return self.operator / "command.key"
+
     def key(self, name: str) -> Path:
         """A client's public key."""
         return self.operator / "keys" / f"{name}.pub"
@@ -203,15 +208,21 @@ def terms(experiment: Experiment, task: Task, number: int, model: str) -> dict[s
     return json.loads(json.dumps(agreed))  # type: ignore[no-any-return]
 
 
-def disagreement_reason(theirs: Mapping[str, Any], mine: Mapping[str, Any]) -> str | None:
-    """The first value in which the server's terms differ from a site's, or None."""
+def disagreement(theirs: Mapping[str, Any], mine: Mapping[str, Any]) -> tuple[str, Any, Any] | None:
+    """The first value in which the server's terms differ from a site's: its name, the server's, the site's; or None."""
     for name in (*mine, *theirs):
         a, b = theirs.get(name), mine.get(name)
         if isinstance(a, dict) and isinstance(b, dict) and a != b:
-            return disagreement_reason(a, b)
+            return disagreement(a, b)
         if a != b:
-            return f"{name} is {a} on the server and {b} here"
+            return name, a, b
     return None
+
+
+def disagreement_reason(theirs: Mapping[str, Any], mine: Mapping[str, Any]) -> str | None:
+    """The first value in which the server's terms differ from a site's, in words, or None."""
+    found = disagreement(theirs, mine)
+    return f"{found[0]} is {found[1]} on the server and {found[2]} here" if found else None
 
 
 def read_experiment(path: Path) -> Experiment:

@@ -2,13 +2,16 @@
 
 This module starts Flower's SuperLink on two addresses: the public one serves the fleet's routes and nothing else, the
 private one, on loopback, serves everything to processes of the user who started it. A SuperNode gets the same gate on
-its loopback port. The gate also adds the signature of the one app that sites run (:mod:`fedcc.flower.keys`).
+its loopback port. At the public port a request is read only after its key was checked and when there is memory for it
+(:mod:`fedcc.flower.door`), and passed on only if it is the caller's own business (:mod:`fedcc.flower.fleet`). The gate
+also adds the signature of the one app that sites run (:mod:`fedcc.flower.keys`).
 
-This file runs by itself and imports nothing of the project, so that Flower's processes do not load torch.
+This file runs by itself and imports nothing of the project that loads torch.
 """
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
 import json
 import os
@@ -18,16 +21,10 @@ from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from pathlib import Path
 from typing import Any
 
-FLEET = frozenset(
-    f"/v1/fleet/{name}"
-    for name in ("activate-node", "deactivate-node", "send-node-heartbeat", "pull-messages", "push-messages",
-                 "confirm-message-received", "pull-object", "push-object", "get-run", "get-fab")
-)  # fmt: skip
-"""What a registered client calls; only the operator registers clients."""
+from fedcc.flower.door import BODY_SECONDS, HEADER_BYTES, SLOWEST, Busy, Door, Line
+from fedcc.flower.fleet import ROUTES, RefusedRequest, Replies, authenticated_node
 
-LARGEST = 32 * 2**20
-"""Bytes of a request. Flower splits arrays into objects of 5 MiB, and reads requests before it checks their keys."""
-
+EXPECT = "/v1/runtime/push-messages"  # how the server's own app sends messages
 ESTABLISHED = "01"
 TABLES = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
 
@@ -41,20 +38,89 @@ Address = tuple[str, int]
 class Gate:
     """An ASGI application in front of another: passes on what its rules allow and refuses the rest."""
 
-    def __init__(self, app: App, private: int, signature: Mapping[str, str] | None = None):
+    def __init__(self, app: App, private: int, signature: Mapping[str, str] | None = None, door: Door | None = None):
         self.app, self.private, self.signature = app, private, signature  # private: a port, for its owner alone
+        self.replies, self.door, self.line = Replies(), door or Door(), Line()
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         if scope["type"] not in ("lifespan", "http"):
             raise PermissionError(f"the gate passes no {scope['type']} connections")
-        if scope["type"] == "http" and (refusal := self.refusal(scope)):
+        if scope["type"] == "lifespan":
+            await self.app(scope, receive, send)
+            return
+        try:
+            if scope["server"][1] == self.private:
+                await self.app(scope, await self.private_request(scope, receive), send)
+            else:
+                await self.public_request(scope, receive, send)
+        except Refusal as refusal:
             from starlette.responses import PlainTextResponse
 
-            status, reason = refusal
-            await PlainTextResponse(reason, status, {"connection": "close"})(scope, receive, send)
-            return
-        signs = self.signature and scope.get("path") == "/v1/fleet/get-fab"
-        await self.app(scope, receive, self.signer(send) if signs else send)
+            response = PlainTextResponse(refusal.reason, refusal.status, {"connection": "close"})
+            await response(scope, receive, send)
+            self.door.refuse((str(scope["client"][0]), int(scope["client"][1])))
+
+    async def private_request(self, scope: Message, receive: Receive) -> Receive:
+        """What the application receives at the private port, from its owner; the server's messages are noted."""
+        if not is_owned_by(scope["client"], scope["server"], os.getuid()):
+            raise Refusal(403, "this port is for processes of the user who runs the server")
+        if scope["path"] != EXPECT:
+            return receive
+        body = await read_body(receive)
+        self.replies.expect(body)
+        return replayed(body, receive)
+
+    async def public_request(self, scope: Message, receive: Receive, send: Send) -> None:
+        """Pass on a request at the public port, if it is a registered client's and its own business."""
+        length = self.check_head(scope)
+        if (node := authenticated_node(dict(scope["headers"]), self.state)) is None:
+            # told 401, a SuperNode ends without a word: right for a session that is over, not for a key that is unknown
+            status = 403 if scope["path"].endswith("/activate-node") else 401
+            raise Refusal(status, "a request must be signed with the key of a registered client")
+        address = (str(scope["client"][0]), int(scope["client"][1]))
+        self.door.begin(address, node)
+        try:
+            async with self.line.room(node, length):
+                body = await self.body(receive, length)
+                self.replies.check(scope["path"], body, node)
+                signs = self.signature and scope["path"] == "/v1/fleet/get-fab"
+                await self.app(scope, replayed(body, receive), self.signer(send) if signs else send)
+        except RefusedRequest as error:
+            raise Refusal(403, str(error)) from None
+        except Busy as error:
+            raise Refusal(503, str(error)) from None
+        finally:
+            self.door.finish(address)
+
+    async def body(self, receive: Receive, length: int) -> bytes:
+        """A request's body, if it comes in time and has the length that its header states."""
+        seconds = BODY_SECONDS + length / SLOWEST
+        try:
+            async with asyncio.timeout(seconds):
+                body = await read_body(receive)
+        except TimeoutError:
+            raise Refusal(408, f"a request of {length:,} bytes must arrive within {seconds:.0f} s") from None
+        if len(body) != length:
+            raise Refusal(400, f"the request has {len(body):,} bytes, its header says {length:,}")
+        return body
+
+    @property
+    def state(self) -> Any:
+        """Flower's state, which knows the registered keys."""
+        return self.app.state.linkstate_factory.state()  # type: ignore[attr-defined]
+
+    def check_head(self, scope: Message) -> int:
+        """The length of a request at the public port, if its head is that of the fleet's."""
+        if scope["method"] != "POST" or scope["path"] not in ROUTES:
+            raise Refusal(
+                403, "only routes of the fleet are served here; the operator's are on the server's own machine"
+            )
+        text = dict(scope["headers"]).get(b"content-length", b"")
+        if not text.isdigit() or len(text) > 15:
+            raise Refusal(411, "a request must state its length")
+        if (length := int(text)) > (largest := ROUTES[scope["path"]]):
+            raise Refusal(413, f"a request may have at most {largest:,} bytes here, got {length:,}")
+        return length
 
     def signer(self, send: Send) -> Send:
         """A ``send`` that adds the signature to the response with the app."""
@@ -82,20 +148,35 @@ class Gate:
 
         return send_signed
 
-    def refusal(self, scope: Message) -> tuple[int, str] | None:
-        """The status and reason of a refusal, or None."""
-        if scope["server"][1] == self.private:
-            if is_owned_by(scope["client"], scope["server"], os.getuid()):
-                return None
-            return 403, "this port is for processes of the user who runs the server"
-        if scope["method"] != "POST" or scope["path"] not in FLEET:
-            return 403, "only routes of the fleet are served here; the operator's are on the server's own machine"
-        length = dict(scope["headers"]).get(b"content-length", b"")
-        if not length.isdigit():
-            return 411, "a request must state its length"
-        if int(length) > LARGEST:
-            return 413, f"a request may have at most {LARGEST:,} bytes, got {int(length):,}"
-        return None
+
+class Refusal(Exception):
+    """Why a request does not pass, and the status of the response."""
+
+    def __init__(self, status: int, reason: str):
+        super().__init__(reason)
+        self.status, self.reason = status, reason
+
+
+async def read_body(receive: Receive) -> bytes:
+    """The whole body of a request; nothing of it if the caller has gone."""
+    parts: list[bytes] = []
+    while True:
+        message = await receive()
+        if message["type"] != "http.request":
+            return b""
+        parts.append(message.get("body", b""))
+        if not message.get("more_body"):
+            return b"".join(parts)
+
+
+def replayed(body: bytes, receive: Receive) -> Receive:
+    """A ``receive`` that begins with a body that was read before."""
+    messages = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def again() -> Message:
+        return messages.pop() if messages else await receive()
+
+    return again
 
 
 def is_owned_by(client: Address, server: Address, user: int) -> bool:
@@ -158,9 +239,13 @@ def superlink(public: Address, arguments: list[str], signature: Mapping[str, str
         check_loopback(host)
         if port == public[1]:
             raise ValueError(f"the private and the public port must differ, both are {port}")
-        # no proxy headers: with them a caller could claim any address
-        server = uvicorn.Server(uvicorn.Config(Gate(app, port, signature), proxy_headers=False, **options))
-        server.run([listen((host, port)), listen(public)])
+        door = Door()
+        # no proxy headers: with them a caller could claim any address. asyncio's loop accepts connections through the
+        # listener's own method, and h11 bounds a header
+        config = uvicorn.Config(Gate(app, port, signature, door), proxy_headers=False, loop="asyncio", http="h11",
+                                ws="none", h11_max_incomplete_event_size=HEADER_BYTES, **options)  # fmt: skip
+        server = uvicorn.Server(config)
+        server.run([listen((host, port)), door.listen(listen(public))])
         if not server.started:
             sys.exit("the SuperLink did not start")
 

@@ -1,4 +1,5 @@
-"""The keys of a federation: its certificate authority, a key pair for each site, and the signature of the app.
+"""The keys of a federation: its certificate authority, a key pair for each site, the key that signs commands, and the
+signature of the app.
 
 The key that signs the app is made for one signature and forgotten, so whoever takes over the server later, with all its
 files, still cannot make a site run anything else.
@@ -58,6 +59,14 @@ def make_key_pair(private: Path, public: Path) -> None:
     public.write_bytes(key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH) + b"\n")
 
 
+def make_command_key(private: Path) -> Path:
+    """Write the key that signs commands, and beside it the public half, ``.pub``, whose path is returned."""
+    key, public = Ed25519PrivateKey.generate(), private.with_suffix(".pub")
+    _write_private(private, key, PrivateFormat.PKCS8)
+    public.write_bytes(key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH) + b"\n")
+    return public
+
+
 def public_bytes(path: Path) -> bytes:
     """The key of a public key file as Flower lists it for a connected node."""
     key = serialization.load_ssh_public_key(path.read_bytes())
@@ -79,7 +88,7 @@ def sign_app(app: Path) -> tuple[str, str]:
     return f"fedcc: {public}\n", json.dumps({"fedcc": json.dumps(proof), "valid_license": "Valid"})
 
 
-def _write_private(path: Path, key: ec.EllipticCurvePrivateKey, form: PrivateFormat) -> None:
+def _write_private(path: Path, key: ec.EllipticCurvePrivateKey | Ed25519PrivateKey, form: PrivateFormat) -> None:
     """Write a key that only its owner may read; the file never exists with wider permissions."""
     path.unlink(missing_ok=True)
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:

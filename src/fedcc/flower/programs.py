@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from fedcc.core.files import uninterrupted
+from fedcc.core.naming import printable
 from fedcc.errors import UserError
 from fedcc.processes import end_with_parent
 
@@ -65,7 +66,7 @@ class ChildProcess:
         """Raise an error if the program has ended."""
         if (code := self.process.poll()) is not None:
             lines = [line.strip() for line in self.log.read_text(errors="replace").splitlines()[-5:]]
-            tail = " / ".join(filter(None, lines))
+            tail = printable(" / ".join(filter(None, lines)))
             raise FlowerError(f"{self.log.stem} has ended ({code}): {tail}; see {self.log}")
 
     def wait_until(self, condition: Callable[[], bool], seconds: float = math.inf) -> None:
@@ -79,7 +80,7 @@ class ChildProcess:
 
 
 class LogFollower:
-    """Passes on the lines that are added to a file."""
+    """Passes on the lines that are added to a file; what others made it say cannot control a terminal."""
 
     def __init__(self, path: Path, on_line: Callable[[str], None]):
         self.path, self.on_line = path, on_line
@@ -93,7 +94,7 @@ class LogFollower:
                 lines = file.read().split(b"\n")[:-1]
             for line in lines:
                 self.position += len(line) + 1
-                self.on_line(line.decode(errors="replace").rstrip())
+                self.on_line(printable(line.decode(errors="replace")))
 
 
 def flwr(arguments: list[str], env: Mapping[str, str], seconds: float = 60) -> dict[str, Any]:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 import torch
 from flwr.app import Context, Message, RecordDict
@@ -37,12 +37,22 @@ from fedcc.federation import Federation
 from fedcc.flower.cohort import Answer, FlowerCohort, RunLog, Transport
 from fedcc.flower.data import read_arrays
 from fedcc.flower.dry_run import DryRun
+from fedcc.flower.fleet import write_budget
 from fedcc.flower.folder import ENVIRONMENT, FederationFolder
 from fedcc.flower.keys import public_bytes
 from fedcc.processes import end_with_parent
 
 DAY = 86_400.0
 LOST = (3, 4, 5)  # Flower's codes: message or reply unavailable, node unavailable
+ERRORS = {
+    1: "the site could not load the app",
+    2: "the site's program has failed; its own log says why",
+    3: "the message is unavailable",
+    4: "the answer is unavailable",
+    5: "the site is not connected",
+    7: "the site does not accept the app: its signature is not the federation's",
+    8: "the site's program has ended",
+}  # texts of Flower's codes; a client's own text is not repeated
 
 app = ServerApp()
 
@@ -220,21 +230,27 @@ class GridTransport:
         self.nodes = {self.names[node.public_key]: node.node_id for node in nodes if node.public_key in self.names}
         return set(self.nodes)
 
-    def send(self, name: str, purpose: str, t: int, content: RecordDict) -> str | None:
-        message = Message(content, self.nodes[name], purpose, ttl=self.ttl, group_id=str(t))
+    def send(self, name: str, purpose: str, t: int, content: RecordDict, limit: int) -> str | None:
+        message = Message(content, self.nodes[name], purpose, ttl=self.ttl, group_id=write_budget(t, limit))
         return next(iter(self.grid.push_messages([message])), None)
 
     def collect(self, tickets: Sequence[str]) -> list[Answer]:
-        return [self.answer(message) for message in self.grid.pull_messages(tickets)] if tickets else []
+        return [answer for ticket in tickets for answer in self.answers(ticket)]
 
-    def answer(self, message: Message) -> Answer:
-        ticket = message.metadata.reply_to_message_id
+    def answers(self, ticket: str) -> list[Answer]:
+        """The answer to one message, if it has arrived. What a client sends may be anything, so each is read alone."""
+        try:
+            return [self.answer(ticket, message) for message in self.grid.pull_messages([ticket])]
+        except httpx.HTTPError:
+            raise
+        except Exception as error:
+            return [Answer(ticket, error=f"its answer cannot be read ({type(error).__name__})")]
+
+    def answer(self, ticket: str, message: Message) -> Answer:
         if not message.has_error():
             return Answer(ticket, message.content)
-        reason = " ".join((message.error.reason or "").split())
-        if match := re.fullmatch(r"<class '(.*?)'>:<['\"](.*)['\"]>", reason):  # as Flower writes an exception
-            reason = f"{match[1]}: {match[2]}"
-        return Answer(ticket, error=f"{reason[:500]} (code {message.error.code})", lost=message.error.code in LOST)
+        code = message.error.code
+        return Answer(ticket, error=ERRORS.get(code, f"an error with Flower's code {code}"), lost=code in LOST)
 
 
 @app.main()

@@ -19,6 +19,7 @@ import numpy as np
 from fedcc.core.files import open_whole, write_whole
 from fedcc.experiments.result import Result
 from fedcc.experiments.store import RunFolder
+from fedcc.flower.command import CommandSigner
 from fedcc.flower.data import check_images, read_arrays
 from fedcc.flower.folder import ENVIRONMENT, FederationFolder
 from fedcc.flower.gate import superlink_command
@@ -27,6 +28,7 @@ from fedcc.processes import is_alive
 
 NAME = "fedcc"  # of the SuperLink in Flower's configuration
 LOCAL = "127.0.0.1"
+RETURN_MEMORY = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_ARENA_MAX": "2"}  # large buffers go back to the system
 START_SECONDS = 120.0  # for the SuperLink to start, and for it to start a run
 Say = Callable[[str], None]
 # `flwr supernode register` for each client's key, in one process: its imports take over a second
@@ -41,13 +43,14 @@ for name, key in json.loads(sys.argv[1]).items():
 def serve(folder: FederationFolder, bind: str, say: Say) -> None:
     """Run the SuperLink until it is interrupted; if it ends by itself, that is an error."""
     operator, port = folder.operator, free_port()
+    CommandSigner(folder.command_key)  # an error if it is missing
     home = operator / "home"
     home.mkdir(exist_ok=True)
     (home / "config.toml").write_text(
         f'[superlink]\ndefault = "{NAME}"\n\n[superlink.{NAME}]\naddress = "{LOCAL}:{port}"\n'
         f"root-certificates = {json.dumps(str(operator / 'ca.crt'))}\n"
     )
-    env = environment(home, folder.experiment.machine.threads, **{ENVIRONMENT: str(folder.path)})
+    env = environment(home, folder.experiment.machine.threads, **{ENVIRONMENT: str(folder.path)}, **RETURN_MEMORY)
     if is_listening(LOCAL, folder.port):
         raise ValueError(
             f"port {folder.port} is in use; is another server running? {folder.path}/federation.toml sets the port"

@@ -12,6 +12,7 @@ from pathlib import Path
 from fedcc.core.files import write_whole
 from fedcc.engine import choose_device
 from fedcc.experiments.toml import dumps
+from fedcc.flower.command import read_public_key
 from fedcc.flower.data import site_samples
 from fedcc.flower.folder import Site
 from fedcc.flower.fork_server import ForkServer
@@ -27,8 +28,9 @@ EXPLANATIONS = {  # parts of Flower's log lines, and what they mean to a site
     "Receiving: query.model": "the server asks for the model",
     "Receiving: query.predict": "the server asks for predictions",
     "Sent successfully": "answered",
+    "/v1/fleet/activate-node'": "the server does not know this site's key, or a clock is off by over 5 minutes",
     "401 Unauthorized": "the server was restarted and does not know this session",
-    "Failed to activate": "the server does not know this site's key, or still holds an earlier session of it",
+    "Failed to activate": "the server still holds an earlier session of this site",
 }
 
 
@@ -48,6 +50,7 @@ def take_part(
     for file in (key, site.path / "ca.crt", site.path / "app.yaml"):
         if not file.is_file():
             raise ValueError(f"{file} is missing; the operator sends it with the site's folder")
+    read_public_key(site.path / "command.pub")
     if key.stat().st_mode & 0o077:
         raise ValueError(f"{key} can be read by others; chmod 600 {key}")
     samples = site_samples(data, site.task)

@@ -1,0 +1,163 @@
+"""What the server asks of a site: a command, signed so that a site obeys its own server and nobody else.
+
+The signature covers the purpose, every text (run, round, site, terms, version, nonce, and the message's type and
+header) and every array's bytes. A site checks it before it does anything else, accepts a nonce once, and answers with
+the nonce, so an answer belongs to one command. No clock is involved.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.serialization import load_pem_private_key, load_ssh_public_key
+
+from fedcc import __version__
+from fedcc.core.naming import shortened
+from fedcc.flower.codec import EncodedMessage, InvalidMessage, Texts, read_content, write_content
+from fedcc.flower.folder import Site, disagreement
+from fedcc.flower.site_error import SiteError
+
+SCHEME = "fedcc command 1"
+TEXTS = frozenset({"run", "round", "site", "version", "terms", "nonce", "kind", "header", "signature"})
+UPGRADE = "`fedcc federation upgrade` on the server makes it"
+
+
+def _signed_bytes(purpose: str, texts: Mapping[str, str], arrays: Mapping[str, bytes]) -> bytes:
+    """What a signature covers: the arrays by their digests, everything else as it is."""
+    covered = {name: text for name, text in texts.items() if name != "signature"}
+    digests = {name: sha256(content).hexdigest() for name, content in arrays.items()}
+    return json.dumps([SCHEME, purpose, covered, digests], sort_keys=True, separators=(",", ":")).encode()
+
+
+# -------------------------------------------------------------------------------------------------------- the server
+
+
+class CommandSigner:
+    """The server's end: signs commands with ``operator/command.key``."""
+
+    def __init__(self, path: Path, version: str = __version__):
+        if not path.is_file():
+            raise ValueError(f"{path} is missing: an older fedcc made this federation; {UPGRADE}")
+        try:
+            key = load_pem_private_key(path.read_bytes(), password=None)
+        except (ValueError, TypeError):
+            key = None
+        if not isinstance(key, Ed25519PrivateKey):
+            raise ValueError(f"{path} must hold an Ed25519 private key")
+        self.key, self.version = key, version
+
+    def content(
+        self, purpose: str, site: str, run: str, t: int, terms: Mapping[str, Any], message: EncodedMessage | None
+    ) -> tuple[str, Any]:
+        """A new command's nonce, and the command as the content of one of Flower's messages."""
+        nonce = secrets.token_hex(16)
+        texts = {"run": run, "round": str(t), "site": site, "version": self.version, "nonce": nonce}
+        texts["terms"] = json.dumps(terms)
+        whole = texts | ({"kind": message.kind, "header": message.text} if message else {})
+        arrays = message.buffers if message else {}
+        texts["signature"] = self.key.sign(_signed_bytes(purpose, whole, arrays)).hex()
+        return nonce, write_content(texts, message)
+
+
+# ------------------------------------------------------------------------------------------------------------ a site
+
+
+@dataclass(frozen=True, eq=False)
+class Command:
+    """A command that a site has checked."""
+
+    purpose: str
+    run: str
+    t: int
+    nonce: str
+    kind: str | None = None  # of the message, if there is one
+    header: str | None = None
+    arrays: Mapping[str, bytes] = field(default_factory=dict)
+
+    @staticmethod
+    def read(purpose: str, content: Any, site: Site) -> Command:
+        """The command in a message's content, if the site's server has signed it for this site and it is in order."""
+        texts, arrays = _read_signed(purpose, content, read_public_key(site.path / "command.pub"))
+        if texts["site"] != site.name:
+            raise SiteError("command", f"the command is for {shortened(texts['site'])}, this site is {site.name}")
+        if (theirs := texts["version"]) != __version__:
+            text = f"the server has fedcc {theirs}, {site.name} has {__version__}; install the same version"
+            raise SiteError("version", text, value=__version__)
+        if found := disagreement(json.loads(texts["terms"]), site.terms()):
+            name, theirs, mine = found
+            text = f"{site.name} has agreed to another experiment: {name} is {theirs} on the server and {mine} here"
+            raise SiteError("terms", text, field=name, value=json.dumps(mine))
+        run, nonce = texts["run"], texts["nonce"]
+        if not re.fullmatch(r"[A-Za-z0-9]{1,64}", run, re.ASCII):  # it names a folder
+            raise SiteError("command", f"a run is named by at most 64 letters and digits, got {shortened(run)}")
+        if not re.fullmatch(r"[0-9a-f]{32}", nonce, re.ASCII):
+            raise SiteError("command", f"a nonce has 32 hexadecimal digits, got {shortened(nonce)}")
+        last = site.experiment.build_method().rounds(site.experiment.training.rounds)
+        if not re.fullmatch(r"[0-9]{1,9}", texts["round"], re.ASCII) or not 1 <= int(texts["round"]) <= last:
+            raise SiteError("round", f"round must be from 1 to {last}, got {shortened(texts['round'])}")
+        return Command(purpose, run, int(texts["round"]), nonce, texts.get("kind"), texts.get("header"), arrays)
+
+    @property
+    def message(self) -> EncodedMessage:
+        """The method's message that it carries."""
+        if self.kind is None or self.header is None:
+            raise InvalidMessage(f"a command {self.purpose} must carry a message")
+        return EncodedMessage.parse(self.kind, self.header, self.arrays)
+
+
+def _read_signed(purpose: str, content: Any, key: Ed25519PublicKey) -> tuple[Texts, dict[str, bytes]]:
+    """The texts and arrays of a message's content, if the owner of the key has signed them."""
+    try:
+        texts, arrays = read_content(content)
+        if extra := sorted(set(texts) - TEXTS):
+            raise InvalidMessage(f"{shortened(extra[0])} is not a part of a command")
+        key.verify(bytes.fromhex(texts["signature"]), _signed_bytes(purpose, texts, arrays))
+    except InvalidSignature:
+        raise SiteError("command", "the command is not signed by this federation's server") from None
+    except ValueError as error:
+        raise SiteError("command", f"not a command: {error}") from None
+    return texts, arrays
+
+
+def read_public_key(path: Path) -> Ed25519PublicKey:
+    """The key that a site's commands are signed with."""
+    if not path.is_file():
+        raise ValueError(f"{path} is missing: the operator sends it with the site's folder; {UPGRADE}")
+    try:
+        key = load_ssh_public_key(path.read_bytes())
+    except ValueError:
+        key = None
+    if not isinstance(key, Ed25519PublicKey):
+        raise ValueError(f"{path} must hold an Ed25519 public key in OpenSSH's form")
+    return key
+
+
+class Nonces:
+    """The nonces of the commands that a site has obeyed in a run, in a file of the run's folder."""
+
+    def __init__(self, folder: Path):
+        self.path = folder / "nonces"
+
+    def spend(self, nonce: str) -> None:
+        """Note a nonce on disk; one that is there already was sent twice, and is refused."""
+        import os
+
+        from filelock import FileLock
+
+        with FileLock(self.path.with_suffix(".lock")):
+            known = self.path.read_text().split() if self.path.exists() else []
+            if nonce in known:
+                raise SiteError("replay", f"the command with nonce {nonce} was obeyed before")
+            with self.path.open("a") as file:
+                file.write(f"{nonce}\n")
+                file.flush()
+                os.fsync(file.fileno())

@@ -1,0 +1,215 @@
+"""What a registered client may send through the gate: replies to what the server has asked it, and their objects.
+
+Flower checks who calls, not what the caller says in a message: with its own key a client could send a message in the
+server's name to another client. So the gate reads each request that carries or names a message. It sees the server's
+own messages at the private port; from them it knows which replies are due, from whom, and how large they may be.
+
+This module imports nothing of the project, so that Flower's processes do not load torch.
+"""
+
+from __future__ import annotations
+
+import binascii
+import re
+from base64 import b64decode
+from collections import OrderedDict, defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+KIB, MIB = 2**10, 2**20
+ROUTES = {
+    "/v1/fleet/activate-node": 64 * KIB,
+    "/v1/fleet/deactivate-node": 64 * KIB,
+    "/v1/fleet/send-node-heartbeat": 64 * KIB,
+    "/v1/fleet/pull-messages": 64 * KIB,
+    "/v1/fleet/push-messages": MIB,  # a message comes without its content, which follows as objects
+    "/v1/fleet/confirm-message-received": 64 * KIB,
+    "/v1/fleet/pull-object": 64 * KIB,
+    "/v1/fleet/push-object": 6 * MIB,  # Flower splits arrays into objects of 5 MiB
+    "/v1/fleet/get-run": 64 * KIB,
+    "/v1/fleet/get-fab": 64 * KIB,
+}
+"""What a registered client calls, with the largest request in bytes; only the operator registers clients."""
+
+SERVER = 1  # the server's node
+DEPTH = 8  # levels of an object tree: message, records, record, array, chunk
+OBJECTS = 10_000  # in one tree
+KEPT = 8  # messages to a node that may still be replied to; the server asks for one thing at a time
+
+
+class RefusedRequest(Exception):
+    """A request that does not pass; the text names the value and the rule."""
+
+
+@dataclass(eq=False)
+class Expected:
+    """A message of the server to a node, and the reply to it."""
+
+    objects: frozenset[str]  # those of the message, which the node pulls
+    budget: int  # bytes of the reply's objects
+    reply: str | None = None  # its id
+    sizes: dict[str, int] = field(default_factory=dict)  # bytes of the reply's objects so far
+
+
+class Replies:
+    """Which replies the server waits for: what it has sent to each node, in memory, as in Flower's own state."""
+
+    def __init__(self) -> None:
+        self.expected: defaultdict[int, OrderedDict[str, Expected]] = defaultdict(OrderedDict)  # by node, message
+
+    def expect(self, body: bytes) -> None:
+        """Note the messages in a request of the server's own app."""
+        from flwr.proto.runtime_pb2 import PushAppMessagesRequest
+
+        request = PushAppMessagesRequest.FromString(body)
+        for message, tree in zip(request.messages_list, request.message_object_trees, strict=False):
+            about = message.metadata
+            sent = self.expected[about.dst_node_id]
+            sent.setdefault(about.message_id, Expected(frozenset(_object_ids(tree)), read_budget(about.group_id)))
+            while len(sent) > KEPT:
+                sent.popitem(last=False)
+
+    def check(self, path: str, body: bytes, node: int) -> None:
+        """Refuse a request of this node that is not the node's own business."""
+        kind = path.rpartition("/")[2]
+        request = _parse(kind, body)
+        if request is None:
+            return
+        if (claimed := request.node_id if hasattr(request, "node_id") else request.node.node_id) != node:
+            raise RefusedRequest(f"the key belongs to node {node}, the request names node {claimed}")
+        sent = self.expected.get(node, OrderedDict())
+        if kind == "push-messages":
+            self._check_reply(request, node, sent)
+        elif kind == "push-object":
+            _count_object(request, sent)
+        elif kind == "pull-object":
+            if not any(request.object_id in expected.objects for expected in sent.values()):
+                raise RefusedRequest(f"no message to node {node} has object {request.object_id[:64]!r}")
+        elif kind == "confirm-message-received" and request.message_object_id not in sent:
+            raise RefusedRequest(f"no message to node {node} has the id {request.message_object_id[:64]!r}")
+
+    def _check_reply(self, request: Any, node: int, sent: Mapping[str, Expected]) -> None:
+        """Refuse all but one reply of the node to the server, to a message that the server has sent to it."""
+        if (messages := len(request.messages_list)) != 1 or len(request.message_object_trees) != 1:
+            raise RefusedRequest(f"a request must hold one message and its object tree, got {messages} messages")
+        message, tree = request.messages_list[0], request.message_object_trees[0]
+        about = message.metadata
+        if about.src_node_id != node:
+            raise RefusedRequest(f"a message of node {node} must name it as its source, got {about.src_node_id}")
+        if about.dst_node_id != SERVER:
+            raise RefusedRequest(f"a message must be for the server, node {SERVER}, got {about.dst_node_id}")
+        if not about.reply_to_message_id:
+            raise RefusedRequest("a message must be a reply: reply_to_message_id is empty")
+        if (expected := sent.get(about.reply_to_message_id)) is None:
+            raise RefusedRequest(f"the server has sent node {node} no message {about.reply_to_message_id[:64]!r}")
+        if expected.reply not in (None, about.message_id):
+            raise RefusedRequest(f"message {about.reply_to_message_id[:64]!r} has been replied to")
+        if message.content.ByteSize():
+            raise RefusedRequest("the content of a message must be sent as objects")
+        if tree.object_id != about.message_id:
+            raise RefusedRequest("the object tree must be the message's own: its root is another object")
+        objects = set(_object_ids(tree))
+        if expected.reply is not None and objects != expected.sizes.keys():
+            raise RefusedRequest("a reply that is sent again must have the same objects")
+        if expected.reply is None:
+            expected.reply, expected.sizes = about.message_id, dict.fromkeys(objects, 0)
+
+
+def _count_object(request: Any, sent: Mapping[str, Expected]) -> None:
+    """Count an object of a reply; one that is sent again counts once, and one of no reply is refused."""
+    name, size = request.object_id, len(request.object_content)
+    waiting = [expected for expected in sent.values() if name in expected.sizes]
+    if not waiting:
+        raise RefusedRequest(f"object {name[:64]!r} belongs to no reply that was announced")
+    expected = waiting[-1]
+    total = sum(expected.sizes.values()) - expected.sizes[name] + max(size, expected.sizes[name])
+    if total > expected.budget:
+        raise RefusedRequest(f"a reply may have {expected.budget:,} bytes in this round, got at least {total:,}")
+    expected.sizes[name] = max(size, expected.sizes[name])
+
+
+def _parse(kind: str, body: bytes) -> Any:
+    """A request that names a node, or None; Flower reads the same bytes in the same way."""
+    from flwr.proto import fab_pb2, fleet_pb2, heartbeat_pb2, message_pb2, run_pb2
+    from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
+
+    kinds: dict[str, Any] = {
+        "deactivate-node": fleet_pb2.DeactivateNodeRequest,
+        "send-node-heartbeat": heartbeat_pb2.SendNodeHeartbeatRequest,
+        "pull-messages": fleet_pb2.PullMessagesRequest,
+        "push-messages": fleet_pb2.PushMessagesRequest,
+        "confirm-message-received": message_pb2.ConfirmMessageReceivedRequest,
+        "pull-object": message_pb2.PullObjectRequest,
+        "push-object": message_pb2.PushObjectRequest,
+        "get-run": run_pb2.GetRunRequest,
+        "get-fab": fab_pb2.GetFabRequest,
+    }
+    try:
+        return kinds[kind].FromString(body) if kind in kinds else None
+    except DecodeError:
+        raise RefusedRequest(f"the request is not a {kinds[kind].DESCRIPTOR.name}") from None
+
+
+def _object_ids(tree: Any) -> Iterator[str]:
+    """The ids of a tree's objects, each a sha256."""
+    level, count = [tree], 0
+    for _ in range(DEPTH):
+        count += len(level)
+        if count > OBJECTS:
+            raise RefusedRequest(f"an object tree may have {OBJECTS:,} objects")
+        for node in level:
+            if not re.fullmatch(r"[0-9a-f]{64}", node.object_id, re.ASCII):
+                raise RefusedRequest(f"an object's id is a sha256, got {node.object_id[:80]!r}")
+            yield node.object_id
+        level = [child for node in level for child in node.children]
+        if not level:
+            return
+    raise RefusedRequest(f"an object tree may have {DEPTH} levels")
+
+
+# A message of the server says in its group how many bytes the reply may have.
+
+
+def write_budget(t: int, limit: int) -> str:
+    """The group of a message of round ``t`` whose reply may have ``limit`` bytes."""
+    return f"{t}:{limit}"
+
+
+def read_budget(group: str) -> int:
+    """The bytes that a reply to a message of this group may have; none if it does not say.
+
+    >>> read_budget(write_budget(3, 5000)), read_budget("3")
+    (5000, 0)
+    """
+    match = re.fullmatch(r"\d{1,9}:(\d{1,15})", group, re.ASCII)
+    return int(match[1]) if match else 0
+
+
+# ------------------------------------------------------------------------------------------------------------- the key
+
+
+def authenticated_node(headers: Mapping[bytes, bytes], state: Any) -> int | None:
+    """The node whose registered key has signed a request's time, or None.
+
+    Flower checks this too, but only after it has read the whole request.
+    """
+    from flwr.common.constant import SYSTEM_TIME_TOLERANCE, TIMESTAMP_HEADER, TIMESTAMP_TOLERANCE
+    from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER, FLEET_HTTP_SIGNATURE_HEADER
+    from flwr.supercore.date import now
+    from flwr.supercore.primitives.asymmetric import bytes_to_public_key, verify_signature
+
+    try:
+        key = b64decode(headers[FLEET_HTTP_PUBLIC_KEY_HEADER.encode()], validate=True)
+        signature = b64decode(headers[FLEET_HTTP_SIGNATURE_HEADER.encode()], validate=True)
+        stamp = headers[TIMESTAMP_HEADER.encode()]
+        age = (now() - datetime.fromisoformat(stamp.decode("ascii"))).total_seconds()
+        if not -SYSTEM_TIME_TOLERANCE < age < TIMESTAMP_TOLERANCE + SYSTEM_TIME_TOLERANCE:
+            return None
+        node = state.get_node_id_by_public_key(key)  # before the signature: this is cheap
+        if node is None or not verify_signature(bytes_to_public_key(key), stamp, signature):
+            return None
+        return int(node)
+    except (KeyError, ValueError, TypeError, UnicodeError, OverflowError, binascii.Error):
+        return None
