@@ -129,12 +129,12 @@ class Federation:
         """
         from fedcc.data import own
 
+        allow(data if isinstance(data, str) else None, models)
         share = 0.0 if public is None else public
         own_public = None if isinstance(share, int | float) else share
         share = share if own_public is None else 0.0
         check_value("public", share, float, 0, below=1)
         if isinstance(data, str) and (is_reference(data) or not (own.is_own(data) or Path(data).exists())):
-            allow(data)
             data = load(data, resize=resize or None, label=label)
         if not isinstance(data, Dataset):
             dataset = Dataset.of(data, test, own_public, label=label, view=view, resize=resize)
