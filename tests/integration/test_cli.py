@@ -45,15 +45,19 @@ COMMANDS = {
     "federation init": (
         "--client --method --set --host --port --quorum --deadline --grace --patience --strikes --data --public-file "
         "--test-file --class --simulate-sites --skew --models --assignment --rounds --epochs --seed --lr --schedule "
-        "--decay --batch --reset --public --stratified --fraction --augment --validation --resize --wire "
-        "--evaluate-every --readings --device --engine --precision --threads --data-dir"
+        "--decay --batch --reset --public --stratified --fraction --augment --validation --resize --label --test "
+        "--wire --evaluate-every --readings --device --engine --precision --threads --data-dir"
     ),
+    "federation upgrade": "",
     "federation server": "--bind",
     "federation client": "--data --model --server --device --threads --share-model",
     "federation run": "--overwrite",
     "federation status": "--json",
     "federation predict": "--out",
     "federation demo": "--out --method --rounds --epochs --fraction --seed",
+    "predict": "--abstain --explain --out --code",
+    "distil": "--model --epochs --mixes --sharpness --seed --out --data-dir --code --json",
+    "export": "--code",
     "demo": "--out --rounds --epochs --clients --seed --jobs --json",
     "methods": "--json",
     "bench": "--device --clients --steps --model --batch --augment --threads --json",

@@ -278,7 +278,7 @@ def test_poisoned_public_labels_change_one_diagnostic_alone(
     kept = np.sort(np.random.default_rng([0, 3]).permutation(1442)[: round(0.2 * 1442)])  # --fraction 0.2
     labels = digits.train_y.copy()
     labels[kept[split.public]] = (labels[kept[split.public]] + 1) % 10
-    monkeypatch.setattr(fedcc.data, "load", lambda *_, **__: replace(digits, train_y=labels))
+    monkeypatch.setattr("fedcc.federation.load", lambda *_, **__: replace(digits, train_y=labels))
     assert call(capsys, "run", "--config", folder / "experiment.toml", "--out", tmp_path / "r").code == 0
     clean, poisoned = timeless(folder), timeless(tmp_path / "r")
     assert [r.pop("targets") for r in clean] != [r.pop("targets") for r in poisoned]

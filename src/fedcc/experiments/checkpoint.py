@@ -137,7 +137,7 @@ class Checkpoints(Observer):
                 text = "{} is {}, here {}".format(*difference)
                 raise RunFolderError(f"{path} is a checkpoint of another experiment ({text})")
             check_value("seconds", about["seconds"], float, 0)
-            models = self.federation.models
+            models = self.federation.models or None  # a server knows its clients' networks by name
             snapshot = from_bytes(Snapshot, content, tree, self.method, models=models, device=self.device)
             check_value("t", snapshot.t, int, 1)
             if requested != self.rounds and snapshot.t >= self.rounds:

@@ -117,7 +117,7 @@ class Experiment:
         """The experiment with some options changed."""
         values = self.values() | options
         parts: dict[str, Any] = {group.__name__.lower(): group_of(group, values) for group in GROUPS}
-        return replace(self, **parts)
+        return replace(self, settings=values["settings"], **parts)
 
     def toml(self) -> str:
         return dumps(self.values())

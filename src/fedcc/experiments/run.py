@@ -187,7 +187,7 @@ def train(
     """Train a method on a federation, as :func:`run` does, with the options as values."""
     check_threads(machine.threads)
     warn_of_threads(machine.threads)
-    observer, result = Observers(*observers, PublicAdvice(method, federation.classes)), None
+    observer, result = Observers(*observers, PublicAdvice(method, federation.classes, training.epochs)), None
     executor = engine_named(machine.engine, choose_device(machine.device), machine.precision, observer.monitor)
     set_deterministic(machine.deterministic)
     snapshot, before, past = (start.snapshot, start.records, start.seconds) if start else (None, [], 0.0)

@@ -12,12 +12,15 @@ from torch import nn
 from fedcc.code import check_allowed, import_installed, import_reference, installed, is_reference
 from fedcc.core.model import Factory
 from fedcc.core.naming import unknown
+from fedcc.core.options import check_value
 from fedcc.errors import InputError
 from fedcc.nets.resnet import ResNet
 from fedcc.nets.small import WIDTH, Bag, Mlp
 from fedcc.nets.timm_models import Timm
 
 NETWORKS = (*(f"resnet{depth}" for depth in (8, 14, 20, 32, 56)), "mlp")  # other depths and widths work too
+
+LARGEST = 10_000_000  # width of an mlp, vocabulary of a bag
 
 
 @dataclass(frozen=True)
@@ -68,13 +71,15 @@ def network(name: str, shape: tuple[int, ...]) -> Factory:
         return Imported(name)
     if name.startswith("timm:"):
         return Timm.named(name, shape)
-    match = re.fullmatch(r"(resnet|mlp|bag)(\d{0,9})", name.lower())
+    match = re.fullmatch(r"(resnet|mlp|bag)(\d{0,18})", name.lower())
     if not match or (match[1] != "mlp" and not match[2]):
         others = installed("fedcc.networks")
         if name.lower() in others:
             return Installed(name.lower())
         raise unknown("network", name, [*NETWORKS, "bag5000", *others])
     kind, number = match[1], int(match[2] or WIDTH)
+    if kind != "resnet":
+        check_value(f"the number in {name}", number, int, 1, LARGEST)
     if kind == "mlp":
         return Mlp(math.prod(shape), number)
     if kind == "bag":
