@@ -93,7 +93,7 @@ RANGES = [
     ("--public", "0.0001", "selects none of the"),
     ("--fraction", "0", "fraction must be above 0 and at most 1"),
     ("--fraction", "1.01", "fraction must be above 0 and at most 1"),
-    ("--resize", "-1", "resize must be at least 0"),
+    ("--resize", "-1", "resize must be from 0 to 1024"),
     ("--set", "lam=-1", "lam must be at least 0"),
     ("--set", "lam=nan", "lam must be a finite number"),
     ("--set", "lam=inf", "lam must be a finite number"),

@@ -73,8 +73,9 @@ COMMANDS = {
 
 def test_a_run_speaks_in_plain_lines_without_a_terminal(tmp_path: Path, capsys: Capsys) -> None:
     done = call(capsys, "run", "fedcc", *QUICK, "--rounds", 2, "--out", tmp_path / "[run]")
-    first, *rounds, last = done.out.splitlines()
+    first, public, *rounds, last = done.out.splitlines()
     assert (done.code, done.err) == (0, "")
+    assert public == "29 public samples, used without labels; they should look like the clients' own"
     assert first == "FedCC on digits, classes:1, 10 clients (resnet8), T=2, E=1, seed 0, cpu fp32 plain"
     for number, line in enumerate(rounds, start=1):
         assert re.match(rf"round {number}/2  accuracy +[\d.]+ %  [\d.]+ s  [\d,]+ samples/s", line), line
@@ -280,7 +281,7 @@ def test_skew_of_many_classes_and_clients(tmp_path: Path, capsys: Capsys, monkey
         "cifar100", tuple(map(str, range(100))), np.zeros((6000, 3, 8, 8), np.uint8), y,
         np.zeros((100, 3, 8, 8), np.uint8), np.arange(100), digits.view, digits.defaults,
     )  # fmt: skip
-    monkeypatch.setattr(fedcc.data, "load", lambda *_, **__: many)
+    monkeypatch.setattr("fedcc.federation.load", lambda *_, **__: many)
     picture = tmp_path / "many.png"
     done = call(capsys, "skew", "--data", "cifar100", "--skew", "classes:20", "--clients", 60, "--out", picture)
     assert done.code == 0
