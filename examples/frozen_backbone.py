@@ -59,17 +59,20 @@ def projection(outputs: int) -> nn.Module:
     return headed(frozen(Projection(1024), seed=3), 1024, outputs)
 
 
+# Clients with one class are certain of it, so the mean of their probabilities is the same for all classes: a tie, and
+# FedMD answers class 0. It does better if it averages logits, so both forms are here.
+METHODS = {"FedCC": fedcc.FedCC(), "FedMD": fedcc.FedMD(), "FedMD, logits": fedcc.FedMD(average="logits")}
 BACKBONES: list[Callable[[int], nn.Module]] = [convolutions, patches, projection]
 
 
 def compare(seed: int, rounds: int = 3, epochs: int = 20, out: Path | None = None) -> dict[str, float]:
-    """The final accuracies of FedCC and FedMD in percent, one class per client."""
+    """The final accuracies of the methods in percent, one class per client."""
     federation = fedcc.Federation.named("digits", skew="classes:1", clients=10, models=BACKBONES, seed=seed)
     accuracy = {}
-    for method in (fedcc.FedCC(), fedcc.FedMD()):
-        folder = out / method.name / f"seed{seed}" if out else None
+    for name, method in METHODS.items():
+        folder = out / name.replace(", ", "-") / f"seed{seed}" if out else None
         options = {"rounds": rounds, "epochs": epochs, "lr": 1e-2, "seed": seed, "device": "cpu"}
-        accuracy[method.name] = fedcc.run(method, federation, **options, out=folder, resume=folder is not None).accuracy
+        accuracy[name] = fedcc.run(method, federation, **options, out=folder, resume=folder is not None).accuracy
     return accuracy
 
 
@@ -83,8 +86,9 @@ def main() -> None:
     for seed, accuracy in by_seed.items():
         print(f"seed {seed}: " + ", ".join(f"{name} {value:.2f} %" for name, value in accuracy.items()))
     means = {name: statistics.fmean(a[name] for a in by_seed.values()) for name in by_seed[0]}
-    gap = means["FedCC"] - means["FedMD"]
-    print("mean: " + ", ".join(f"{name} {value:.2f} %" for name, value in means.items()) + f", {gap:+.2f} points")
+    print("mean: " + ", ".join(f"{name} {value:.2f} %" for name, value in means.items()))
+    gaps = [a["FedCC"] - max(value for name, value in a.items() if name != "FedCC") for a in by_seed.values()]
+    print(f"FedCC is ahead of the better form of FedMD by {min(gaps):.2f} to {max(gaps):.2f} points")
     if arguments.record:
         record = {
             "experiment": "digits, classes:1, ten clients, three frozen backbones",
