@@ -13,7 +13,7 @@ from fedcc.core.rng import Key
 from fedcc.core.samples import Samples
 from fedcc.engine import Plain, drive
 from fedcc.errors import InputError
-from fedcc.methods import FedAvg, FedCC, FedMD, find_method
+from fedcc.methods import SSL, FedAvg, FedCC, FedMD, find_method
 from fedcc.methods.abstention import aggregate, trust
 
 CLASSES, CLIENTS, NUMBER = 4, 3, 6
@@ -100,7 +100,8 @@ def test_fedcc_trusts_by_known_mass_and_is_as_sure_as_its_surest_client(engine: 
 def test_methods_without_public_samples_need_none(samples: Samples) -> None:
     none = Samples({"x": samples.x[:0]})
     assert FedAvg().unusable_reason(none) == ""
-    assert "FedMD needs public samples" in FedMD().unusable_reason(none)
+    for method in (FedMD(), SSL()):
+        assert f"{method.name} needs public samples" in method.unusable_reason(none)
     assert FedMD().unusable_reason(samples) == ""
 
 
