@@ -169,8 +169,6 @@ def test_the_server_copes_with_lost_uplinks(name: str) -> None:
     """All four trained, the uplinks of two arrived: still a downlink for every client, and the next round goes on."""
     tiny = federation(name)
     downs = tiny.ask(tiny.method.start(tiny.server))
-    if tiny.method.depends_on_rounds:
-        tiny.server.rounds = 2
     for t in range(1, tiny.method.rounds(2) + 1):
         assert set(downs) == {0, 1, 2, 3}
         tiny.server.begin(t)
@@ -188,8 +186,6 @@ def test_the_order_of_uplinks_does_not_matter(name: str) -> None:
     for turn in (1, -1):
         tiny = federation(name)
         downs = tiny.ask(tiny.method.start(tiny.server))
-        if tiny.method.depends_on_rounds:
-            tiny.server.rounds = 2
         for t in range(1, tiny.method.rounds(2) + 1):
             tiny.server.begin(t)
             ups = tiny.cohort.round(t, downs)

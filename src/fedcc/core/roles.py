@@ -115,17 +115,17 @@ class Server(Role):
     archs: Mapping[int, Arch]
     models: dict[str, Model] = field(default_factory=dict)
     networks: Callable[[str], Arch] | None = None  # the architecture of a network by its name, for this data
-    _rounds: int = 0
+    _rounds: int | None = 0  # None: not for this method
 
     @property
     def rounds(self) -> int:
         """T, as requested: a method with several stages, which declares it, begins the next stage after T rounds."""
-        if not self._rounds:
+        if self._rounds is None:
             raise UserError("only a method that declares depends_on_rounds = True can read the number of rounds T")
         return self._rounds
 
     @rounds.setter
-    def rounds(self, rounds: int) -> None:
+    def rounds(self, rounds: int | None) -> None:
         self._rounds = rounds
 
     def init(self, arch: Arch, name: str = "init") -> Init:
