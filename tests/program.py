@@ -25,7 +25,7 @@ QUICK = ("--rounds", "1", "--epochs", "1", "--models", "resnet8", "--fraction", 
 
 WARM = multiprocessing.get_context("forkserver")  # importing torch once for all costs seconds less than each time
 WARM.set_forkserver_preload(
-    ["fedcc.cli", "fedcc.experiments", "fedcc.cli.progress", "sklearn.datasets", "safetensors.torch"]
+    ["fedcc.cli", "fedcc.experiments", "fedcc.experiments.progress", "sklearn.datasets", "safetensors.torch"]
 )
 
 

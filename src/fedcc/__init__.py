@@ -14,30 +14,92 @@ import fedcc.signals  # noqa: F401  first, before imports that take seconds
 
 if TYPE_CHECKING:
     from fedcc.core.method import Method, option
+    from fedcc.core.samples import View
+    from fedcc.data.dataset import Dataset
     from fedcc.experiments.result import Result, load
     from fedcc.experiments.rounds import FinishedRound, Observer, Pause, Stop
     from fedcc.experiments.run import run
     from fedcc.federation import Federation
-    from fedcc.methods import METHODS, SSL, Centralized, FedAvg, FedCC, FedMD, Local, make
+    from fedcc.methods import (
+        LSR,
+        METHODS,
+        SSL,
+        Centralized,
+        FedAvg,
+        FedCC,
+        FedConcat,
+        FedCT,
+        FedDF,
+        FedET,
+        FedHKT,
+        FedLC,
+        FedMD,
+        FedMR,
+        FedNova,
+        FedProx,
+        FedRS,
+        FedSAM,
+        FedVLS,
+        Local,
+        make,
+    )
 
 __version__ = "0.1.0"
 
 _HOMES = {
     "fedcc.core.method": ("Method", "option"),
+    "fedcc.core.samples": ("View",),
+    "fedcc.data.dataset": ("Dataset",),
     "fedcc.federation": ("Federation",),
-    "fedcc.methods": ("METHODS", "SSL", "Centralized", "FedAvg", "FedCC", "FedMD", "Local", "make"),
+    "fedcc.methods": (
+        "METHODS",
+        "make",
+        "FedAvg",
+        "FedProx",
+        "FedNova",
+        "FedRS",
+        "FedSAM",
+        "FedLC",
+        "FedMR",
+        "FedConcat",
+        "FedVLS",
+        "FedMD",
+        "FedDF",
+        "LSR",
+        "FedET",
+        "FedHKT",
+        "FedCT",
+        "FedCC",
+        "SSL",
+        "Local",
+        "Centralized",
+    ),
     "fedcc.experiments.result": ("Result", "load"),
     "fedcc.experiments.rounds": ("FinishedRound", "Observer", "Pause", "Stop"),
     "fedcc.experiments.run": ("run",),
 }
 
 __all__ = [
+    "LSR",
     "METHODS",
     "SSL",
     "Centralized",
+    "Dataset",
     "FedAvg",
     "FedCC",
+    "FedCT",
+    "FedConcat",
+    "FedDF",
+    "FedET",
+    "FedHKT",
+    "FedLC",
     "FedMD",
+    "FedMR",
+    "FedNova",
+    "FedProx",
+    "FedRS",
+    "FedSAM",
+    "FedVLS",
     "Federation",
     "FinishedRound",
     "Local",
@@ -46,6 +108,7 @@ __all__ = [
     "Pause",
     "Result",
     "Stop",
+    "View",
     "load",
     "make",
     "option",

@@ -63,7 +63,7 @@ def federate(
     start: Snapshot | None = None,
 ) -> Iterator[RoundMessages]:
     """The one loop, for every method: no branch on the kind of method. With ``start`` it continues after that round."""
-    server.rounds = rounds
+    server.rounds = rounds if method.depends_on_rounds else None
     if start is None:
         downs = drive([method.start(server)], executor)[0]
     else:

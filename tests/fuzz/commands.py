@@ -6,6 +6,7 @@ import asyncio
 import json
 import random
 from base64 import b64encode
+from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,12 +14,14 @@ from typing import Any
 import flwr.supercore.date
 import torch
 import uvicorn
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Metadata, RecordDict
 from flwr.app.message import make_message
 from flwr.proto import fab_pb2, fleet_pb2, heartbeat_pb2, message_pb2, run_pb2
 from flwr.proto.node_pb2 import Node
 from flwr.proto.runtime_pb2 import PushAppMessagesRequest
-from flwr.supercore.primitives.asymmetric import generate_key_pairs, public_key_to_bytes, sign_message
+from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
@@ -80,10 +83,11 @@ class PublicPort(Target):
     name, names_files = "public-port", False
 
     def prepare(self, folder: Path) -> None:
-        private, public = generate_key_pairs()
-        self.key, self.now = public_key_to_bytes(public), flwr.supercore.date.now()
+        private = ec.derive_private_key(12345, ec.SECP384R1())  # the same for every process
+        self.key, self.now = public_key_to_bytes(private.public_key()), datetime(2026, 1, 1, tzinfo=UTC)
         stamp = self.now.isoformat()
-        signature = b64encode(sign_message(private, stamp.encode())).decode()
+        algorithm = ec.ECDSA(hashes.SHA256(), deterministic_signing=True)
+        signature = b64encode(private.sign(stamp.encode(), algorithm)).decode()
         self.head = (
             f"host: x\r\ncontent-type: application/protobuf\r\nflwr-public-key: {b64encode(self.key).decode()}\r\n"
             f"flwr-timestamp: {stamp}\r\nflwr-signature: {signature}\r\n"
@@ -198,7 +202,8 @@ class PublicPort(Target):
         state, transport = ServerState(), Transport()
         protocol = H11Protocol(config, state, {}, self.loop)
         protocol.connection_made(transport)  # type: ignore[arg-type]
-        protocol.data_received(content)
+        if content:  # asyncio calls it with some bytes only
+            protocol.data_received(content)
         await asyncio.sleep(0)
         protocol.connection_lost(None)
         while state.tasks:
@@ -283,7 +288,8 @@ class SiteMessages(Target):
         purpose, signed = decoded(case["purpose"]), decoded(case["signed"])
         content = self.signer.content("train", "north", "run1", 1, self.site.terms(), self.down)[1]
         texts: Any = dict(content["fedcc"])
-        whole = arrays == self.down.buffers and purpose == "train" and not changed.keys() - {"nonce"}
+        same = all(texts.get(name) == text for name, text in changed.items())
+        whole = arrays == self.down.buffers and purpose == "train" and same and signed == "before"
         if signed == "after":  # whoever has the key made it so
             texts |= {name: text for name, text in changed.items() if name != "signature"}
             from fedcc.flower.command import _signed_bytes
@@ -294,7 +300,6 @@ class SiteMessages(Target):
                 return False
             texts["signature"] = self.signer.key.sign(covered).hex()
         else:
-            whole = whole and not changed and signed == "before"
             texts |= changed
             if signed == "no":
                 texts.pop("signature", None)

@@ -28,7 +28,7 @@ from fedcc.core.method import Trained
 from fedcc.core.model import Arch, Model
 from fedcc.core.rng import Key
 from fedcc.core.samples import View
-from fedcc.experiments import analyse, result, tracking
+from fedcc.experiments import analyse, saved, tracking
 from fedcc.experiments import run as running
 from fedcc.experiments.checkpoint import Checkpoints
 from fedcc.experiments.experiment import Experiment
@@ -68,7 +68,7 @@ def quicken() -> None:
         if name.startswith("fedcc.") and getattr(module, "get_type_hints", None) is typing.get_type_hints:
             module.get_type_hints = hints  # type: ignore[attr-defined]
     Federation.named = staticmethod(cache(Federation.named))  # type: ignore[method-assign]
-    result.build = lru_cache(64)(result.build)  # type: ignore[attr-defined]
+    saved.build = lru_cache(64)(saved.build)  # type: ignore[attr-defined]
 
 
 def put_in_order(folder: Path) -> None:

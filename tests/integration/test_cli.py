@@ -25,32 +25,39 @@ Capsys = pytest.CaptureFixture[str]
 COMMANDS = {
     "run": (
         "--config --data --skew --clients --models --assignment --rounds --epochs --participation --seed --set --lr "
-        "--batch --reset --public --stratified --fraction --augment --validation --resize --wire --client-accuracy "
-        "--schedule --decay --evaluate-every --readings "
+        "--batch --reset --public --stratified --fraction --augment --validation --resize --label --test --wire "
+        "--client-accuracy --schedule --decay --evaluate-every --readings "
         "--device --engine --deterministic "
         "--precision --threads --out --data-dir --overwrite --save-models "
-        "--checkpoint --checkpoint-every --keep-checkpoints --track --json"
+        "--checkpoint --checkpoint-every --keep --keep-checkpoints --track --json"
     ),
-    "resume": "--data-dir --save-models --checkpoint --checkpoint-every --keep-checkpoints --track --json",
+    "resume": (
+        "--rounds --code --data-dir --save-models --checkpoint --checkpoint-every --keep --keep-checkpoints --track "
+        "--json"
+    ),
     "sweep": (
         "--out --jobs --dry-run --shard --only --time-limit --with --on --address --device --precision --engine "
-        "--deterministic --threads --data-dir --save-models --checkpoint --checkpoint-every --keep-checkpoints "
+        "--deterministic --threads --data-dir --save-models --checkpoint --checkpoint-every --keep --keep-checkpoints "
         "--track --json"
     ),
-    "analyse": "--samples --variance --client --public-index --device --data-dir --json",
+    "analyse": "--samples --variance --client --public-index --code --device --data-dir --json",
     "report": "--out --readme --markdown --title --figures",
     "federation init": (
         "--client --method --set --host --port --quorum --deadline --grace --patience --strikes --data --public-file "
         "--test-file --class --simulate-sites --skew --models --assignment --rounds --epochs --seed --lr --schedule "
-        "--decay --batch --reset --public --stratified --fraction --augment --validation --resize --wire "
-        "--evaluate-every --readings --device --engine --precision --threads --data-dir"
+        "--decay --batch --reset --public --stratified --fraction --augment --validation --resize --label --test "
+        "--wire --evaluate-every --readings --device --engine --precision --threads --data-dir"
     ),
+    "federation upgrade": "",
     "federation server": "--bind",
     "federation client": "--data --model --server --device --threads --share-model",
     "federation run": "--overwrite",
     "federation status": "--json",
     "federation predict": "--out",
     "federation demo": "--out --method --rounds --epochs --fraction --seed",
+    "predict": "--abstain --explain --out --code",
+    "distil": "--model --epochs --mixes --sharpness --seed --out --data-dir --code --json",
+    "export": "--code",
     "demo": "--out --rounds --epochs --clients --seed --jobs --json",
     "methods": "--json",
     "bench": "--device --clients --steps --model --batch --augment --threads --json",
@@ -66,8 +73,9 @@ COMMANDS = {
 
 def test_a_run_speaks_in_plain_lines_without_a_terminal(tmp_path: Path, capsys: Capsys) -> None:
     done = call(capsys, "run", "fedcc", *QUICK, "--rounds", 2, "--out", tmp_path / "[run]")
-    first, *rounds, last = done.out.splitlines()
+    first, public, *rounds, last = done.out.splitlines()
     assert (done.code, done.err) == (0, "")
+    assert public == "29 public samples, used without labels; they should look like the clients' own"
     assert first == "FedCC on digits, classes:1, 10 clients (resnet8), T=2, E=1, seed 0, cpu fp32 plain"
     for number, line in enumerate(rounds, start=1):
         assert re.match(rf"round {number}/2  accuracy +[\d.]+ %  [\d.]+ s  [\d,]+ samples/s", line), line
@@ -75,7 +83,7 @@ def test_a_run_speaks_in_plain_lines_without_a_terminal(tmp_path: Path, capsys: 
     assert len(rounds) == 2
     assert "left" not in rounds[1]
     assert re.match(r"FedCC: final [\d.]+ %, best [\d.]+ % in round \d, [\d.]+ s, ", last)
-    assert last.endswith("[run]")  # no markup
+    assert re.search(r"/\[run\] \(checkpoint: \d\.\d MB\)$", last), last  # no markup
     assert "\x1b" not in done.out
 
 
@@ -273,7 +281,7 @@ def test_skew_of_many_classes_and_clients(tmp_path: Path, capsys: Capsys, monkey
         "cifar100", tuple(map(str, range(100))), np.zeros((6000, 3, 8, 8), np.uint8), y,
         np.zeros((100, 3, 8, 8), np.uint8), np.arange(100), digits.view, digits.defaults,
     )  # fmt: skip
-    monkeypatch.setattr(fedcc.data, "load", lambda *_, **__: many)
+    monkeypatch.setattr("fedcc.federation.load", lambda *_, **__: many)
     picture = tmp_path / "many.png"
     done = call(capsys, "skew", "--data", "cifar100", "--skew", "classes:20", "--clients", 60, "--out", picture)
     assert done.code == 0

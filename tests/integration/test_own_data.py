@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -78,7 +79,7 @@ def test_images_become_a_data_set_with_a_test_set_of_each_class(images: Path) ->
     ("words", "message"),
     [
         (("--data", "nowhere/x"), "nowhere/x: no such file or folder"),
-        (("--data", "t.csv"), "name the column of its labels with --label; it has 'a', 'y'"),
+        (("--data", "t.csv"), "name the column of its labels with --label or label=; it has 'a', 'y'"),
         (("--data", "./t.csv", "--label", "z"), "no column 'z'; it has 'a', 'y'"),
         (("--data", "./once.csv", "--label", "y"), "class 'k' has one sample"),
         (("--data", "./t.xyz"), "data is a folder of images or a file"),
@@ -120,3 +121,68 @@ def test_code_is_imported_only_if_the_user_names_it(
     np.savez("x.npz", x=load_digits().images[:5].astype(np.uint8)[:, None])
     done = call(capsys, "predict", "run", "x.npz", "--code", "my_nets:tiny")
     assert len(rows(done.out)) == 5
+
+
+# ----------------------------------------------------------------------------------------------- Hugging Face folders
+
+
+def saved_digits(folder: Path) -> Path:
+    import datasets
+
+    digits = load_digits()
+    features = datasets.Features({"pixels": datasets.List(datasets.Value("float32")),
+                                  "digit": datasets.ClassLabel(names=[f"digit {y}" for y in range(10)])})  # fmt: skip
+    columns = {"pixels": digits.data.tolist(), "digit": digits.target.tolist()}
+    data = datasets.Dataset.from_dict(columns, features=features).train_test_split(0.3, seed=0)
+    data.save_to_disk(folder)
+    return folder
+
+
+def test_a_hugging_face_folder_from_file_to_predictions(tmp_path: Path, capsys: Capsys) -> None:
+    folder, run = saved_digits(tmp_path / "saved"), tmp_path / "run"
+    done = call(capsys, "run", "fedcc", "--data", folder, *SMALL, "--clients", 5, "--out", run)
+    assert done.code == 0, done.err
+    result = fedcc.load(run)
+    assert result.classes == tuple(f"digit {y}" for y in range(10))
+    assert len(fedcc.Federation.split(folder).test) == 540
+    answers = result.predict(load_digits().data.astype("f4"))
+    assert float(np.mean(answers.numpy() == load_digits().target)) > 0.6
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "message"),
+    [
+        ("dataset_dict.json", b"{", "expected a Hugging Face data set, found: JSONDecodeError"),
+        ("dataset_dict.json", b'{"splits": ["test"]}', "expected a part train, found 'test'"),
+        ("train/state.json", b"{}", "expected a Hugging Face data set, found: KeyError"),
+        ("train/state.json", None, "expected a Hugging Face data set, found: FileNotFoundError"),
+        ("train/dataset_info.json", b'{"features": {"pixels": {"_type": "os.system"}}}', "found: ValueError Feature"),
+        ("train/data-00000-of-00001.arrow", b"no arrow file", "expected a Hugging Face data set, found: Arrow"),
+        ("train/data-00000-of-00001.arrow", None, "expected a Hugging Face data set, found: FileNotFoundError"),
+    ],
+)  # fmt: skip
+def test_damaged_hugging_face_folders_are_refused(
+    file: str, content: bytes | None, message: str, tmp_path: Path, capsys: Capsys
+) -> None:
+    folder = saved_digits(tmp_path / "saved")
+    if content is None:
+        (folder / file).unlink()
+    else:
+        (folder / file).write_bytes(content)
+    call(capsys, "run", "fedcc", "--data", folder, "--out", tmp_path / "run").refused(message)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_cut_arrow_file_is_refused(tmp_path: Path, capsys: Capsys) -> None:
+    folder = saved_digits(tmp_path / "saved")
+    path = folder / "train" / "data-00000-of-00001.arrow"
+    content = path.read_bytes()
+    for cut in (len(content) // 2, 200):
+        path.write_bytes(content[:cut])
+        call(capsys, "run", "fedcc", "--data", folder, "--out", tmp_path / "run").refused("saved")
+
+
+def test_datasets_is_an_extra(tmp_path: Path, capsys: Capsys, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = saved_digits(tmp_path / "saved")
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    call(capsys, "run", "fedcc", "--data", folder).refused("need datasets: pip install 'fedcc[huggingface]'")

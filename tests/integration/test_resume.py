@@ -100,8 +100,9 @@ def ended(done: Done, folder: Path, whole: Path) -> None:
     """The run has ended as the other did, and has cleaned up."""
     assert done.code == 0, done
     assert numbers(folder) == numbers(whole)
-    assert {p.name for p in folder.iterdir()} == {p.name for p in whole.iterdir()} - {
-        p.name for p in checkpoints(whole)
+    assert rounds_of(folder) == [3]  # from which it can be extended
+    assert {p.name for p in {*folder.iterdir()} - {*checkpoints(folder)}} == {
+        p.name for p in {*whole.iterdir()} - {*checkpoints(whole)}
     }
 
 
@@ -330,7 +331,7 @@ def test_a_run_that_was_killed_after_its_summary_is_tidied(keep: bool, copy: Pat
     done = call(capsys, "resume", copy)
     assert (done.code, done.err) == (0, "")
     assert "holds a finished run" in done.out
-    left = {name for name in expected if keep or not name.startswith("checkpoint")}
+    left = {name for name in expected if keep or not name.startswith("checkpoint-000002")}
     assert {p.name for p in copy.iterdir()} == left
     assert (copy / "summary.json").read_bytes() == before
 
@@ -415,7 +416,7 @@ def test_wrong_calls(tmp_path: Path, capsys: Capsys) -> None:
 
 def test_rarer_checkpoints_or_none(tmp_path: Path, capsys: Capsys) -> None:
     words = ("run", "local", *QUICK, "--epochs", 0, "--rounds", 5, "--keep-checkpoints", "--out", tmp_path / "r")
-    for more, expected in ((EACH, [4, 5]), (("--checkpoint-every", 2), [2, 4]), (("--no-checkpoint",), [])):
+    for more, expected in ((EACH, [4, 5]), (("--checkpoint-every", 2), [4, 5]), (("--no-checkpoint",), [])):
         assert call(capsys, *words, *more, "--overwrite").code == 0
         assert rounds_of(tmp_path / "r") == expected
         sizes = [p.stat().st_size for p in checkpoints(tmp_path / "r")]
@@ -425,6 +426,8 @@ def test_rarer_checkpoints_or_none(tmp_path: Path, capsys: Capsys) -> None:
     assert call(capsys, *words, *EACH, "--overwrite").code == 0
     (tmp_path / "r" / "summary.json").unlink()
     assert call(capsys, "resume", tmp_path / "r").code == 0
+    assert rounds_of(tmp_path / "r") == [5]
+    assert call(capsys, *words[:-3], *words[-2:], "--no-keep", "--overwrite").code == 0
     assert rounds_of(tmp_path / "r") == []
 
 
@@ -482,7 +485,9 @@ def test_kill_at_random_moments(tmp_path: Path) -> None:
             continue
         assert done.code == 0, (seed, met, done)
         assert numbers(folder) == numbers(whole), (seed, met)
-        assert [p for p in folder.iterdir() if p.name not in {q.name for q in whole.iterdir()}] == []
+        assert rounds_of(folder) == rounds_of(whole) == [4]  # the last one stays, under a name that is drawn
+        kept = {p.name for p in checkpoints(folder)}
+        assert {p.name for p in folder.iterdir()} - kept <= {p.name for p in whole.iterdir()}
         finished += 1
         if kills == KILLS:
             break

@@ -41,7 +41,7 @@ def numbers(root: Path) -> dict[str, Any]:
     found = {}
     for path in sorted(root.rglob("summary.json")):
         summary = json.loads(path.read_text())
-        for name in ("seconds", "sharing", "commit", "checkpoint_bytes", "sha256", "files"):
+        for name in ("seconds", "sharing", "commit", "checkpoint_bytes", "checkpoints", "sha256", "files"):
             summary.pop(name)
         records = [
             {k: v for k, v in r.items() if k not in ("seconds", "sharing")} for r in RunFolder(path.parent).metrics()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -359,3 +360,30 @@ def test_texts_of_others_can_be_drawn_and_name_files(words: str, tmp_path: Path)
     assert len(found.runs) == 1
     for name, make in pictures(tables(found.runs)):
         assert save(make(), tmp_path / f"{name}.png").is_file()
+
+
+def test_classes_metrics_and_foreign_defaults_are_read(honest: Record, tmp_path: Path) -> None:
+    """The right answers of a confusion matrix are the final accuracy, or none of the record counts."""
+    final = honest["accuracy"]["final"]
+    right = round(final * 100)  # of 10,000 samples, final having two digits
+    matrix = [[right, 10_000 - right], [0, 0]]
+    record = honest | {"confusion": matrix, "classes": ["cat", "dog"], "metrics": {"f1": [None] * 14 + [0.5]}}
+    (run,) = (r for r in beside_another(tmp_path / "a", record).runs if r.confusion)
+    assert (run.class_names, run.metrics["f1"][-1]) == (("cat", "dog"), 0.5)
+    wrong = record | {"confusion": [[right - 50, 10_050 - right], [0, 0]]}
+    found = beside_another(tmp_path / "b", wrong)
+    assert any("confusion does not give the accuracy" in reason for _, reason in found.problems)
+    found = beside_another(tmp_path / "c", record | {"confusion": [[1, 2], [3]], "metrics": {"f1": [0.5]}})
+    assert any("the number of metrics.f1 is 1" in reason for _, reason in found.problems)
+    found = beside_another(tmp_path / "d", record | {"confusion": [[1, 2], [3]]})
+    assert any("as many columns as rows" in reason for _, reason in found.problems)
+
+
+def test_a_method_of_another_package_is_a_row_with_its_own_defaults(honest: Record, tmp_path: Path) -> None:
+    """Nothing of it is imported: what it has by default is in the record."""
+    record = edited(edited(honest, "experiment.method", "nobody:Theirs"), "method", "Theirs")
+    record["command"] = record["command"].replace("fedcc run fedcc", "fedcc run nobody:Theirs")
+    record["defaults"] = {"settings": dict(record["settings"])}
+    (run,) = (r for r in beside_another(tmp_path, record).runs if r.label == "Theirs")
+    assert (run.method, run.changed_settings) == ("nobody:Theirs", ())
+    assert "nobody" not in sys.modules

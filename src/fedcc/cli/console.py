@@ -52,14 +52,3 @@ def noted(note: str, after_signal: str = "") -> Iterator[None]:
         if isinstance(error, Interrupted) and after_signal:
             error.add_note(after_signal)
         raise
-
-
-def clock(seconds: float | None) -> str:
-    """Seconds as people say them.
-
-    >>> clock(75), clock(4000)
-    ('1:15', '1:06:40')
-    """
-    whole = round(seconds or 0)
-    hours, minutes = whole // 3600, whole // 60 % 60
-    return f"{hours}:{minutes:02d}:{whole % 60:02d}" if hours else f"{minutes}:{whole % 60:02d}"

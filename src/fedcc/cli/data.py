@@ -59,6 +59,7 @@ def skew(
 @run_options("data_dir")
 def data_list(options: dict[str, Any], as_json: Json = False) -> None:
     """The data sets, and which of them are here."""
+    from fedcc.code import installed
     from fedcc.data import DATASETS
     from fedcc.data.fetch import data_folder
 
@@ -74,6 +75,8 @@ def data_list(options: dict[str, Any], as_json: Json = False) -> None:
     for d in DATASETS.values():
         numbers = (f"{d.train:,}", f"{d.test:,}", str(d.classes), "x".join(map(str, d.shape)))
         listing.add_row(d.name, d.title, *numbers, "yes" if here[d.name] else "no")
+    for name, point in installed("fedcc.data").items():  # not imported for a list
+        listing.add_row(name, f"installed: {point.value}", "", "", "", "", "yes")
     terminal.print(listing)
     terminal.out(f"data folder: {folder}")
 

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer import Option
 
-from fedcc.cli.console import clock, console, noted, table
+from fedcc.cli.console import console, noted, table
 from fedcc.cli.options import Json, run_options
+from fedcc.core.naming import clock
 from fedcc.core.options import check_value
 from fedcc.experiments.options import Output
 

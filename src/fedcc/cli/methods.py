@@ -19,20 +19,20 @@ if TYPE_CHECKING:
 
 
 def methods(
-    name: Annotated[str | None, Argument(help="one method, with its settings")] = None, as_json: Json = False
+    name: Annotated[str | None, Argument(help="one method, or module:Class of your own, with its settings")] = None,
+    as_json: Json = False,
 ) -> None:
     """List the methods, or one method's settings with their meaning and source."""
     from rich.text import Text
 
-    from fedcc.core.naming import unknown
-    from fedcc.methods import METHODS
+    from fedcc.code import allow, installed
+    from fedcc.methods import METHODS, find_method
 
-    if name is not None and name.lower() not in METHODS:
-        raise unknown("method", name, METHODS)
-    known = METHODS if name is None else {name.lower(): METHODS[name.lower()]}
+    allow(name)
+    known = METHODS if name is None else {name: find_method(name)}
     if as_json:
         descriptions = {n: about(kind) for n, kind in known.items()}
-        typer.echo(json.dumps(descriptions if name is None else descriptions[name.lower()], indent=1))
+        typer.echo(json.dumps(descriptions if name is None else descriptions[name], indent=1))
         return
     terminal = console()
     if name is None:
@@ -40,10 +40,12 @@ def methods(
         for n, kind in known.items():
             text = ", ".join(f"{f['name']}={f['default']}" for f in about(kind)["settings"])
             listing.add_row(n, kind().label, kind.family, text, kind.source)
+        for n, point in installed("fedcc.methods").items():  # not imported for a list
+            listing.add_row(n, "", "", "", f"installed: {point.value}")
         terminal.print(listing)
         terminal.print("\n`fedcc methods NAME` explains one; `fedcc run NAME --set name=value` sets them.")
         return
-    kind = known[name.lower()]
+    kind = known[name]
     terminal.print(Text(f"{kind.__name__}: {about(kind)['summary']}", style="bold"))
     terminal.print(Text(f"{kind.family}; {kind.source}\n"))
     terminal.print(Text((sys.modules[kind.__module__].__doc__ or "").strip() + "\n"))

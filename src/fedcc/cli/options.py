@@ -14,6 +14,9 @@ from fedcc.core.options import REQUIRED, Option, options_of
 from fedcc.experiments.options import OPTIONS, Group, Output
 
 Json = Annotated[bool, typer.Option("--json", help="print JSON for programs")]
+Code = Annotated[
+    list[str] | None, typer.Option("--code", help="code of yours that the run uses, module:name; repeatable")
+]
 Settings = Annotated[list[str] | None, typer.Option("--set", help="a method's setting, name=value; repeatable")]
 DECLARED = OPTIONS | options_of(Output)
 

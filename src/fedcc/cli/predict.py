@@ -47,10 +47,10 @@ def predict(
 
 def load_result(folder: Path, code: list[str] | None) -> Result:
     """A run's result; code of the user's own is imported only if it is named."""
-    from fedcc.code import allow
+    from fedcc.code import allow_code
     from fedcc.experiments.result import load
 
-    allow(*(code or []))
+    allow_code(code)
     return load(folder)
 
 
@@ -102,10 +102,11 @@ def distil(
     """Train one network on the public samples with a run's predictions as targets."""
     import json
 
-    from fedcc.code import allow
+    from fedcc.code import allow, allow_code
     from fedcc.experiments.distil import distil_run
 
-    allow(model or "", *(code or []))
+    allow(model)
+    allow_code(code)
     student = distil_run(folder, model, epochs=epochs, mixes=mixes, sharpness=sharpness, seed=seed, out=out,
                          data_dir=data_dir)  # fmt: skip
     if as_json:

@@ -10,7 +10,7 @@ import typer
 from typer import Argument, Option
 
 from fedcc.cli.console import console, noted, say, warn
-from fedcc.cli.options import Json, run_options, take
+from fedcc.cli.options import Code, Json, run_options, take
 from fedcc.core.digests import DIGEST, UNCHECKED
 from fedcc.experiments.options import Analysis
 
@@ -58,12 +58,15 @@ def report(
 def analyse(
     options: dict[str, Any],
     folders: Annotated[list[Path], Argument(metavar="RUN...", help="folders of finished runs")],
+    code: Code = None,
     as_json: Json = False,
 ) -> None:
     """Compute margins, embeddings and an example from a run's models into its analysis.json."""
+    from fedcc.code import allow_code
     from fedcc.experiments.analyse import analyse as compute
     from fedcc.experiments.analyse import check
 
+    allow_code(code)
     settings = Analysis(**take(Analysis, options))
     device, data_dir = options.get("device", "auto"), options.get("data_dir")
     for folder in folders:  # before anything is computed

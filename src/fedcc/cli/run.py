@@ -13,7 +13,7 @@ import typer
 from typer import Argument, Option
 
 from fedcc.cli.console import console, noted, warn
-from fedcc.cli.options import Json, Settings, run_options, take
+from fedcc.cli.options import Code, Json, Settings, run_options, take
 from fedcc.experiments.options import GROUPS, OPTIONS, Output
 
 if TYPE_CHECKING:
@@ -33,6 +33,7 @@ def run(
     as_json: Json = False,
 ) -> None:
     """Train one method on one federation and record it in a run folder."""
+    from fedcc.code import allow
     from fedcc.engine.threads import check_threads
     from fedcc.experiments.advice import public_line
     from fedcc.experiments.experiment import Experiment, parse_settings
@@ -44,10 +45,10 @@ def run(
 
     output = Output(**take(Output, options))
     stored: Mapping[str, Any] = {}
-    allow_named(method, options)
+    allow(method, options.get("data"), options.get("models"))
     if config is not None:
         values = {name: value for name, value in load(config).items() if name in (*OPTIONS, "method")}
-        allow_named(values.pop("method", None), values)
+        allow(values.pop("method", None), values.get("data"), values.get("models"))  # the user's own file
         written = Experiment.read(config)  # says what is wrong with the file itself
         method, options = method or written.method, values | options
         stored = written.settings if method_name(method) == written.method else {}
@@ -74,31 +75,24 @@ def run(
         train(experiment, folder.path, federation, output, as_json)
 
 
-def allow_named(method: Any, options: dict[str, Any]) -> None:
-    """Code that the user names on the command line or in a file of theirs may be imported."""
-    from fedcc.code import allow
-
-    names = [method, options.get("data"), *str(options.get("models", "")).split(",")]
-    allow(*(name.strip() for name in names if isinstance(name, str)))
-
-
 @run_options(Output)
 def resume(
     options: dict[str, Any],
     folder: Annotated[Path, Argument(metavar="RUN", help="the run's folder")],
-    code: Annotated[
-        list[str] | None, typer.Option("--code", help="code of yours that the run uses, module:name; repeatable")
+    rounds: Annotated[
+        int | None, Option("--rounds", help="extend the run, finished or not, to this many rounds")
     ] = None,
+    code: Code = None,
     as_json: Json = False,
 ) -> None:
     """Resume a run from its last checkpoint; results match an uninterrupted one."""
-    from fedcc.code import allow
+    from fedcc.code import allow_code
 
-    allow(*(code or []))
-    _resume(folder, Output(**take(Output, options)), as_json)
+    allow_code(code)
+    _resume(folder, Output(**take(Output, options)), as_json, rounds)
 
 
-def _resume(path: Path, output: Output, as_json: bool) -> None:
+def _resume(path: Path, output: Output, as_json: bool, rounds: int | None = None) -> None:
     from fedcc.experiments.run import load_unfinished
     from fedcc.experiments.store import RunFolder
     from fedcc.experiments.tracking import check_trackers
@@ -107,7 +101,8 @@ def _resume(path: Path, output: Output, as_json: bool) -> None:
 
     def finished() -> bool:
         try:
-            if folder.summary() is None:
+            summary = folder.summary()
+            if summary is None or rounds not in (None, summary["experiment"].get("rounds")):
                 return False
         except ValueError as error:
             error.add_note(f"remove summary.json and `{folder.resume}` continues or repeats the run")
@@ -126,7 +121,7 @@ def _resume(path: Path, output: Output, as_json: bool) -> None:
     with folder.lock():
         if finished():  # by another process, meanwhile
             return
-        experiment, federation, start, problems = load_unfinished(path, output.data_dir)
+        experiment, federation, start, problems = load_unfinished(path, output.data_dir, rounds)
         for problem in problems:
             warn(problem)
         terminal.out(describe(experiment))
@@ -147,7 +142,7 @@ def train(
     start: Checkpoint | None = None,
 ) -> None:
     """Run an experiment into its folder, with progress, and say how it ended."""
-    from fedcc.cli.progress import Progress
+    from fedcc.experiments.progress import Progress
     from fedcc.experiments.run import execute
     from fedcc.experiments.store import RunFolder
     from fedcc.experiments.tracking import Trackers
@@ -165,9 +160,11 @@ def train(
         typer.echo((path / "summary.json").read_text(), nl=False)
         return
     best_round, best = result.best
+    size = sum(file.stat().st_size for file in path.glob("checkpoint-*.safetensors"))
+    kept = f" (checkpoint: {size / 1e6:,.1f} MB)" if size else ""
     terminal.out(
         f"{result.method.label}: final {result.accuracy:.2f} %, best {best:.2f} % in round {best_round}, "
-        f"{result.seconds:.1f} s, {path}"
+        f"{result.seconds:.1f} s, {path}{kept}"
     )
 
 

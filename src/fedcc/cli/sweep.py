@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer import Argument, Option
 
-from fedcc.cli.console import clock, console
+from fedcc.cli.console import console
 from fedcc.cli.options import Json, run_options, take
 from fedcc.core.digests import DamagedFile
+from fedcc.core.naming import clock
 from fedcc.core.options import check_value
 from fedcc.experiments.options import Machine, Output
 

@@ -66,6 +66,7 @@ class Method(ABC, Generic[Up, Down]):
     averaged: ClassVar[bool] = False  # predicts with an average, whose BatchNorm statistics match no data
     read_with: ClassVar[tuple[Mapping[str, Any], ...]] = ()  # other settings of ``predict``, evaluated as readings
     uploads_models: ClassVar[bool] = False  # clients upload their models once, at the end, for prediction
+    depends_on_rounds: ClassVar[bool] = False  # reads ``Server.rounds``, so that a run of T rounds cannot be extended
     version: ClassVar[int] = 1  # counts the changes after which the same settings give other numbers
     earlier: ClassVar[Mapping[int, Mapping[str, Any]]] = {}  # by version: settings that give its numbers today
     retired: ClassVar[Mapping[str, Any]] = {}  # former options, and the only value still supported
@@ -87,6 +88,11 @@ class Method(ABC, Generic[Up, Down]):
         """Whether all clients have the same network, as where weights are averaged."""
         return self.family == "parameters"
 
+    @property
+    def needs_public(self) -> bool:
+        """Whether the method uses public samples; others run without any."""
+        return self.family == "distillation"
+
     def outputs(self, classes: int) -> int:
         """The number of outputs of a client's network."""
         return classes
@@ -98,6 +104,13 @@ class Method(ABC, Generic[Up, Down]):
     def evaluates(self, t: int, rounds: int) -> bool:
         """Whether round t of a run of T can be evaluated; the last round always can."""
         return True
+
+    def extension_reason(self) -> str:
+        """Why a run cannot be extended to more rounds; empty if it can."""
+        kind = type(self)
+        if kind.depends_on_rounds or kind.rounds is not Method.rounds or kind.evaluates is not Method.evaluates:
+            return f"what {self.name} does in a round depends on the number of rounds T"
+        return ""
 
     async def start(self, s: Server) -> Mapping[int, Down | None]:
         """Before the first round: a downlink for every client, perhaps None."""
@@ -133,7 +146,7 @@ class Method(ABC, Generic[Up, Down]):
             return await self.predict(replace(t, server=dict(zip(t.server, models, strict=True))), samples)
 
         readings: dict[str, Reading] = {name: other.predict for name, other in others.items()}
-        return readings | ({"re-estimated": re_estimated} if self.averaged else {})
+        return readings | ({"re-estimated": re_estimated} if self.averaged and len(public) else {})
 
     def last_readings(self, public: Samples) -> Mapping[str, Reading]:
         """Readings that need predictions of their own, so that only the last round has them."""
@@ -160,7 +173,9 @@ class Method(ABC, Generic[Up, Down]):
         return Answer(probabilities, probabilities.amax(-1))
 
     def unusable_reason(self, samples: Samples) -> str:
-        """Why the method cannot be used on inputs like these; empty if it can."""
+        """Why the method cannot be used with public samples like these; empty if it can."""
+        if self.needs_public and not len(samples):
+            return f"{self.name} needs public samples, and the federation has none: give public"
         for f in fields(self):  # type: ignore[arg-type]
             if f.metadata.get("images") and getattr(self, f.name) != f.default and not samples.are_images:
                 return f"{f.name} is for {samples.IMAGES}, got inputs of shape {list(samples.shape)}"

@@ -1,7 +1,7 @@
-"""Names and values in error messages: the nearest known name, and values cut to a readable length."""
+"""Names and values as people read them: the nearest known name, values cut to a readable length, times."""
 
 import reprlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 from typing import Any
 
@@ -31,6 +31,26 @@ def shortened(value: Any) -> str:
         return _SHORT.repr(value)
     except ValueError:  # Python writes no integer of more than 4,300 digits
         return f"an integer of {value.bit_length():,} bits" if isinstance(value, int) else f"a {type(value).__name__}"
+
+
+def listed(names: Sequence[str], most: int = 8) -> str:
+    """The first of some names.
+
+    >>> listed("abcd", 2)
+    'a, b, ...'
+    """
+    return ", ".join(names[:most]) + (", ..." if len(names) > most else "")
+
+
+def clock(seconds: float | None) -> str:
+    """Seconds as people say them.
+
+    >>> clock(75), clock(4000)
+    ('1:15', '1:06:40')
+    """
+    whole = round(seconds or 0)
+    hours, minutes = whole // 3600, whole // 60 % 60
+    return f"{hours}:{minutes:02d}:{whole % 60:02d}" if hours else f"{minutes}:{whole % 60:02d}"
 
 
 def printable(text: str) -> str:

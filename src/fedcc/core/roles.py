@@ -16,6 +16,7 @@ from fedcc.core.requests import Fit, Fitted, Frozen, Init, Predict, Recipe
 from fedcc.core.rng import SERVER, Key
 from fedcc.core.samples import Samples
 from fedcc.core.step import Gradient, Loss
+from fedcc.errors import UserError
 
 
 @dataclass(eq=False, kw_only=True)
@@ -114,7 +115,18 @@ class Server(Role):
     archs: Mapping[int, Arch]
     models: dict[str, Model] = field(default_factory=dict)
     networks: Callable[[str], Arch] | None = None  # the architecture of a network by its name, for this data
-    rounds: int = 0  # T, as requested: a method with several stages begins the next stage after T rounds
+    _rounds: int | None = 0  # None: not for this method
+
+    @property
+    def rounds(self) -> int:
+        """T, as requested: a method with several stages, which declares it, begins the next stage after T rounds."""
+        if self._rounds is None:
+            raise UserError("only a method that declares depends_on_rounds = True can read the number of rounds T")
+        return self._rounds
+
+    @rounds.setter
+    def rounds(self, rounds: int | None) -> None:
+        self._rounds = rounds
 
     def init(self, arch: Arch, name: str = "init") -> Init:
         """A request for a first model of the server's own; its weights depend on the name."""

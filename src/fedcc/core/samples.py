@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from types import MappingProxyType
@@ -12,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fedcc.core.maps import MappedTensor
 from fedcc.core.naming import unknown
 
 
@@ -24,6 +26,8 @@ def _constant(values: tuple[float, ...], dtype: torch.dtype, device: torch.devic
 @dataclass(frozen=True)
 class View:
     """How stored inputs become what a network sees: scaled, normalised and, while training, cropped and flipped.
+
+    Images stay uint8 in memory and on a GPU; each batch is converted when it is used.
 
     >>> view = View(scale=1 / 255, mean=(0.5,), std=(0.25,))
     >>> view.clean(torch.full((1, 1, 2, 2), 255, dtype=torch.uint8))[0, 0, 0, 0].item()
@@ -122,6 +126,7 @@ class View:
 
 
 IDENTITY = View()
+CHUNK = 1 << 23  # bytes of a memory map, as float32, that are in memory at a time
 LEVELS = 256  # of brightness, shift and the hole's position: a draw is one byte
 AUGMENT = ("none", "standard", "strong")
 STRONG = {"hole": 0.5, "brightness": 0.2, "shift": 0.15}
@@ -154,8 +159,8 @@ class Samples:
     """Immutable named columns of equal length: ``x`` and, where there is one, ``y`` or ``target``.
 
     >>> s = Samples({"x": torch.zeros(3, 2), "y": torch.tensor([0, 1, 1])})
-    >>> len(s), sorted(s.with_(target=torch.ones(3, 4)).columns)
-    (3, ['target', 'x', 'y'])
+    >>> s, sorted(s.with_(target=torch.ones(3, 4)).columns)
+    (Samples(3 x float32 [2], y), ['target', 'x', 'y'])
     """
 
     IMAGES: ClassVar[str] = "images [channels, height, width] of two or more columns"
@@ -173,6 +178,11 @@ class Samples:
 
     def __len__(self) -> int:
         return len(next(iter(self.columns.values())))
+
+    def __repr__(self) -> str:
+        x, others = self.x, ", ".join(name for name in self.columns if name != "x")
+        dtype = str(x.dtype).removeprefix("torch.")
+        return f"Samples({len(self):,} x {dtype} {list(self.shape)}{others and ', ' + others})"
 
     def __getitem__(self, name: str) -> Tensor:
         return self.columns[name]
@@ -214,6 +224,15 @@ class Samples:
     def at(self, rows: Tensor) -> Samples:
         """Some of the samples: indices, or a mask with one entry per sample."""
         return Samples({name: column[rows.to(column.device)] for name, column in self.columns.items()}, self.view)
+
+    def chunks(self) -> Iterator[Samples]:
+        """The samples themselves or, if their inputs are in a memory map, a part at a time."""
+        if not isinstance(self.x, MappedTensor):
+            yield self
+            return
+        step = max(1, CHUNK // (4 * math.prod(self.shape)))
+        for start in range(0, len(self), step):
+            yield Samples({name: c[start : start + step] for name, c in self.columns.items()}, self.view)
 
     def to(self, device: torch.device | str) -> Samples:
         return Samples({name: column.to(device) for name, column in self.columns.items()}, self.view)

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from fedcc.core.options import check_value
 from fedcc.data.dataset import DataError, Dataset, Defaults, Description
 from fedcc.data.fetch import data_folder, ensure
 from fedcc.data.registry import DATASETS, find_dataset
@@ -13,6 +14,7 @@ def describe(name: str, *, resize: int | None = None, label: str = "", test: flo
     """What is known of a data set by name, path or ``module:function``; the last two are read for it."""
     from fedcc.data import own
 
+    check_value("resize", resize, int | None, 0, 1024)
     try:
         description = find_dataset(name)
     except ValueError:

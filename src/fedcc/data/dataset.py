@@ -11,12 +11,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedcc.core.digests import file_digest
+from fedcc.core.naming import listed
 from fedcc.core.samples import View
 from fedcc.errors import UserError
+from fedcc.inputs.maps import MappedRows, is_mapped
 from fedcc.inputs.tables import Table
 
 Images = NDArray[np.uint8]
-Inputs = NDArray[Any] | Table
+Inputs = NDArray[Any] | MappedRows | Table
 """Images (uint8), tokens (int64) or numbers (float32), one input per row; or a table, not yet encoded."""
 
 Labels = NDArray[np.int64]
@@ -62,20 +64,47 @@ def paper_defaults(skew: str, augment: bool = True) -> Defaults:
 class Dataset:
     """Inputs as stored (images in uint8, [N, channels, H, W]), their labels, and the view that a network has of them.
 
-    A table is encoded when the public samples are known, on which its encoding is fitted.
+    A table is encoded when the public samples are known, on which its encoding is fitted. A memory map is not copied.
+    :meth:`of` makes a data set of what you have.
     """
 
     name: str
     classes: tuple[str, ...]
     train_x: Inputs
     train_y: Labels
-    test_x: Inputs
+    test_x: Inputs  # may be empty
     test_y: Labels
-    view: View
+    view: View | None  # None for numbers [N, width]: scaled by mean and standard deviation of the public samples
     defaults: Defaults
     public_x: Inputs | None = None  # public samples of its own; otherwise a share of the training samples is public
 
+    @staticmethod
+    def of(
+        data: Any,
+        test: Any = 0.2,
+        public: Any = None,
+        *,
+        label: str = "",
+        view: View | None = None,
+        resize: int = 0,
+        name: str = "own data",
+    ) -> "Dataset":
+        """A data set of a pair (inputs, labels), a data frame, a torch or Hugging Face data set, or a path.
+
+        ``test`` is the share of test samples to split off where the data has none (0: no test samples), or test data
+        of the same kind; ``public`` is public data. ``label`` is the column of the labels in a table.
+
+        >>> Dataset.of((np.eye(6, 4), list("aabbcc")), test=0.5)
+        Dataset('own data': 3 training and 3 test samples, float32 [4], 3 classes: a, b, c)
+        """
+        from fedcc.data.own import build
+
+        return build(data, test=test, public=public, label=label, view=view, resize=resize, name=name)
+
     def __post_init__(self) -> None:
+        for name in ("train_x", "test_x", "public_x"):
+            if is_mapped(x := getattr(self, name)):
+                object.__setattr__(self, name, MappedRows.of(x))
         for part, x, y in (("train", self.train_x, self.train_y), ("test", self.test_x, self.test_y)):
             self._check_inputs(f"{part}_x", x)
             if y.shape != (len(x),) or y.dtype != np.int64:
@@ -87,12 +116,11 @@ class Dataset:
             self._check_inputs("public_x", self.public_x)
 
     def _check_inputs(self, name: str, x: Inputs) -> None:
-        if not isinstance(x, np.ndarray):
-            if isinstance(self.train_x, np.ndarray):
-                raise ValueError(f"{name} must be an array like train_x, got {type(x).__name__}")
+        if isinstance(x, Table) or isinstance(self.train_x, Table):
+            if type(x) is not type(self.train_x):
+                known = "a table" if isinstance(self.train_x, Table) else "an array"
+                raise ValueError(f"{name} must be {known} like train_x, got {type(x).__name__}")
             return
-        if not isinstance(self.train_x, np.ndarray):
-            raise ValueError(f"{name} must be a table like train_x, got an array")
         if x.dtype not in (np.uint8, np.int64, np.float32) or (x.dtype == np.uint8 and x.ndim != 4):
             raise ValueError(
                 f"{name} must be uint8 [N, channels, H, W], int64 (tokens) or float32, got {x.dtype} {x.shape}"
@@ -101,21 +129,33 @@ class Dataset:
             raise ValueError(f"{name} must be like train_x, {self.train_x.dtype} of shape {self.train_x.shape[1:]}, "
                              f"got {x.dtype} of shape {x.shape[1:]}")  # fmt: skip
 
+    def __repr__(self) -> str:
+        kind = "a table of columns" if isinstance(self.train_x, Table) else str(self.train_x.dtype)
+        public = "" if self.public_x is None else f"{len(self.public_x):,} public, "
+        return (
+            f"Dataset({self.name!r}: {public}{len(self.train_y):,} training and {len(self.test_y):,} test samples, "
+            f"{kind} {list(self.shape)}, {len(self.classes):,} classes: {listed(self.classes)})"
+        )
+
     @property
     def shape(self) -> tuple[int, ...]:
         """The shape of one input; the number of columns for a table."""
-        return self.train_x.shape[1:] if isinstance(self.train_x, np.ndarray) else (len(self.train_x.columns),)
+        return (len(self.train_x.columns),) if isinstance(self.train_x, Table) else self.train_x.shape[1:]
 
     @cached_property
     def sha256(self) -> str:
-        """A fingerprint of the arrays, for the record of a run."""
+        """A fingerprint of the arrays, for the record of a run.
+
+        Of a memory map above 1 GiB it covers the shape and 1,024 evenly spaced rows, so that not all of it is read.
+        """
         digest = hashlib.sha256()
         for inputs in (self.train_x, self.train_y, self.test_x, self.test_y, self.public_x):
-            if isinstance(inputs, np.ndarray):
-                digest.update(repr((inputs.shape, inputs.dtype.str)).encode())
-                digest.update(np.ascontiguousarray(inputs).data)
-            elif inputs is not None:
+            if isinstance(inputs, Table):
                 digest.update(inputs.sha256.encode())
+            elif inputs is not None:
+                digest.update(repr((inputs.shape, inputs.dtype.str)).encode())
+                for part in inputs.hashed() if isinstance(inputs, MappedRows) else [inputs]:
+                    digest.update(np.ascontiguousarray(part).data)
         return digest.hexdigest()
 
 

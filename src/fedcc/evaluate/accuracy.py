@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,6 +17,9 @@ from fedcc.core.samples import Samples
 from fedcc.engine.drive import drive
 from fedcc.evaluate.predictions import PredictionCache
 from fedcc.methods.fedhkt import fused
+
+Metric = Callable[[Tensor, Tensor], Any]
+"""A number of the caller's own: from probabilities [N, classes] and labels [N] of the test samples."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +37,7 @@ class Evaluation:
     local_full: dict[int, float] = field(default_factory=dict)  # as local; "unknown" is never right
     readings: dict[str, float] = field(default_factory=dict)  # of the same models, read in other ways
     confusion: list[list[int]] = field(default_factory=list)  # test samples by label (row) and predicted class
+    metrics: dict[str, float] = field(default_factory=dict)  # of the caller's own, by name
     known: dict[int, list[float | None]] = field(default_factory=dict)  # mean probability of not "unknown", by label
 
 
@@ -48,21 +53,26 @@ def evaluate(
     hidden: Tensor | None = None,
     readings: Mapping[str, Reading] | None = None,
     detailed: bool = False,
+    metrics: Mapping[str, Metric] | None = None,
 ) -> Evaluation:
     """Evaluate trained models.
 
     Each further argument adds accuracies: ``counts`` (private samples per class, by client) those of the clients' own
     models, ``majority`` (masks of the classes that a client claims to know) the valid ones, ``downs`` with ``hidden``
     (the public labels) that of the public targets, ``readings`` those of other ways to predict. ``detailed`` adds
-    ``confusion`` and ``known``, which are too large for every round.
+    ``confusion`` and ``known``, which are too large for every round. ``metrics`` are the caller's own.
     """
-    engine, inputs, labels = PredictionCache(executor, trained), test.only("x"), test["y"]
-    scores = drive([method.predict(trained, inputs)], engine)[0]
+    labels, ways = test["y"], {"": method.predict, **(readings or {})}
+    others, own_logits = _predictions(ways, trained, test.only("x"), executor, list(counts or {}))
+    scores = others.pop("")
+    assert scores is not None
     e = Evaluation(percent(scores.argmax(-1) == labels), targets=targets_accuracy(downs or {}, hidden))
+    for name, metric in (metrics or {}).items():
+        e.metrics[name] = measured(name, metric, method.probabilities(scores).cpu(), labels.cpu())
     if detailed:
         e.confusion.extend(confusion(scores.argmax(-1), labels, trained.classes))
     for k, own in (counts or {}).items():
-        logits = engine.serve([Predict(trained.clients[k], inputs)])[0].logits
+        logits = own_logits[k]
         right = logits[:, : trained.classes].argmax(-1) == labels
         e.clients[k], e.local[k] = percent(right), local_accuracy(right, labels, own)
         if logits.shape[-1] == trained.classes + 1:
@@ -75,12 +85,42 @@ def evaluate(
                 e.known[k] = class_means(1 - logits.softmax(-1)[:, -1], labels, trained.classes)
     if readings is None:
         return e
-    others = {name: drive([reading(trained, inputs)], engine)[0] for name, reading in readings.items()}
     if scores.ndim == 3:  # one set of scores per client
         rows = [counts[k] for k in trained.clients if counts and k in counts]
         others |= ensembles(scores, torch.stack(rows) if len(rows) == len(trained.clients) else None)
     e.readings.update((name, percent(s.argmax(-1) == labels)) for name, s in others.items() if s is not None)
     return e
+
+
+def _predictions(
+    ways: Mapping[str, Reading], trained: Trained, inputs: Samples, executor: Executor, clients: Sequence[int]
+) -> tuple[dict[str, Tensor | None], dict[int, Tensor]]:
+    """What each way to predict says of the inputs, and the logits of these clients' own models.
+
+    A memory map is read a part at a time.
+    """
+    engine, at = PredictionCache(executor, trained), 0
+    scores: dict[str, Tensor | None] = {}
+    logits: dict[int, Tensor] = {}
+    for part in inputs.chunks():
+        for name, way in ways.items():
+            scores[name] = _put(scores.get(name), drive([way(trained, part)], engine)[0], at, len(inputs))
+            for k in clients if not name else ():
+                own = engine.serve([Predict(trained.clients[k], part)])[0].logits
+                logits[k] = _put(logits.get(k), own, at, len(inputs))
+        at += len(part)
+        engine.forget_predictions()
+    return scores, logits
+
+
+def _put(whole: Any, part: Any, at: int, number: int) -> Any:
+    """Rows of a tensor [..., number, C] from row ``at`` on; allocated once, since small parts would split the heap."""
+    if part is None or part.shape[-2] == number:
+        return part
+    if whole is None:
+        whole = part.new_empty((*part.shape[:-2], number, part.shape[-1]))
+    whole[..., at : at + part.shape[-2], :] = part
+    return whole
 
 
 def readings_in_round(method: AnyMethod, public: Samples, last: bool) -> dict[str, Reading]:
@@ -100,6 +140,18 @@ def ensembles(logits: Tensor, counts: Tensor | None = None) -> dict[str, Tensor]
         n = counts.to(q.device, q.dtype)
         scores["by-counts"] = torch.einsum("knc,kc->nc", q, n / n.sum(0).clamp(min=1))
     return scores
+
+
+def measured(name: str, metric: Metric, probabilities: Tensor, labels: Tensor) -> float:
+    """The value of a metric of the caller's own; the mean over the clients if each of them predicts by itself."""
+    sets = probabilities if probabilities.ndim == 3 else probabilities[None]
+    try:
+        values = [float(metric(p, labels)) for p in sets]
+    except Exception as error:
+        raise ValueError(f"the metric {name} failed: {type(error).__name__}: {error}") from error
+    if not all(map(math.isfinite, values)):
+        raise ValueError(f"the metric {name} must be a finite number, got {values[0] if len(values) == 1 else values}")
+    return sum(values) / len(values)
 
 
 def percent(right: Tensor) -> float:

@@ -10,13 +10,13 @@ from torch import Tensor
 from fedcc.core.messages import Predictions
 from fedcc.core.method import Trained
 from fedcc.core.model import Model, Outputs
-from fedcc.core.requests import Executor, Predict, Request
+from fedcc.core.requests import Executor, Predict, Recalibrate, Request
 from fedcc.core.samples import Samples, View
 from fedcc.engine.finite import NotFiniteError
 
 
 class PredictionCache:
-    """An engine that predicts once with each model on each input tensor.
+    """An engine that predicts once with each model on each input tensor, and recalibrates each model once.
 
     An error about predictions that are not finite names the client or the server's model.
     """
@@ -24,15 +24,30 @@ class PredictionCache:
     def __init__(self, executor: Executor, trained: Trained | None = None):
         self.executor, self.trained = executor, trained or Trained(0, {}, {})
         self.outputs: dict[tuple[int, int, View], Outputs] = {}
+        self.recalibrated: dict[tuple[int, int, View], tuple[Model, Recalibrate]] = {}
         self.alive: list[Any] = []  # models and inputs of the keys: while they live, nothing else gets their ids
 
     def serve(self, requests: Sequence[Request[Any]]) -> list[Any]:
-        missing = [r for r in requests if not (isinstance(r, Predict) and self.key(r) in self.outputs)]
+        missing = [r for r in requests if self.known(r) is None]
         answers = dict(zip(map(id, missing), self.answers(missing) if missing else [], strict=True))
         for request in missing:
             if isinstance(request, Predict):
                 self.add(request, answers[id(request)])
-        return [answers[id(r)] if id(r) in answers else self.outputs[self.key(r)] for r in requests]
+            elif isinstance(request, Recalibrate):
+                self.recalibrated[self.key(request)] = answers[id(request)], request
+        return [answers[id(r)] if id(r) in answers else self.known(r) for r in requests]
+
+    def known(self, request: Request[Any]) -> Any:
+        """An answer that was given before; None if there is none."""
+        if isinstance(request, Predict):
+            return self.outputs.get(self.key(request))
+        answer = self.recalibrated.get(self.key(request)) if isinstance(request, Recalibrate) else None
+        return answer and answer[0]
+
+    def forget_predictions(self) -> None:
+        """Before other inputs are asked about; recalibrated models stay."""
+        self.outputs.clear()
+        self.alive.clear()
 
     def key(self, request: Any) -> tuple[int, int, View]:
         return id(request.model), id(request.samples.x), request.samples.view

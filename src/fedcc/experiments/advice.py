@@ -10,6 +10,7 @@ from fedcc.experiments.rounds import FinishedRound, Observer
 from fedcc.federation import Federation
 
 FEW = 2  # public samples per class; with less, accuracy falls (docs/public-data.md)
+TRAINED = 3  # epochs before a client knows its own samples
 KNOWN = 0.3  # mean largest vote; measured: 0.46 and more with useful public samples, below 0.2 with useless ones
 
 
@@ -31,12 +32,12 @@ def public_line(method: AnyMethod, federation: Federation) -> str:
 class PublicAdvice(Observer):
     """Warns after the first round if the clients recognise next to nothing of the public samples."""
 
-    def __init__(self, method: AnyMethod, classes: int):
-        self.abstains = method.outputs(classes) == classes + 1
+    def __init__(self, method: AnyMethod, classes: int, epochs: int):
+        self.applies = method.outputs(classes) == classes + 1 and epochs >= TRAINED
 
     def round(self, done: FinishedRound) -> None:
         votes = [up.values for up in done.messages.ups.values() if isinstance(up, Predictions)]
-        if done.t > 1 or not self.abstains or not votes:
+        if done.t > 1 or not self.applies or not votes:
             return
         known = float(torch.stack(votes)[..., :-1].amax((0, 2)).mean())
         if known < KNOWN:

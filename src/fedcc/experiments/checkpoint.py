@@ -6,7 +6,7 @@ import base64
 import json
 import time
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from fedcc.engine import choose_device
 from fedcc.experiments.experiment import Experiment, first_difference
 from fedcc.experiments.options import DEFAULTS, current_values
 from fedcc.experiments.packing import from_bytes, read_header, to_bytes, unreadable_refused
-from fedcc.experiments.record import Record
+from fedcc.experiments.record import Record, earlier_round
 from fedcc.experiments.result import Result
 from fedcc.experiments.round_files import RoundFiles
 from fedcc.experiments.rounds import FinishedRound, Observer, Pause
@@ -44,15 +44,16 @@ class Checkpoint:
 class Checkpoints(Observer):
     """The checkpoints in a run's folder: read to resume it, written as an observer.
 
-    One is written after every ``every`` rounds (0: never), or if that is None, whenever it is cheap enough.
+    One is written after every ``every`` rounds (0: never), or if that is None, whenever it is cheap enough. The last
+    ``keep`` of a finished run stay, the very last one only if the run can be extended from it.
     """
 
     def __init__(
-        self, folder: Path, experiment: Experiment, federation: Federation, every: int | None = None, keep: bool = False
+        self, folder: Path, experiment: Experiment, federation: Federation, every: int | None = None, keep: int = 0
     ):
-        self.folder, self.method = folder, experiment.build_method()
+        self.folder, self.method, self.federation = folder, experiment.build_method(), federation
+        self.rounds, self.evaluate_every = experiment.training.rounds, experiment.measurement.evaluate_every
         self.device = choose_device(experiment.machine.device)
-        self.models = [m for m in federation.models if not isinstance(m, str)] or None  # the caller's own networks
         self.every, self.keep, self.files = every, keep, RoundFiles(folder, "checkpoint")
         self.identity = json.loads(json.dumps({"experiment": experiment.values(), **federation.digests}))
         self.size = 0  # bytes of the latest
@@ -75,13 +76,21 @@ class Checkpoints(Observer):
     def round(self, done: FinishedRound) -> None:
         self.records.append(done.record)
         due = self.affordable() if self.every is None else self.every > 0 and done.t % self.every == 0
+        if self.keep and self.every != 0 and (done.is_last or done.request) and not self.method.extension_reason():
+            due = True  # the run can be extended from here
         if due or (isinstance(done.request, Pause) and not done.is_last):
             self.write(done.snapshot())
 
     def end(self, result: Result | None) -> None:
-        """Remove the checkpoints unless they are to be kept: a finished run no longer needs them."""
-        if result is not None and not self.keep:
-            self.remove()
+        """Remove the checkpoints that are not to be kept: a finished run no longer needs them."""
+        if result is not None:
+            self.remove(but=self.kept())
+
+    def kept(self) -> list[Path]:
+        """Those that stay when the run has finished."""
+        if not self.keep or (self.keep == 1 and self.method.extension_reason()):
+            return []
+        return self.paths()[-self.keep :]
 
     def affordable(self) -> bool:
         """Whether another checkpoint as costly as the latest would stay within its share of the time since then."""
@@ -121,13 +130,23 @@ class Checkpoints(Observer):
             if reason:
                 raise RunFolderError(f"{path} is a checkpoint of another experiment ({reason})")
             options |= {"settings": json.loads(json.dumps(settings)), "version": self.method.version}
+            requested, reason = options["rounds"], self.method.extension_reason()
+            if not reason:
+                options["rounds"] = self.rounds  # rounds up to a checkpoint do not depend on how many follow
             if difference := first_difference({name: about[name] for name in self.identity}, self.identity):
                 text = "{} is {}, here {}".format(*difference)
                 raise RunFolderError(f"{path} is a checkpoint of another experiment ({text})")
             check_value("seconds", about["seconds"], float, 0)
-            snapshot = from_bytes(Snapshot, content, tree, self.method, models=self.models, device=self.device)
+            models = self.federation.models or None
+            snapshot = from_bytes(Snapshot, content, tree, self.method, models=models, device=self.device)
             check_value("t", snapshot.t, int, 1)
+            if requested != self.rounds and snapshot.t >= self.rounds:
+                raise RunFolderError(
+                    f"{path} is a checkpoint of round {snapshot.t}; rounds must be more, got {self.rounds}"
+                )
             records = self.read_records(path, about, snapshot.t, problems)
+            if snapshot.t == requested < self.rounds:
+                records[-1] = self.not_the_last(records[-1])
         return Checkpoint(snapshot, records, about["seconds"], len(content))
 
     def read_records(self, path: Path, about: Mapping[str, Any], rounds: int, problems: list[str]) -> list[Record]:
@@ -147,10 +166,16 @@ class Checkpoints(Observer):
             problems.append(f"{metrics} does not match what the run wrote and is rewritten from {path.name}")
         return records
 
+    def not_the_last(self, record: Record) -> Record:
+        """The record of a run's last round as it is in a run of more rounds."""
+        public = self.federation.public
+        extra = self.method.last_readings(public).keys() - self.method.readings(public).keys()
+        return earlier_round(record, evaluated=record["round"] % self.evaluate_every == 0, extra=extra)
+
     def paths(self) -> list[Path]:
         """The files, the oldest first."""
         return list(self.files.paths().values())
 
-    def remove(self, after: int = 0) -> None:
-        """Remove those of later rounds."""
-        self.files.remove(t for t in self.files.paths() if t > after)
+    def remove(self, after: int = 0, but: Sequence[Path] = ()) -> None:
+        """Remove those of later rounds but these."""
+        self.files.remove(t for t, path in self.files.paths().items() if t > after and path not in but)

@@ -8,10 +8,12 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, asdict, dataclass, field
+from contextlib import suppress
+from dataclasses import MISSING, asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
+from fedcc.code import check_allowed, code_digests
 from fedcc.core.method import AnyMethod
 from fedcc.core.naming import shortened
 from fedcc.core.options import check_names, check_value, options_of, setting_text
@@ -20,7 +22,7 @@ from fedcc.engine import choose_device, default_engine, default_precision
 from fedcc.experiments.options import GROUPS, OPTIONS, Machine, Measurement, Split, Training, current_values, group_of
 from fedcc.experiments.toml import dumps, load
 from fedcc.federation import Federation, several
-from fedcc.methods import find_method, make, method_name, recorded_settings
+from fedcc.methods import METHODS, build_method, find_method, method_name, recorded_settings
 from fedcc.nets import network
 
 UNSAID = {name: OPTIONS[name].default for name in ("resize", "validation", "label", "test")}
@@ -58,7 +60,7 @@ class Experiment:
             check_value(name, value, OPTIONS[name].hint if name in OPTIONS else str)
         if not isinstance(settings, Mapping | None):
             raise ValueError(f"settings must be a table of names and values, got {shortened(settings)}")
-        instance = make(method, settings)
+        instance = build_method(method, settings)
         reading = {name: values[name] for name in ("label", "test") if name in values}
         description = describe(values.get("data", "digits"), resize=values.get("resize") or None, **reading)
         defaults = description.defaults.options(instance.one_network)
@@ -96,7 +98,11 @@ class Experiment:
                 settings, reason = recorded_settings(method, settings or {}, version)
                 if reason:
                     raise ValueError(reason)
-            return Experiment.resolve(method, settings=settings, **table)
+            experiment = Experiment.resolve(method, settings=settings, **table)
+            now = experiment.kind.version
+            if version not in (None, now) and experiment.method not in METHODS:
+                raise ValueError(f"version {version} of {method} is another algorithm than version {now}")
+            return experiment
         except ValueError as error:
             raise ValueError(f"{path}: {error}") from None
 
@@ -104,24 +110,50 @@ class Experiment:
         """Everything as one flat table, as files hold it."""
         groups = (self.split, self.training, self.measurement, self.machine)
         options = {name: value for group in groups for name, value in asdict(group).items()}
-        version = find_method(self.method).version
+        version = self.kind.version
         return {"method": self.method, "version": version, **options, "settings": dict(self.settings)}
 
     def with_options(self, **options: Any) -> Experiment:
         """The experiment with some options changed."""
-        return Experiment.stored(self.values() | options)
+        values = self.values() | options
+        parts: dict[str, Any] = {group.__name__.lower(): group_of(group, values) for group in GROUPS}
+        return replace(self, settings=values["settings"], **parts)
 
     def toml(self) -> str:
         return dumps(self.values())
 
+    @property
+    def kind(self) -> type[AnyMethod]:
+        """The method's class."""
+        return find_method(self.method)
+
     def build_method(self) -> AnyMethod:
         """The method with its settings."""
-        return make(self.method, self.settings)
+        return build_method(self.method, self.settings)
 
     def federation(self, folder: Path | None = None) -> Federation:
         """The data, split."""
         options = asdict(self.split) | {"resize": self.split.resize or None}
+        check_allowed(self.split.data, *map(str, several(self.split.models)))  # ``named`` takes them from the user
         return Federation.named(seed=self.training.seed, folder=folder, **options)
+
+    def code_digests(self) -> dict[str, str]:
+        """The digests of the files of imported code that it uses."""
+        return code_digests([self.method, self.split.data, *map(str, several(self.split.models))])
+
+    def foreign_defaults(self) -> dict[str, dict[str, Any]]:
+        """Defaults of a method and of data that are not in this package, so that a report can tell what was changed."""
+        from fedcc.data import DATASETS, describe
+
+        split, defaults = self.split, {}
+        if self.method not in METHODS:
+            usual = {f.name: f.default for f in fields(self.kind)}  # type: ignore[arg-type]
+            defaults["settings"] = {name: value for name, value in usual.items() if value is not MISSING}
+        if split.data not in DATASETS:
+            with suppress(ValueError):  # a federation's data are at its sites
+                about = describe(split.data, resize=split.resize or None, label=split.label, test=split.test)
+                defaults["options"] = about.defaults.options(self.build_method().one_network)
+        return defaults
 
     @property
     def folder(self) -> Path:
@@ -139,7 +171,7 @@ class Experiment:
                 words.append(flag if value else f"--no-{flag[2:]}")
             elif name not in ("method", "version", "settings") and UNSAID.get(name) != value:
                 words += [flag, str(value)]
-        defaults = asdict(find_method(self.method)())  # type: ignore[call-overload]
+        defaults = {f.name: f.default for f in fields(self.kind)}  # type: ignore[arg-type]
         for name, value in self.settings.items():
             if value != defaults[name]:
                 words += ["--set", f"{name}={setting_text(value)}"]

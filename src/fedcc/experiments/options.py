@@ -47,7 +47,9 @@ class Split(Group):
     """
 
     data: str = option(
-        "digits", "data set (`fedcc data list`), or your own: a folder of images, .npz, .csv, module:function"
+        "digits",
+        "data set (`fedcc data list`), or your own: a folder (images, .npy, Hugging Face), .npz, .csv, .parquet, "
+        "module:function",
     )
     skew: str = option(REQUIRED, "label skew: dirichlet:ETA, classes:N or iid")
     clients: int = option(REQUIRED, "number of clients", low=1, most=1_000_000)
@@ -68,7 +70,7 @@ class Split(Group):
         low=0,
         most=1024,
     )
-    label: str = option("", "column of the labels in a table")
+    label: str = option("", "column of the labels in a table; of a Hugging Face data set the only one of class labels")
     test: float = option(0.2, "share of test samples to split off where your data has none", above=0, below=1)
 
 
@@ -127,7 +129,8 @@ class Output(Group):
     checkpoint_every: int | None = option(
         None, "rounds between checkpoints; 1 by default, more where rounds are very short"
     )
-    keep_checkpoints: bool = option(False, "keep the last checkpoints of a finished run")
+    keep: bool = option(True, "keep the last checkpoint of a finished run, from which `fedcc resume` can extend it")
+    keep_checkpoints: bool = option(False, "keep the last two checkpoints of a finished run")
     track: tuple[str, ...] = option((), "log each round to tensorboard, mlflow or wandb; repeatable")
 
     def __post_init__(self) -> None:
@@ -136,6 +139,11 @@ class Output(Group):
             raise ValueError(f"--checkpoint-every must be at least 1, got {every}; --no-checkpoint writes none")
         if every is not None and not self.checkpoint:
             raise ValueError(f"--no-checkpoint and --checkpoint-every {every} contradict each other; give one of them")
+
+    @property
+    def kept(self) -> int:
+        """How many checkpoints of a finished run stay."""
+        return 2 if self.keep_checkpoints else int(self.keep)
 
     @property
     def interval(self) -> int | None:

@@ -25,7 +25,7 @@ from fedcc.core.digests import DamagedFile
 from fedcc.core.method import AnyMethod
 from fedcc.core.model import Arch, Model
 from fedcc.core.tree import MessageClasses, Pack, Unpack, message_classes
-from fedcc.experiments.result import describe_archs, rebuild_archs
+from fedcc.experiments.saved import describe_archs, rebuild_archs
 from fedcc.experiments.store import RunFolderError
 from fedcc.federation import Models
 

@@ -6,7 +6,7 @@ docs/run-folder.md says what each key means.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from fedcc.evaluate import Evaluation
@@ -21,6 +21,7 @@ Record = dict[str, Any]
 """One round as a line of ``metrics.jsonl``."""
 
 SUMMARY_FORMAT = 1
+LAST = ("confusion", "known")  # what only the last round's record has
 BY_CLIENT = ("clients", "local", "valid", "valid_labels", "local_full")
 
 
@@ -41,10 +42,22 @@ def round_record(
         "seconds": {phase: round(value, 4) for phase, value in seconds.items()},
         **details,
     }
+    if evaluation.metrics:
+        record["metrics"] = evaluation.metrics
     if evaluation.confusion:
         record["confusion"] = evaluation.confusion
     if evaluation.known:
         record["known"] = {str(k): row for k, row in evaluation.known.items()}
+    return record
+
+
+def earlier_round(record: Record, *, evaluated: bool, extra: Collection[str]) -> Record:
+    """A last round's record as that of an earlier round: without what only the last one has, such as these readings."""
+    record = {name: value for name, value in record.items() if name not in LAST}
+    record["readings"] = {name: value for name, value in record["readings"].items() if name not in extra}
+    if not evaluated:
+        record |= {"accuracy": None, "readings": {}, "targets": None, **{name: {} for name in BY_CLIENT}}
+        record.pop("metrics", None)
     return record
 
 
@@ -71,8 +84,10 @@ def summary(experiment: Experiment, result: Result, seconds: float) -> dict[str,
             "local": last["local"],
             **table2(last),
             **readings(rounds),
+            **by_class(last),
         },
-        **{name: last[name] for name in ("confusion", "known") if name in last},
+        **metrics(rounds),
+        **{name: last[name] for name in LAST if name in last},
         "log": logs(rounds),
         **images(rounds),
         "bytes": {
@@ -88,6 +103,8 @@ def summary(experiment: Experiment, result: Result, seconds: float) -> dict[str,
         "commit": machine["commit"],
         "command": experiment.command(),
         "experiment": options,
+        **({"code": code} if (code := experiment.code_digests()) else {}),
+        **({"defaults": defaults} if (defaults := experiment.foreign_defaults()) else {}),
     }
 
 
@@ -107,6 +124,19 @@ def readings(rounds: Sequence[Record]) -> dict[str, dict[str, Any]]:
         first = rounds[curve.index(max(known))]["round"]
         scores[name] = {"final": known[-1], "best": max(known), "best_round": first, "rounds": curve}
     return {"readings": scores} if scores else {}
+
+
+def by_class(last: Record) -> dict[str, list[float | None]]:
+    """The accuracy on the test samples of each class in the last round, in percent; null for a class without any."""
+    rows = last.get("confusion", [])
+    shares = [round(100 * row[c] / sum(row), 4) if sum(row) else None for c, row in enumerate(rows)]
+    return {"classes": shares} if rows else {}
+
+
+def metrics(rounds: Sequence[Record]) -> dict[str, dict[str, list[float | None]]]:
+    """Metrics of the caller's own by name, one value a round; null where there is none."""
+    names = dict.fromkeys(name for r in rounds for name in r.get("metrics", {}))
+    return {"metrics": {name: [r.get("metrics", {}).get(name) for r in rounds] for name in names}} if names else {}
 
 
 def images(rounds: Sequence[Record]) -> dict[str, dict[str, Any]]:

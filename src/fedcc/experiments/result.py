@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-import warnings
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections import Counter
+from collections.abc import Callable, Coroutine
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -13,27 +13,23 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from fedcc.core.digests import BESIDE, DIGEST, UNCHECKED, DamagedFile, Unchecked, read_json, write_json
+from fedcc.code import allow, code_digests, warn_of_changes
+from fedcc.core.digests import BESIDE, DamagedFile, write_json
 from fedcc.core.files import make_folder, write_whole
 from fedcc.core.messages import Weights, nbytes
 from fedcc.core.method import Answer, AnyMethod, Trained
-from fedcc.core.model import Arch, Factory, Model, State, factory_name
+from fedcc.core.model import Model
+from fedcc.core.naming import listed
 from fedcc.core.options import check_value
-from fedcc.core.rng import Key
 from fedcc.core.samples import Samples, View
 from fedcc.engine import Plain, drive
-from fedcc.errors import InputError
 from fedcc.experiments.record import Record
-from fedcc.federation import Models, as_samples, several
+from fedcc.experiments.saved import ABOUT, FORMAT, TENSORS, describe_archs, read_about, read_models, saved_method
+from fedcc.federation import Models, as_samples
 from fedcc.inputs.tables import Encoding, Table
-from fedcc.methods import METHODS, make, recorded_settings
-from fedcc.nets import BUILT_IN, build, network
+from fedcc.methods import class_name
 
 T = TypeVar("T")
-ABOUT, TENSORS = "models.json", "models.safetensors"
-FORMAT = 1
-ENTRIES = {"method": str, "settings": dict, "classes": int, "view": dict, "dtype": str, "models": dict, "rounds": list,
-           "seconds": float | int}  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,15 +81,33 @@ class Result:
     names: tuple[str, ...] = ()  # of the classes, if the data set has some
     encoding: Encoding | None = None  # of a table's columns
 
+    def __repr__(self) -> str:
+        networks = listed([f"{n} x {arch}" for arch, n in Counter(str(m.arch) for m in self.models.values()).items()])
+        scores = "not evaluated"
+        if self.curve:
+            scores = f"accuracy {self.accuracy:.2f} %, best {self.best[1]:.2f} % in round {self.best[0]}"
+        return (
+            f"Result({self.method.label}, {len(self.rounds)} rounds, {self.seconds:.1f} s: {scores})\n"
+            f"  networks: {networks}\n"
+            f"  inputs: {self.dtype} {list(self.shape)}\n"
+            f"  classes: {len(self.classes):,} ({listed(self.classes)})"
+        )
+
     @property
     def accuracy(self) -> float:
         """Accuracy of the last evaluated round on the global test set, in percent."""
-        return float(self.curve[-1][1])
+        return float(self._evaluated[-1][1])
 
     @property
     def best(self) -> tuple[int, float]:
         """The best round and its accuracy."""
-        return max(self.curve, key=lambda point: (point[1], -point[0]))
+        return max(self._evaluated, key=lambda point: (point[1], -point[0]))
+
+    @property
+    def _evaluated(self) -> list[tuple[int, float]]:
+        if not self.curve:
+            raise ValueError("this result has no accuracy: no round was evaluated, or there were no test samples")
+        return self.curve
 
     @property
     def curve(self) -> list[tuple[int, float]]:
@@ -135,6 +149,10 @@ class Result:
 
     def _samples(self, x: Any) -> Samples:
         """New inputs, checked, where the models are; rows of a table are encoded as in training."""
+        from fedcc.data.objects import read_object
+
+        if found := read_object("predict", x, labelled=False, resize=self.shape[-1] if self.dtype == "uint8" else 0):
+            x = found[0]
         if isinstance(x, Table):
             if self.encoding is None:
                 raise ValueError("this model was not trained on a table")
@@ -201,6 +219,7 @@ class Result:
         about = {
             "format": FORMAT,
             "method": self.method.name,
+            **({"method_code": source} if (source := class_name(type(self.method))) != self.method.name else {}),
             "version": self.method.version,
             "settings": asdict(self.method),  # type: ignore[call-overload]
             "classes": self.trained.classes,
@@ -213,37 +232,36 @@ class Result:
             "seconds": self.seconds,
             **({"stopped": self.stopped} if self.stopped else {}),
             "models": describe_archs({who: model.arch for who, model in self.models.items()}),
+            **({"code": code} if (code := self.code_digests()) else {}),
             BESIDE: {TENSORS: hashlib.sha256(content).hexdigest()},
         }
         write_json(folder / ABOUT, about)
         return folder
 
+    def code_digests(self) -> dict[str, str]:
+        """The digests of the files of imported code that it predicts with."""
+        trunks = {str(trunk) for model in self.models.values() for trunk in model.arch.trunks}
+        return code_digests([class_name(type(self.method)), *sorted(trunks)])
+
     @staticmethod
-    def load(folder: Path | str, models: Models | None = None, method: AnyMethod | None = None) -> Result:
+    def load(folder: Path | str, models: Models | None = None, method: AnyMethod | str | None = None) -> Result:
         """Read what :meth:`save` wrote; damaged files are refused.
 
         The files do not hold networks that you defined: pass the same ``models=`` as to the federation. Likewise
-        ``method=`` for a method that is not in this package.
+        ``method=`` for a method that is not in this package: the same object, or ``module:Class``. Both may be left out
+        for what an installed package brings by entry points. A warning says if code has changed since.
         """
+        allow(models, method)
         folder = Path(folder)
         about = read_about(folder)
-        if method is None:
-            if about["method"].lower() not in (*METHODS, "student"):
-                raise ValueError(f"{about['method']} is your own method: pass the same one to load(..., method=...)")
-            try:
-                method = make(
-                    about["method"], recorded_settings(about["method"], about["settings"], about.get("version"))[0]
-                )
-            except ValueError as error:
-                raise ValueError(f"{folder}/{ABOUT}: {error}") from None
-        elif method.name != about["method"]:
-            raise ValueError(f"{folder} was saved by {about['method']}, got method={method.name}")
+        method = saved_method(folder, about, method)
         try:
             values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in about["view"].items()}
             view = View(**values)
         except TypeError as error:
             raise DamagedFile(f"{folder}/{ABOUT} is damaged: {type(error).__name__} {error}") from None
         by_name = read_models(folder, about, models)
+        warn_of_changes(about.get("code", {}), folder)
         clients = {int(n.removeprefix("client/")): m for n, m in by_name.items() if n.startswith("client/")}
         server = {n.removeprefix("server/"): m for n, m in by_name.items() if n.startswith("server/")}
         trained = Trained(about["classes"], clients, server)
@@ -267,123 +285,6 @@ class Result:
             method, trained, view, about["dtype"], about["rounds"], about["seconds"], tuple(labels), stopped,
             tuple(names), encoding,
         )  # fmt: skip
-
-
-def read_about(folder: Path) -> dict[str, Any]:
-    """The description of saved models, checked."""
-    path = folder / ABOUT
-    try:
-        about = read_json(path)
-    except (FileNotFoundError, NotADirectoryError):
-        if keeping := _keeping(folder):
-            raise InputError(
-                f"{folder}: {', '.join(keeping)} keep their models at their sites, so there is nothing to predict with "
-                "here; `fedcc federation predict` asks the sites"
-            ) from None
-        raise FileNotFoundError(f"{folder} holds no saved result: {ABOUT} is missing") from None
-    if about.get("format") != FORMAT:
-        raise ValueError(f"{path} is not of format {FORMAT}")
-    if wrong := [key for key, kind in ENTRIES.items() if not isinstance(about.get(key), kind)]:
-        raise DamagedFile(f"{path} is damaged: {wrong[0]!r} is missing or of the wrong kind")
-    if DIGEST not in about:
-        warnings.warn(f"{path} {UNCHECKED}", Unchecked, stacklevel=3)
-    return about
-
-
-def _keeping(folder: Path) -> list[str]:
-    """The clients of a federation across machines that kept their models."""
-    if not (folder / "summary.json").is_file():
-        return []
-    return list(read_json(folder / "summary.json").get("federation", {}).get("kept_models", []))
-
-
-def read_models(folder: Path, about: Mapping[str, Any], models: Models | None) -> dict[str, Model]:
-    """Saved models by name, checked against their digest and their networks."""
-    path = folder / TENSORS
-    try:
-        archs = rebuild_archs(about["models"], models)
-    except (KeyError, TypeError, AttributeError) as error:
-        raise DamagedFile(f"{folder / ABOUT} is damaged: {type(error).__name__} {error}") from None
-    try:
-        content = path.read_bytes()
-    except FileNotFoundError:
-        raise FileNotFoundError(f"{folder} holds no saved result: {TENSORS} is missing") from None
-    if BESIDE in about and about[BESIDE].get(TENSORS) != hashlib.sha256(content).hexdigest():
-        raise DamagedFile(f"{path} is damaged: it is not the file whose {DIGEST} is in {ABOUT}")
-    try:
-        tensors = safetensors.torch.load(content)
-    except (ValueError, safetensors.SafetensorError) as error:
-        raise DamagedFile(f"{path} is damaged ({error})") from None
-    states: dict[str, dict[str, torch.Tensor]] = {who: {} for who in archs}
-    for name, value in tensors.items():
-        who = next((w for w in archs if name.startswith(f"{w}/")), None)
-        if who is None:
-            raise DamagedFile(f"{path} has an entry of no model: {name}")
-        states[who][name.removeprefix(f"{who}/")] = value
-    for who, arch in archs.items():
-        check_state(f"{path}, {who}", arch, states[who])
-    return {who: Model(arch, states[who]) for who, arch in archs.items()}
-
-
-def check_state(where: str, arch: Arch, state: State) -> None:
-    """Refuse a state whose entries are not those of its network, or not finite."""
-    expected = build(arch, Key(0)).state_dict()
-    for name in sorted(expected.keys() | state.keys()):
-        fresh, value = expected.get(name), state.get(name)
-        if fresh is None or value is None or fresh.shape != value.shape:
-            shapes = [None if v is None else tuple(v.shape) for v in (fresh, value)]
-            raise DamagedFile(f"{where}: {name} should be {shapes[0]}, found {shapes[1]}")
-        doubled = fresh.is_floating_point() and value.dtype == torch.float64  # a run in fp64
-        if value.dtype != fresh.dtype and not doubled:
-            raise DamagedFile(f"{where}: {name} should be {fresh.dtype}, found {value.dtype}")
-        if not bool((value.isfinite() | ~fresh.isfinite()).all()):  # a network may have infinite constants
-            raise DamagedFile(f"{where}: {name} has values that are not finite")
-
-
-def describe_archs(archs: Mapping[str, Arch]) -> dict[str, Any]:
-    """Architectures as plain values, from which :func:`rebuild_archs` makes them again."""
-    own = _labels(t for arch in archs.values() for t in arch.trunks if not isinstance(t, BUILT_IN))
-    return {
-        who: {
-            "trunks": [f"own:{own[t]}" if t in own else str(t) for t in arch.trunks],
-            "outputs": arch.outputs,
-            "shape": list(arch.shape),
-            "tokens": arch.tokens,
-        }
-        for who, arch in archs.items()
-    }
-
-
-def _labels(factories: Iterable[Factory]) -> dict[Factory, str]:
-    """Names of the caller's own networks; networks of the same name (two lambdas) are numbered."""
-    labels: dict[Factory, str] = {}
-    for factory in dict.fromkeys(factories):
-        name = factory_name(factory)
-        same = sum(factory_name(f) == name for f in labels)
-        labels[factory] = f"{name}#{same + 1}" if same else name
-    return labels
-
-
-def rebuild_archs(descriptions: Mapping[str, Any], models: Models | None) -> dict[str, Arch]:
-    """The architectures of saved models; the caller's own networks are looked up in ``models`` by name."""
-    factories = [m for m in several(models) if not isinstance(m, str)] if models is not None else []
-    own = {label: factory for factory, label in _labels(factories).items()}
-    archs = {}
-    for who, about in descriptions.items():
-        shape, trunks = tuple(about["shape"]), []
-        for name in about["trunks"]:
-            label = name.removeprefix("own:")
-            if name == label:
-                trunks.append(network(name, shape))
-            elif label in own:
-                trunks.append(own[label])
-            else:
-                raise ValueError(
-                    f"{who} is your own network, {label}: pass the same models to load(..., models=...)"
-                    + (f", got {', '.join(own)}" if own else "")
-                )
-        archs[who] = Arch(tuple(trunks), about["outputs"], shape, about["tokens"])
-    return archs
 
 
 load = Result.load

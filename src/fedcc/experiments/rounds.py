@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -19,7 +19,8 @@ from fedcc.core.requests import Executor, Fit
 from fedcc.core.roles import Server
 from fedcc.engine import Fused, Plain
 from fedcc.engine.counting import Counting
-from fedcc.evaluate import Evaluation, evaluate, readings_in_round
+from fedcc.evaluate import Evaluation, Metric, evaluate, readings_in_round
+from fedcc.evaluate.accuracy import targets_accuracy
 from fedcc.experiments.options import Measurement, Training
 from fedcc.experiments.record import Record, round_record
 from fedcc.federate import Cohort, RoundMessages, Simulated, Snapshot, build_roles, federate
@@ -168,7 +169,9 @@ class Simulation:
         engine: Plain | Fused,
         *,
         start: Snapshot | None = None,
+        metrics: Mapping[str, Metric] | None = None,
     ):
+        self.metrics = metrics or {}
         self.method, self.federation, self.engine, self.readings = method, federation, engine, measurement.readings
         self.server, clients = build_roles(method, federation, training.recipe(), training.seed, engine.device)
         self.executor = Counting(engine)  # of what training asks for; evaluation is not counted
@@ -190,6 +193,8 @@ class Simulation:
 
     def evaluate(self, messages: RoundMessages, last: bool) -> Evaluation:
         present = self.cohort.present
+        if not len(self.test):
+            return Evaluation(targets=targets_accuracy(messages.downs, self.federation.hidden))
         return evaluate(
             self.method,
             self.cohort.trained_models(self.server),
@@ -201,6 +206,7 @@ class Simulation:
             hidden=self.federation.hidden,
             readings=readings_in_round(self.method, self.server.public, last) if self.readings else None,
             detailed=last,
+            metrics=self.metrics,
         )
 
     def snapshot(self, messages: RoundMessages) -> Snapshot:

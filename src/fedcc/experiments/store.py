@@ -13,8 +13,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from fedcc.code import code_changes
 from fedcc.core.digests import BESIDE, DIGEST, UNCHECKED, DamagedFile, check_files, file_digest, read_json, write_json
-from fedcc.core.files import make_folder, write_whole
+from fedcc.core.files import make_folder, uninterrupted, write_whole
 from fedcc.core.naming import shortened
 from fedcc.core.options import check_value
 from fedcc.data.partition import Partition
@@ -142,6 +143,25 @@ class RunFolder:
         notes = [] if DIGEST in about else [f"{path} {UNCHECKED}"]
         return notes + [f"{path} is missing and is written again" for path in missing]
 
+    def reopen(self, experiment: Experiment) -> None:
+        """Make the folder that of an unfinished run of more rounds; what is left can be resumed wherever it stops."""
+        machine, text = self.path / "environment.json", experiment.toml().encode()
+        about = read_json(machine) if machine.exists() else None
+        with uninterrupted():
+            for name in ("summary.json", "analysis.json", "models.json", "models.safetensors"):
+                (self.path / name).unlink(missing_ok=True)
+            machine.unlink(missing_ok=True)  # it holds the digest of the description, which changes now
+            write_whole(self.path / "experiment.toml", text)
+            if about is not None:
+                digests = {**about.get(BESIDE, {}), "experiment.toml": hashlib.sha256(text).hexdigest()}
+                write_json(machine, about | {BESIDE: digests})
+
+    def code_changes(self) -> list[str]:
+        """Notes on code of the user's own that has changed since the run began."""
+        path = self.path / "environment.json"
+        recorded = read_json(path).get("code", {}) if path.exists() else {}
+        return code_changes(recorded, path) if isinstance(recorded, dict) else []
+
     def restore(self, experiment: Experiment, partition: Partition | None, records: Sequence[Record]) -> None:
         """Restore the files of an unfinished run to the state of a checkpoint."""
         for path in self.path.iterdir():
@@ -162,7 +182,8 @@ class RunFolder:
         if missing or not machine.exists():
             options = experiment.machine
             about = read_json(machine) if machine.exists() else environment(options.device, options.threads)
-            write_json(machine, about | {BESIDE: dict(self.digests)})
+            code = experiment.code_digests()
+            write_json(machine, ({"code": code} if code else {}) | about | {BESIDE: dict(self.digests)})
         self.digests[machine.name] = file_digest(machine)
 
     def finish(self, summary: Mapping[str, Any], records: Sequence[Record], checkpoints: Sequence[Path]) -> None:

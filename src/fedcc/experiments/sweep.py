@@ -15,6 +15,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any, Literal
 
+from fedcc.code import allow
 from fedcc.core.digests import DamagedFile
 from fedcc.core.naming import shortened
 from fedcc.core.options import check_names, check_value
@@ -27,7 +28,7 @@ from fedcc.experiments.store import InUse, RunFolder, RunFolderError
 from fedcc.experiments.toml import load
 from fedcc.experiments.tracking import Trackers
 from fedcc.experiments.workers import Pool, WorkerDeath, drain
-from fedcc.methods import METHODS, recorded_settings
+from fedcc.methods import METHODS, method_name, recorded_settings
 from fedcc.signals import Interrupted
 
 NAMES = tuple(name for name in OPTIONS if name != "seed")
@@ -129,9 +130,10 @@ def planned(table: Mapping[str, Any], changes: Mapping[str, Any]) -> list[Run]:
 def _run(seed: int, scenario: Mapping[str, Any], entry: Mapping[str, Any], changes: Mapping[str, Any]) -> Run:
     options = {**scenario, **entry, **changes, "seed": seed}
     options = {name: value for name, value in options.items() if name in OPTIONS and value is not None}
-    method, settings = entry["method"].lower(), entry.get("settings", {})
+    method, settings = method_name(entry["method"]), entry.get("settings", {})
+    allow(method, options.get("data"), options.get("models"))  # the file is the user's own
     try:
-        data, _, number = _without_machine(method, settings, options).folder.parts
+        data, method_folder, number = _without_machine(method, settings, options).folder.parts
     except ValueError as error:
         where = " ".join(str(v) for v in (entry.get("name"), options.get("data"), options.get("skew")) if v)
         raise ValueError(f"{method}{f' ({where})' if where else ''}: {error}") from None
@@ -142,7 +144,7 @@ def _run(seed: int, scenario: Mapping[str, Any], entry: Mapping[str, Any], chang
             )
         if name is not None and len(os.fsencode(name)) > LONGEST:
             raise ValueError(f"a name must be at most {LONGEST} bytes long, got {shortened(name)}")
-    names = ((data, scenario.get("name")), (method, entry.get("name")), (number,))
+    names = ((data, scenario.get("name")), (method_folder, entry.get("name")), (number,))
     return Run(Path(*("-".join(filter(None, parts)) for parts in names)), method, settings, options)
 
 
@@ -236,6 +238,7 @@ def perform(run: Run, options: SweepOptions) -> Outcome:
     folder, output, start_time = options.root / run.folder, options.output, time.perf_counter()
     warnings: list[str] = []
     resumed_after = 0
+    allow(run.method, run.options.get("data"), run.options.get("models"))  # as in the process that read the file
 
     def outcome(kind: Any, text: str = "", accuracy: float | None = None) -> Outcome:
         return Outcome(kind, text, accuracy, time.perf_counter() - start_time, resumed_after, tuple(warnings))

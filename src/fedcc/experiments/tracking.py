@@ -205,6 +205,8 @@ def numbers(record: Record) -> dict[str, float]:
     values = {name: record.get(name) for name in ("accuracy", "targets")}
     for name, value in record.get("readings", {}).items():
         values[f"readings/{re.sub('[^A-Za-z0-9]+', '-', name)}"] = value  # MLflow refuses "=" and ","
+    for name, value in record.get("metrics", {}).items():
+        values[f"metrics/{re.sub('[^A-Za-z0-9]+', '-', name)}"] = value
     for name in ("clients", "local"):
         if record.get(name):
             values[name] = sum(record[name].values()) / len(record[name])

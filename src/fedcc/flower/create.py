@@ -15,8 +15,10 @@ from fedcc import __version__
 from fedcc.code import is_reference
 from fedcc.core.options import options_of
 from fedcc.core.samples import IDENTITY, Samples, View
+from fedcc.data.arrays import usual_network
 from fedcc.data.dataset import PAPER_EPOCHS, PAPER_ROUNDS, Inputs
-from fedcc.data.own import as_inputs, default_network
+from fedcc.data.deal import standardised
+from fedcc.data.own import as_inputs
 from fedcc.engine import choose_device, default_engine, default_precision
 from fedcc.experiments.experiment import Experiment
 from fedcc.experiments.options import Split
@@ -31,7 +33,7 @@ from fedcc.flower.rules import Rules
 from fedcc.inputs import TABLES
 from fedcc.inputs.images import common_form, decode_all, list_images
 from fedcc.inputs.tables import Encoding, Table
-from fedcc.methods import make
+from fedcc.methods import build_method
 
 APP = f"""\
 # What Flower runs: nothing but the installed package. Sites run this file's app and no other.
@@ -76,7 +78,7 @@ def create_federation(
     if is_reference(method):
         raise ValueError(f"{method} is code, which sites do not import: a federation's method is part of an installed "
                          "package (entry point fedcc.methods)")  # fmt: skip
-    instance = make(method, settings)
+    instance = build_method(method, settings)
     if instance.family == "bound":
         raise ValueError(f"{instance.name} is a bound for simulations; it shares nothing, or private data")
     options = {**options, "clients": len(clients)}
@@ -192,9 +194,12 @@ def _own_federation(path: Path, names: tuple[str, ...], options: Mapping[str, An
     if isinstance(x, Table):
         encoding = Encoding.fit(x)
         x = encoding.encode(x)
+    assert isinstance(x, np.ndarray)  # files of a federation are read, not mapped
     images = x.dtype == np.uint8
-    public = Samples({"x": torch.from_numpy(x)}, _image_view(path, x) if images else IDENTITY)
-    network = "resnet14" if images else default_network(x)
+    numbers = encoding is None and x.dtype == np.float32 and x.ndim == 2
+    view = _image_view(path, x) if images else standardised(x) if numbers else IDENTITY
+    public = Samples({"x": torch.from_numpy(x)}, view)
+    network = "resnet14" if images else usual_network(x)
     empty = Samples({"x": public.x[:0]})
     return Federation((), public, empty, len(names), (network,), names=names, encoding=encoding)
 

@@ -24,7 +24,7 @@ from fedcc.flower.data import errors_named, inputs_sha256, read_arrays
 from fedcc.flower.own_network import OWN, client_network
 from fedcc.flower.rules import Rules
 from fedcc.inputs.tables import Encoding
-from fedcc.methods import make, recorded_settings
+from fedcc.methods import build_method, recorded_settings
 
 AGREED = ("method", "settings", *(name for name, o in OPTIONS.items() if o.marks.get("agreed")))  # of the experiment
 ENVIRONMENT = "FEDCC_FEDERATION"  # names the folder to the server's app; Flower's configuration would reach every site
@@ -256,7 +256,7 @@ def read_experiment(path: Path) -> Experiment:
         settings, reason = recorded_settings(method, settings, table.pop("version", None))
         if reason:
             raise ValueError(f"{reason}; `fedcc federation init` makes the federation again")
-        return Experiment.of(method, asdict(make(method, settings)), table)  # type: ignore[call-overload]
+        return Experiment.of(method, asdict(build_method(method, settings)), table)  # type: ignore[call-overload]
 
 
 def parse_clients(texts: list[str]) -> dict[str, str | None]:

@@ -27,7 +27,7 @@ from fedcc.engine.threads import fixed_threads
 from fedcc.evaluate import Evaluation, evaluate, readings_in_round
 from fedcc.evaluate.accuracy import targets_accuracy
 from fedcc.evaluate.predictions import RemotePredictions
-from fedcc.experiments.checkpoint import Checkpoint, Checkpoints
+from fedcc.experiments.checkpoint import KEPT, Checkpoint, Checkpoints
 from fedcc.experiments.record import Record
 from fedcc.experiments.result import Result
 from fedcc.experiments.rounds import FinishedRound, Observer, Observers, follow, run_rounds
@@ -70,7 +70,7 @@ class FlowerServer(Observer):
         self.test = folder.test()
         self.federation = Federation((), self.public, Samples({"x": self.public.x[:0]}), folder.task.classes,
                                      models=(AtSite(),), fingerprint=folder.task.public_sha256)  # fmt: skip
-        self.checkpoints = Checkpoints(folder.run, e, self.federation, every=1, keep=True)
+        self.checkpoints = Checkpoints(folder.run, e, self.federation, every=1, keep=KEPT)
         self.writer = FolderWriter(e, self.federation, self.checkpoints)
         archs = folder.archs(self.method)
         self.server = build_server(

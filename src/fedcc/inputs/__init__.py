@@ -45,6 +45,8 @@ def read_inputs(
             x = file[name]
     except (OSError, EOFError, KeyError) as error:
         raise InputError(f"{path}: expected an .npz of plain arrays, found: {error}") from error
-    if encoding is not None and x.ndim == 2:
-        x = encoding.encode(Table.of({str(i): column for i, column in enumerate(x.T)}))
+    if encoding is not None:
+        raise InputError(f"{path}: the model was trained on a table: give one ({', '.join(TABLES)})")
+    if dtype == "float32" and x.dtype.kind in "fb":
+        x = x.astype(np.float32)
     return [str(i) for i in range(len(x))], x

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import warnings
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,17 @@ SMALLEST = 8
 PIXELS = 64_000_000  # of one image, before anything is decoded
 SUFFIXES = (".png", ".jpg", ".jpeg", ".gif", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
 PARTS = ("train", "test", "public")
+
+
+class Encoded(BytesIO):
+    """The content of an image file that is in memory, with a name for errors."""
+
+    def __init__(self, content: bytes, name: str):
+        super().__init__(content)
+        self.source = name
+
+    def __str__(self) -> str:
+        return self.source
 
 
 @dataclass(frozen=True)
@@ -97,7 +110,7 @@ class Form:
         return self.channels, self.side, self.side
 
 
-def common_form(paths: list[Path], resize: int = 0) -> Form:
+def common_form(paths: Sequence[Path | Encoded], resize: int = 0) -> Form:
     """The form for these images, by their headers: sides of ``resize`` pixels, else their own if all are small squares.
 
     Otherwise the side is the median of their shorter sides, at most 32.
@@ -111,7 +124,7 @@ def common_form(paths: list[Path], resize: int = 0) -> Form:
     return Form(resize or max(side, SMALLEST), channels)
 
 
-def _header(path: Path) -> tuple[tuple[int, int], bool]:
+def _header(path: Path | Encoded) -> tuple[tuple[int, int], bool]:
     """An image's size, and whether it is grey."""
     with _opened(path) as image:
         if image.mode == "P":  # a palette, as of GIF files
@@ -120,7 +133,7 @@ def _header(path: Path) -> tuple[tuple[int, int], bool]:
         return image.size, image.mode in ("1", "L", "LA", "I;16", "I;16B")
 
 
-def _opened(path: Path) -> Any:
+def _opened(path: Path | Encoded) -> Any:
     """An image whose header has been read."""
     from PIL import Image
 
@@ -138,7 +151,7 @@ def _opened(path: Path) -> Any:
     return image
 
 
-def decode(path: Path, form: Form) -> Images:
+def decode(path: Path | Encoded, form: Form) -> Images:
     """One image, upright, on white where it is transparent, its centre cropped to a square: [channels, side, side]."""
     from PIL import Image, ImageOps
 
@@ -159,7 +172,7 @@ def decode(path: Path, form: Form) -> Images:
     return pixels[None] if form.channels == 1 else pixels.transpose(2, 0, 1)
 
 
-def decode_all(paths: list[Path], form: Form) -> Images:
+def decode_all(paths: Sequence[Path | Encoded], form: Form) -> Images:
     """Images of one form, [N, channels, side, side]."""
     images = np.empty((len(paths), *form.shape), np.uint8)
     with ThreadPoolExecutor(os.cpu_count()) as pool:  # Pillow decodes outside the interpreter's lock

@@ -19,6 +19,8 @@ CATEGORIES = 1_000  # of one column
 MISSING = frozenset({"", "na", "n/a", "nan", "null", "none", "?"})
 """Texts that stand for a missing value, in small letters."""
 
+CONTAINERS = (list, tuple, dict, set, bytes, np.ndarray)  # what a cell must not be
+
 
 @dataclass(frozen=True, eq=False)
 class Table:
@@ -29,7 +31,7 @@ class Table:
     @staticmethod
     def of(columns: Mapping[str, Iterable[Any]]) -> Table:
         """A table of any values; a column whose values are all numbers, or texts of numbers, is one of numbers."""
-        return Table({str(name): _column(str(name), list(values)) for name, values in columns.items()})
+        return Table({str(name): _column(str(name), values) for name, values in columns.items()})
 
     def __len__(self) -> int:
         return len(next(iter(self.columns.values()), ()))
@@ -55,12 +57,17 @@ class Table:
         return digest.hexdigest()
 
 
-def _column(name: str, values: list[Any]) -> NDArray[Any]:
-    texts = [None if _is_missing(value) else value for value in values]
-    try:
-        numbers = np.array([math.nan if value is None else float(value) for value in texts], np.float64)
-    except (TypeError, ValueError, OverflowError):
-        return np.array([None if value is None else str(value) for value in texts], object)
+def _column(name: str, values: Iterable[Any]) -> NDArray[Any]:
+    if isinstance(values, np.ndarray) and values.dtype.kind in "fiub":
+        numbers = values.astype(np.float64)
+    else:
+        texts = [None if _is_missing(value) else value for value in values]
+        if odd := [value for value in texts if isinstance(value, CONTAINERS)]:
+            raise InputError(f"column {name!r} must hold numbers or texts, found {type(odd[0]).__name__}")
+        try:
+            numbers = np.array([math.nan if value is None else float(value) for value in texts], np.float64)
+        except (TypeError, ValueError, OverflowError):
+            return np.array([None if value is None else str(value) for value in texts], object)
     if np.isinf(numbers).any():
         raise InputError(f"column {name!r} has infinite values")
     return numbers
@@ -69,7 +76,9 @@ def _column(name: str, values: list[Any]) -> NDArray[Any]:
 def _is_missing(value: Any) -> bool:
     if isinstance(value, str):
         return value.strip().lower() in MISSING
-    return value is None or (isinstance(value, float) and math.isnan(value))
+    if value is None or type(value).__name__ in ("NAType", "NaTType"):  # of pandas
+        return True
+    return isinstance(value, float | np.floating | np.datetime64) and bool(value != value)
 
 
 def read_csv(path: Path) -> Table:
@@ -208,6 +217,21 @@ class Encoding:
         )
 
 
+def column_labels(values: NDArray[Any]) -> NDArray[Any]:
+    """A column's values as labels: whole numbers, which may be stored as floats, bools or texts; none is missing."""
+    if values.dtype == object:
+        if missing := sum(not isinstance(value, str) and _is_missing(value) for value in values):
+            raise InputError(f"{missing} samples have no label")
+        values = np.array(values.tolist())
+    if values.dtype.kind != "f":
+        return values
+    if missing := int((~np.isfinite(values)).sum()):
+        raise InputError(f"{missing} samples have no label")
+    if (odd := values[values != np.round(values)]).size:
+        raise InputError(f"labels must be whole numbers, bools or texts, found {odd[0]}")
+    return values.astype(np.int64)
+
+
 def numbered_labels(values: ArrayLike) -> tuple[NDArray[np.int64], tuple[str, ...]]:
     """Labels of any kind as numbers from 0, and the name of each class: sorted, numbers by value.
 
@@ -215,17 +239,9 @@ def numbered_labels(values: ArrayLike) -> tuple[NDArray[np.int64], tuple[str, ..
     (array([1, 0, 1]), ('ant', 'cat'))
     """
     labels = np.asarray(values)
-    if labels.dtype == object:
-        if any(value is None for value in labels):
-            raise InputError(f"{sum(value is None for value in labels)} samples have no label")
-        labels = labels.astype(str)
     if labels.ndim != 1:
         raise InputError(f"labels must be one value per sample, found an array of shape {labels.shape}")
-    if labels.dtype.kind == "f":
-        if not np.isfinite(labels).all():
-            raise InputError(f"{int((~np.isfinite(labels)).sum())} samples have no label")
-        if (labels == np.round(labels)).all():
-            labels = labels.astype(np.int64)
+    labels = column_labels(labels)
     distinct, numbers = np.unique(labels, return_inverse=True)
     if len(distinct) > 65_536:
         raise InputError(f"labels must have at most 65,536 distinct values, found {len(distinct):,}")

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any
 
-from fedcc.code import import_installed, import_reference, installed, is_reference
+from fedcc.code import allow, import_installed, import_reference, installed, is_reference, name_of
 from fedcc.core.method import LOST, AnyMethod, Method
 from fedcc.core.naming import unknown
 from fedcc.core.options import check_value
@@ -64,13 +64,24 @@ def method_name(name: str) -> str:
     return name if is_reference(name) else name.lower()
 
 
+def class_name(kind: type[AnyMethod]) -> str:
+    """The name that finds a method's class again, where there is one: its own, or that by which it was imported."""
+    return name_of(kind) or kind.__name__
+
+
 def make(name: str, settings: Mapping[str, Any] | None = None, /, **more: Any) -> AnyMethod:
-    """Build a method by name with some hyper-parameters set.
+    """Build a method with some hyper-parameters set, by name, or ``module:Class`` for one of your own.
 
     >>> make("FedCC", {"lam": 0.5}).lam, make("fedprox", mu=0.1).mu
     (0.5, 0.1)
     """
-    kind, settings = find_method(name), {**(settings or {}), **more}
+    allow(name)
+    return build_method(name, {**(settings or {}), **more})
+
+
+def build_method(name: str, settings: Mapping[str, Any] | None = None) -> AnyMethod:
+    """Build a method by a name that may come from a file: ``module:Class`` is refused unless the user has named it."""
+    kind, settings = find_method(name), settings or {}
     known, values = [f.name for f in fields(kind)], dict(settings)  # type: ignore[arg-type]
     for key, value in settings.items():
         if key in kind.retired:
@@ -135,6 +146,8 @@ __all__ = [
     "FedSAM",
     "FedVLS",
     "Local",
+    "build_method",
+    "class_name",
     "find_method",
     "make",
     "method_name",

@@ -53,6 +53,7 @@ class FedConcat(Method[Message, Message]):
 
     family: ClassVar[Family] = "parameters"
     source: ClassVar[str] = "Diao et al., AAAI 2024"
+    depends_on_rounds: ClassVar[bool] = True
     version: ClassVar[int] = 2
     earlier: ClassVar[Mapping[int, Mapping[str, Any]]] = {1: {"classifier_lr": LOST}}  # the head learned by Adam
     retired: ClassVar[Mapping[str, Any]] = {"cache_features": True}

@@ -30,6 +30,10 @@ class SSL(Local):
     threshold: float = option(0.0, "pseudo labels below this confidence are left out", "Eq. (3)", low=0, high=1)
     refine_joint_batch: bool = option(True, "private and public batch in one forward pass", "as FedCC")
 
+    @property
+    def needs_public(self) -> bool:
+        return True
+
     async def client(self, c: Client, down: None) -> None:
         await super().client(c, down)
         logits = (await c.predict(c.public)).logits

@@ -1,6 +1,8 @@
 """Any network as trunks and a head: features are what enters its last linear layer."""
 
-from typing import Self
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -45,9 +47,28 @@ class Network(Trainable):
         self.trainable = tuple(name for name, parameter in self.named_parameters() if parameter.requires_grad)
 
     def forward(self, x: Tensor) -> Outputs:
-        features = [trunk(x) for trunk in self.trunks]
+        features = [logits_of(trunk(x)) for trunk in self.trunks]
         joined = features[0] if len(features) == 1 else torch.cat(features, -1)
         return Outputs(self.head(joined), joined)
+
+
+def logits_of(output: Any) -> Any:
+    """The logits in what a network returns: a tensor, a mapping or object with ``logits``, or a tuple.
+
+    A tuple's first entry counts, and of a mapping without ``logits`` its only tensor; outputs of Hugging Face's models
+    are such mappings.
+
+    >>> logits_of({"logits": torch.ones(1), "hidden": torch.zeros(1)}), logits_of((torch.ones(1), None))
+    (tensor([1.]), tensor([1.]))
+    """
+    if isinstance(output, Tensor):
+        return output
+    if isinstance(output, Mapping):
+        tensors = [value for value in output.values() if isinstance(value, Tensor)]
+        return output.get("logits", tensors[0] if len(tensors) == 1 else output)
+    if isinstance(output, tuple | list) and not hasattr(output, "logits"):
+        return output[0] if output else output
+    return getattr(output, "logits", output)
 
 
 def build(arch: Arch, key: Key) -> Network:
@@ -75,20 +96,21 @@ def _split(factory: Factory, arch: Arch) -> tuple[nn.Module, nn.Linear]:
     module.eval()
     try:
         with torch.no_grad():
-            whole = module(probe)
+            whole = logits_of(module(probe))
     except Exception as error:
         if arch.tokens:
             raise ValueError(
                 f"{name} does not take integers of shape {arch.shape} ({error}); integers are tokens: for a table of"
                 " numbers pass floats, for example with x.astype('float32')"
             ) from error
-        error.add_note(f"while testing {name} on a batch of two inputs of shape {arch.shape}")
-        raise
+        raise ValueError(
+            f"{name} does not take a batch of two inputs of shape {arch.shape} ({type(error).__name__}: {error})"
+        ) from error
     finally:
         for hook in hooks:
             hook.remove()
     if not call_order:
-        raise ValueError(f"{name} uses no nn.Linear; its outputs must come from a last linear layer")
+        raise ValueError(f"{name} uses no nn.Linear; its outputs must come from a last nn.Linear, its head")
     head, path = call_order[-1], paths[call_order[-1]]
     trunk: nn.Module = module
     if path:
@@ -96,14 +118,18 @@ def _split(factory: Factory, arch: Arch) -> tuple[nn.Module, nn.Linear]:
         setattr(parent, path.rpartition(".")[2], nn.Identity())
     else:
         trunk = nn.Identity()
-    with torch.no_grad():
-        features = trunk(probe)
+    parts = None
+    with torch.no_grad(), suppress(RuntimeError):  # what follows the layer may not take its inputs
+        features = logits_of(trunk(probe))
         parts = head(features) if isinstance(features, Tensor) else None
     if not isinstance(whole, Tensor) or tuple(whole.shape) != (2, arch.outputs):
         shape = tuple(whole.shape) if isinstance(whole, Tensor) else type(whole).__name__
         raise ValueError(f"{name}({arch.outputs}) must return logits of shape (batch, {arch.outputs}), got {shape}")
     if parts is None or features.ndim != 2 or not torch.equal(parts, whole):
-        raise ValueError(f"{name}: its last nn.Linear must take features [batch, width] and give the logits themselves")
+        raise ValueError(
+            f"{name}: its last nn.Linear must take features [batch, width] and give the logits themselves, "
+            f"but {path or 'the layer'} does not"
+        )
     if not all(parameter.requires_grad for parameter in head.parameters()):
         frozen = "all its parameters are" if not any(p.requires_grad for p in module.parameters()) else "it is"
         raise ValueError(f"{name}: its last nn.Linear must be trainable, but {frozen} frozen (requires_grad is False)")

@@ -1,20 +1,26 @@
-"""Networks by name: ``resnet20``, ``mlp``, ``bag5000``, or ``module:factory`` of the user's own."""
+"""Networks by name: ``resnet20``, ``mlp``, ``bag5000``, ``timm:NAME``, or ``module:factory`` of the user's own."""
 
 from __future__ import annotations
 
 import math
 import re
 from dataclasses import dataclass
+from typing import Any
 
 from torch import nn
 
-from fedcc.code import import_installed, import_reference, installed, is_reference
+from fedcc.code import check_allowed, import_installed, import_reference, installed, is_reference
 from fedcc.core.model import Factory
 from fedcc.core.naming import unknown
+from fedcc.core.options import check_value
+from fedcc.errors import InputError
 from fedcc.nets.resnet import ResNet
 from fedcc.nets.small import WIDTH, Bag, Mlp
+from fedcc.nets.timm_models import Timm
 
-NETWORKS = (*(f"resnet{depth}" for depth in (8, 14, 20, 32, 56)), "mlp", "bag")  # other depths and widths work too
+NETWORKS = (*(f"resnet{depth}" for depth in (8, 14, 20, 32, 56)), "mlp")  # other depths and widths work too
+
+LARGEST = 10_000_000  # width of an mlp, vocabulary of a bag
 
 
 @dataclass(frozen=True)
@@ -24,13 +30,19 @@ class Imported:
     reference: str
 
     def __post_init__(self) -> None:
-        if not callable(factory := import_reference(self.reference)):
+        if not callable(factory := self.load()):
             kind = type(factory).__name__
-            raise ValueError(f"{self.reference} must be a factory (outputs -> nn.Module), got an object of {kind}")
+            raise InputError(f"{self.reference} must be a factory (outputs -> nn.Module), got an object of {kind}")
+
+    def load(self) -> Any:
+        return import_reference(self.reference)
 
     def __call__(self, outputs: int) -> nn.Module:
-        module: nn.Module = import_reference(self.reference)(outputs)
-        return module
+        try:
+            module: nn.Module = self.load()(outputs)
+            return module
+        except Exception as error:
+            raise InputError(f"{self.reference}({outputs}) failed: {type(error).__name__}: {error}") from error
 
     def __str__(self) -> str:
         return self.reference
@@ -40,15 +52,12 @@ class Imported:
 class Installed(Imported):
     """A factory of an installed package, an entry point of ``fedcc.networks``."""
 
-    def __post_init__(self) -> None:
-        pass
-
-    def __call__(self, outputs: int) -> nn.Module:
-        module: nn.Module = import_installed("fedcc.networks", self.reference)(outputs)
-        return module
+    def load(self) -> Any:
+        return import_installed("fedcc.networks", self.reference)
 
 
-BUILT_IN = (ResNet, Mlp, Bag, Imported)
+PLAIN = (ResNet, Mlp, Bag)  # of this package: they fit what they are made for
+BUILT_IN = (*PLAIN, Imported, Timm)  # found again by their names
 
 
 def network(name: str, shape: tuple[int, ...]) -> Factory:
@@ -57,14 +66,20 @@ def network(name: str, shape: tuple[int, ...]) -> Factory:
     >>> str(network("resnet14", (1, 8, 8))), str(network("mlp", (30,))), str(network("bag5000", (12,)))
     ('resnet14', 'mlp', 'bag5000')
     """
+    check_allowed(name)
     if is_reference(name):
         return Imported(name)
-    if name.lower() in installed("fedcc.networks"):
-        return Installed(name.lower())
-    match = re.fullmatch(r"(resnet|mlp|bag)(\d{0,9})", name.lower())
+    if name.startswith("timm:"):
+        return Timm.named(name, shape)
+    match = re.fullmatch(r"(resnet|mlp|bag)(\d{0,18})", name.lower())
     if not match or (match[1] != "mlp" and not match[2]):
-        raise unknown("network", name, NETWORKS)
+        others = installed("fedcc.networks")
+        if name.lower() in others:
+            return Installed(name.lower())
+        raise unknown("network", name, [*NETWORKS, "bag5000", *others])
     kind, number = match[1], int(match[2] or WIDTH)
+    if kind != "resnet":
+        check_value(f"the number in {name}", number, int, 1, LARGEST)
     if kind == "mlp":
         return Mlp(math.prod(shape), number)
     if kind == "bag":

@@ -75,7 +75,9 @@ class MethodRow:
     @property
     def bound(self) -> bool:
         """Shares nothing or everything, so it does not compete."""
-        return self.method in METHODS and METHODS[self.method].family == "bound"
+        if self.method in METHODS:
+            return METHODS[self.method].family == "bound"
+        return any(run.family == "bound" for cell in self.cells.values() for run in cell.runs)
 
 
 Rows = list[tuple[MethodRow, tuple[RunRecord, ...]]]  # of one scenario

@@ -24,6 +24,7 @@ from fedcc.report.values import natural, printable, relative_link
 FILES = ("summary.json", "analysis.json", "metrics.jsonl", "experiment.toml", "environment.json", "partition.npz")
 LOGGED = {"majority": "majority classes |C_J|", "alpha": "mean alpha", "unknown": "mean unknown probability"}
 MOST_CLIENTS = 100  # lines in one picture
+MOST_CLASSES = 100  # rows of a confusion matrix
 TEMPLATE = Path(__file__).parent / "template"
 
 
@@ -138,6 +139,7 @@ def _scenes(table: Table, addresses: Mapping[str, str]) -> Iterator[dict[str, An
                 "rows": [_lines(row, own, addresses[own[0].name]) for row, own in rows],
                 "partitions": [{"seed": seed, "counts": by_seed[seed]} for seed in sorted(by_seed)],
                 "logs": list(_logs(rows)),
+                "confusions": list(_confusions(rows)),
                 "analyses": list(_analyses(rows)),
             }
 
@@ -169,6 +171,14 @@ def _logs(rows: Rows) -> Iterator[dict[str, Any]]:
                 clients = sorted(run.log[name], key=natural)[:MOST_CLIENTS]
                 series[name] = {client: _rounded(run.log[name][client], 4) for client in clients}
             yield {"label": row.title, "seed": run.seed, "series": series}
+
+
+def _confusions(rows: Rows) -> Iterator[dict[str, Any]]:
+    """Of the first seed that has one; with many classes it is too large for a page."""
+    for row, runs in rows:
+        if run := next((r for r in runs if 1 < len(r.confusion) <= MOST_CLASSES), None):
+            names = run.class_names if len(run.class_names) == len(run.confusion) else range(len(run.confusion))
+            yield {"label": row.title, "seed": run.seed, "names": list(map(str, names)), "rows": run.confusion}
 
 
 def _analyses(rows: Rows) -> Iterator[dict[str, Any]]:

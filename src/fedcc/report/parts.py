@@ -14,7 +14,7 @@ from typing import Any
 from fedcc.core.digests import DIGEST, DamagedFile, check_digest, check_files
 from fedcc.core.options import check_value, setting_text
 from fedcc.experiments.options import OPTIONS, current_values, current_words
-from fedcc.methods import METHODS, make, recorded_settings
+from fedcc.methods import METHODS, build_method, method_name, recorded_settings
 from fedcc.report.analysis import read_analysis
 from fedcc.report.values import (
     Contradiction,
@@ -45,6 +45,7 @@ LOCAL_TESTS = ("local", "global", "valid", "valid_labels", "local_full")
 ACCURACY = partial(number, low=0, high=100)
 ACCURACIES = [optional(ACCURACY)]
 CURVE = {"final": ACCURACY, "best": ACCURACY, "best_round": partial(whole, low=1), "rounds": ACCURACIES}
+METRICS = {str: [optional(number)]}
 BYTES = {"up": whole, "down": whole, "models": optional(whole), "rounds": optional({"up": [whole], "down": [whole]})}
 Log = Mapping[str, Mapping[str, Sequence[float | None]]]  # by name and client
 
@@ -77,7 +78,7 @@ def read_record(file: Path, name: str, problems: list[tuple[str, str]]) -> dict[
         raise InvalidRecord(f"has format {short(record['format'])}; this version reads format 1")
     has_digest = _has_digest(file, record)
     experiment = read_experiment(record.get("experiment"))
-    method = text(experiment.get("method"), "experiment.method").lower()
+    method = method_name(text(experiment.get("method"), "experiment.method"))
     values: dict[str, Any] = check(record, RECORD)
     version = whole(experiment["version"], "experiment.version", 1) if "version" in experiment else None
     values["settings"], reason = recorded_settings(method, values["settings"], version)
@@ -94,7 +95,7 @@ def read_record(file: Path, name: str, problems: list[tuple[str, str]]) -> dict[
     versions = record.get("versions")
     values |= vars(curve) | {
         "method": method,
-        "label": METHODS[method]().label if method in METHODS else values["method"],
+        "label": METHODS[method]().label if method in METHODS else own_label(record),
         "experiment": experiment,
         "versions": {str(k): short_text(v) for k, v in versions.items()} if isinstance(versions, Mapping) else {},
         "fingerprints": (short_text(record.get("data_sha256")), short_text(record.get("partition_sha256"))),
@@ -107,6 +108,10 @@ def read_record(file: Path, name: str, problems: list[tuple[str, str]]) -> dict[
         ("tests", "accuracies of clients", read_tests, accuracy, clients),
         ("log", "log", read_log, record.get("log", {}), rounds, clients),
         ("counts", "counts", read_counts, record.get("counts", {}), clients),
+        ("confusion", "confusion", read_confusion, record.get("confusion", []), curve.final),
+        ("class_names", "classes", read_names, record.get("classes", [])),
+        ("metrics", "metrics", read_metrics, record.get("metrics", {}), rounds),
+        ("defaults", "defaults", read_defaults, record.get("defaults", {})),
         ("seconds", "seconds", number, record.get("seconds"), "seconds", 0),
     ]
     beside = file.with_name("analysis.json" if file.name == "summary.json" else f"{file.stem}.analysis.json")
@@ -143,6 +148,41 @@ def _read_analysis(file: Path, record: Mapping[str, Any]) -> dict[str, Any]:
     return read_analysis(analysis, record)
 
 
+def own_label(record: Mapping[str, Any]) -> str:
+    """The label of a method that is not in this package: its class and its note."""
+    note = short_text(record.get("note"))
+    return f"{short(record['method'])} ({note})" if note else short(record["method"])
+
+
+def read_confusion(value: Any, final: float) -> tuple[tuple[int, ...], ...]:
+    """Test samples by label and predicted class, whose right answers are the final accuracy."""
+    rows = tuple(map(tuple, check(value, [[whole]], "confusion")))
+    if any(len(row) != len(rows) for row in rows):
+        raise InvalidRecord("confusion must have as many columns as rows")
+    total = sum(map(sum, rows))
+    if total and abs(100 * sum(row[c] for c, row in enumerate(rows)) / total - final) > 0.01:
+        raise Contradiction(f"contradicts itself: confusion does not give the accuracy {short(final)}")
+    return rows
+
+
+def read_names(value: Any) -> tuple[str, ...]:
+    return tuple(short(text(name, "a class")) for name in check(value, [lambda name, _: name], "classes"))
+
+
+def read_metrics(value: Any, rounds: int) -> dict[str, tuple[float | None, ...]]:
+    """Metrics of the caller's own, one value a round."""
+    metrics = {short(text(n, "a metric's name")): tuple(v) for n, v in check(value, METRICS, "metrics").items()}
+    for name, values in metrics.items():
+        _check_length(f"metrics.{name}", values, rounds)
+    return metrics
+
+
+def read_defaults(value: Any) -> dict[str, dict[str, Any]]:
+    """Defaults of a method's settings and of a data set's options, where they are not of this package."""
+    stored = mapping(value, "defaults")
+    return {kind: check(stored.get(kind, {}), {str: scalar}, f"defaults.{kind}") for kind in ("settings", "options")}
+
+
 def read_experiment(value: Any) -> dict[str, Any]:
     """All values of the run but the settings; those that this version knows have the right type."""
     values = current_values(mapping(value, "experiment"))
@@ -162,14 +202,14 @@ def check_twice(record: Mapping[str, Any], rounds: int, method: str, settings: M
     for name in TWICE:
         if name in record and name in experiment:
             agree(name, record[name], f"experiment.{name}", experiment[name])
-    agree("method", record["method"].lower(), "experiment.method", method)
     if "rounds" in record:
         agree("rounds", record["rounds"], "the number of accuracy.rounds", rounds)
-    if method not in METHODS:
+    if method not in METHODS:  # of another package, which is not imported
         return
+    agree("method", record["method"].lower(), "experiment.method", method)
     agree("family", record["family"], f"that of {method}", METHODS[method].family)
     try:
-        needed = make(method, settings).rounds(experiment["rounds"])
+        needed = build_method(method, settings).rounds(experiment["rounds"])
     except (KeyError, ValueError):  # settings of another version
         return
     agree("rounds", rounds, f"the number that {method} needs for T={experiment['rounds']}", needed)

@@ -45,6 +45,10 @@ class RunRecord:
     tests: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # Table II: accuracy by test and client
     log: Log = field(default_factory=dict)
     counts: tuple[tuple[int, ...], ...] = ()  # samples by client and class
+    confusion: tuple[tuple[int, ...], ...] = ()  # test samples by label and predicted class
+    class_names: tuple[str, ...] = ()
+    metrics: Mapping[str, tuple[float | None, ...]] = field(default_factory=dict)  # of the caller's own, by round
+    defaults: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # of methods and data of other packages
     traffic: Traffic = Traffic()
     seconds: float | None = None
     engine: str = ""
@@ -80,7 +84,8 @@ class RunRecord:
     def changed_settings(self) -> Pairs:
         """The method's settings that are not its defaults."""
         kind = METHODS.get(self.method)
-        usual = {f.name: f.default for f in fields(kind)} if kind else {}  # type: ignore[arg-type]
+        usual = dict(self.defaults.get("settings", {}))
+        usual |= {f.name: f.default for f in fields(kind)} if kind else {}  # type: ignore[arg-type]
         settings = {
             n: float(v) if isinstance(usual.get(n), float) and type(v) is int else v for n, v in self.settings.items()
         }
@@ -89,7 +94,7 @@ class RunRecord:
     @property
     def protocol(self) -> Pairs:
         """The values of the run, other than its method's settings, that are not the data set's defaults."""
-        usual = DEFAULTS
+        usual = {**DEFAULTS, **self.defaults.get("options", {})}
         if self.data in DATASETS:
             one_network = METHODS[self.method]().one_network if self.method in METHODS else self.family == "parameters"
             usual = usual | DATASETS[self.data].defaults.options(one_network)

@@ -10,7 +10,12 @@ from fedcc.report.paper import Scenario
 
 
 def title_of(data: str) -> str:
-    return DATASETS[data].title if data in DATASETS else data
+    """A data set's name for people; of a path its last part.
+
+    >>> title_of("digits"), title_of("/home/me/my images"), title_of("mydata:load")
+    ('Digits', 'my images', 'mydata:load')
+    """
+    return DATASETS[data].title if data in DATASETS else data.rstrip("/").rpartition("/")[2] or data
 
 
 def skew_title(skew: str) -> str:

@@ -46,7 +46,7 @@
     document.body.dataset.view = state.view;
     for (const item of all("[data-data]")) item.hidden = state.data !== "" && item.dataset.data !== state.data;
     for (const section of all("section.table")) {
-      section.hidden = state.data !== "" && !section.dataset.sets.split(" ").includes(state.data);
+      section.hidden = state.data !== "" && !section.dataset.sets.split("\n").includes(state.data);
     }
     for (const row of all("tr[data-method]")) row.hidden = state.hidden.has(row.dataset.method);
     search();
@@ -265,6 +265,24 @@
       more.label = `${log.label}, seed ${log.seed}: ${names.map((name) => content.logged[name]).join(", ")} by round, ${Object.keys(log.series[names[0]]).length} clients.`;
       return [traces, more, narrow() ? 220 * names.length : 280];
     },
+    confusion(s) {
+      fill($("confused"), s.confusions.map((c, i) => [i, `${c.label}, seed ${c.seed}`]));
+      const found = s.confusions[Number($("confused").value) || 0];
+      if (!found) return null;
+      const classes = found.rows.length;
+      const z = found.rows.map((row) => { const all = row.reduce((a, b) => a + b, 0); return row.map((n) => (n === 0 ? null : (100 * n) / all)); });
+      const share = z.map((row, c) => row[c] ?? 0);
+      const cut = (name) => (name.length > 14 ? name.slice(0, 13) + "…" : name);
+      const places = found.names.map((_, c) => c);
+      const step = Math.ceil(classes / 30);
+      const ticks = places.filter((c) => c % step === 0);
+      const cell = ($("scenario").clientWidth - 220) / classes;
+      const hover = found.rows.map((row, c) => row.map((n, d) => `${escape(found.names[c])} as ${escape(found.names[d])}: ${n}`));
+      const label = `${found.label}, seed ${found.seed}: accuracy ${places.slice(0, 30).map((c) => `${found.names[c]} ${share[c].toFixed(1)} %`).join(", ")}.`;
+      const axis = { showgrid: false, tickvals: ticks };
+      return [[{ type: "heatmap", z, zmin: 0, zmax: 100, text: hover, texttemplate: cell >= 30 && classes <= 20 ? "%{z:.0f}" : "", textfont: { size: 10 }, colorscale: "Viridis", reversescale: !dark(), xgap: classes > 40 ? 0 : 1, ygap: classes > 40 ? 0 : 1, colorbar: { thickness: 10, outlinewidth: 0, ticksuffix: " %" }, hovertemplate: "%{text} (%{z:.1f} %)<extra></extra>" }],
+        { label, xaxis: { ...axis, title: { text: "predicted" }, ticktext: ticks.map((c) => escape(cut(found.names[c]))) }, yaxis: { ...axis, autorange: "reversed", ticktext: ticks.map((c) => `${escape(cut(found.names[c]))} ${share[c].toFixed(0)} %`) } }, Math.max(280, Math.min(640, 90 + 22 * classes))];
+    },
     margins(s) {
       let highest = 1;
       const traces = [];
@@ -402,7 +420,7 @@
   }
 
   const draw = (name) => paint(name, make(name));
-  const names = ["curves", "sent", "partition", "log", "example", "margins", "embeddings"];
+  const names = ["curves", "sent", "partition", "log", "confusion", "example", "margins", "embeddings"];
   let drawn = false;
   function redraw() {
     if (!drawn) return;
@@ -432,6 +450,7 @@
   $("scene").addEventListener("change", redraw);
   $("seed").addEventListener("change", () => draw("partition"));
   $("logged").addEventListener("change", () => draw("log"));
+  $("confused").addEventListener("change", () => draw("confusion"));
   for (const id of ["one", "other"]) $(id).addEventListener("change", () => ["margins", "embeddings"].forEach(draw));
   $("example-of").addEventListener("change", () => draw("example"));
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);

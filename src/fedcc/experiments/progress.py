@@ -10,7 +10,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Column, Table
 from rich.text import Text
 
-from fedcc.cli.console import clock
+from fedcc.core.naming import clock
 from fedcc.core.requests import Fit
 from fedcc.core.rng import SERVER
 from fedcc.experiments.rounds import FinishedRound, Observer
