@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import threading
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import httpx
@@ -44,6 +47,7 @@ from fedcc.flower.own_network import AtSite
 from fedcc.processes import end_with_parent
 
 DAY = 86_400.0
+FETCH_SECONDS = 0.5  # that all answers are waited for together, before the next look
 LOST = (3, 4, 5)  # Flower's codes: message or reply unavailable, node unavailable
 ERRORS = {
     1: "the site could not load the app",
@@ -227,6 +231,8 @@ class GridTransport:
         self.grid, self.ttl = grid, max(DAY, 2 * folder.rules.deadline)
         self.names = {public_bytes(folder.key(name)): name for name in folder.clients}
         self.nodes: dict[str, int] = {}
+        self.fetching: dict[str, threading.Thread] = {}  # by ticket
+        self.fetched: SimpleQueue[Answer | httpx.HTTPError] = SimpleQueue()
 
     def online(self) -> set[str]:
         nodes = self.grid.get_nodes()
@@ -238,16 +244,31 @@ class GridTransport:
         return next(iter(self.grid.push_messages([message])), None)
 
     def collect(self, tickets: Sequence[str]) -> list[Answer]:
-        return [answer for ticket in tickets for answer in self.answers(ticket)]
+        """The answers that are here. Each is fetched in a thread: Flower waits minutes for parts that are missing."""
+        for ticket in tickets:
+            if ticket not in self.fetching:
+                self.fetching[ticket] = threading.Thread(target=self.fetch, args=(ticket,), daemon=True)
+                self.fetching[ticket].start()
+        end, found = time.monotonic() + FETCH_SECONDS, []
+        for thread in list(self.fetching.values()):
+            thread.join(max(0.0, end - time.monotonic()))
+        self.fetching = {ticket: thread for ticket, thread in self.fetching.items() if thread.is_alive()}
+        while not self.fetched.empty():
+            answer = self.fetched.get()
+            if isinstance(answer, httpx.HTTPError):
+                raise answer
+            found.append(answer)
+        return [answer for answer in found if answer.ticket in tickets]
 
-    def answers(self, ticket: str) -> list[Answer]:
-        """The answer to one message, if it has arrived. What a client sends may be anything, so each is read alone."""
+    def fetch(self, ticket: str) -> None:
+        """Fetch the answer to one message, if it has arrived. A client may send anything, so each is read alone."""
         try:
-            return [self.answer(ticket, message) for message in self.grid.pull_messages([ticket])]
-        except httpx.HTTPError:
-            raise
+            for message in self.grid.pull_messages([ticket]):
+                self.fetched.put(self.answer(ticket, message))
+        except httpx.HTTPError as error:
+            self.fetched.put(error)
         except Exception as error:
-            return [Answer(ticket, error=f"its answer cannot be read ({type(error).__name__})")]
+            self.fetched.put(Answer(ticket, error=f"its answer cannot be read ({type(error).__name__})"))
 
     def answer(self, ticket: str, message: Message) -> Answer:
         if not message.has_error():
