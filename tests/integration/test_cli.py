@@ -50,7 +50,7 @@ COMMANDS = {
     ),
     "federation upgrade": "",
     "federation server": "--bind",
-    "federation client": "--data --model --server --device --threads --share-model",
+    "federation client": "--data --model --server --device --threads --network --label --share-model",
     "federation run": "--overwrite",
     "federation status": "--json",
     "federation predict": "--out",
