@@ -11,7 +11,7 @@ import pytest
 
 pytest.importorskip("flwr")
 
-from flwr.proto.fleet_pb2 import DeactivateNodeRequest, PushMessagesRequest
+from flwr.proto.fleet_pb2 import DeactivateNodeRequest, PullMessagesRequest, PushMessagesRequest
 from flwr.proto.message_pb2 import (
     ConfirmMessageReceivedRequest,
     Message,
@@ -25,7 +25,7 @@ from flwr.proto.runtime_pb2 import PushAppMessagesRequest
 from flwr.supercore.date import now
 from flwr.supercore.primitives.asymmetric import generate_key_pairs, public_key_to_bytes, sign_message
 
-from fedcc.flower.fleet import KEPT, ROUTES, RefusedRequest, Replies, authenticated_node, write_budget
+from fedcc.flower.fleet import KEPT, ROUTES, OtherNode, RefusedRequest, Replies, authenticated_node, write_budget
 
 NODE, OTHER = 77, 78
 QUESTION, ANSWER, ARRAY, FOREIGN = ("a" * 64, "b" * 64, "c" * 64, "d" * 64)
@@ -100,6 +100,14 @@ def test_a_reply_to_the_server_passes_and_may_be_sent_again(replies: Replies) ->
 def test_anything_else_does_not(replies: Replies, body: bytes, reason: str) -> None:
     with pytest.raises(RefusedRequest, match=reason):
         reply(replies, body)
+
+
+def test_a_node_of_an_earlier_server_is_told_to_start_again(replies: Replies) -> None:
+    """At 403 a SuperNode would ignore the message and ask again, forever."""
+    request = PullMessagesRequest(node=Node(node_id=OTHER)).SerializeToString()
+    with pytest.raises(OtherNode, match="the key belongs to node 77, the request names node 78") as error:
+        replies.check("/v1/fleet/pull-messages", request, NODE)
+    assert (error.value.status, RefusedRequest.status) == (401, 403)
 
 
 def test_content_in_the_message_itself_does_not_pass(replies: Replies) -> None:

@@ -80,7 +80,7 @@ def test_nothing_is_read_without_a_registered_key() -> None:
 
 
 def test_what_is_not_the_clients_own_business_does_not_pass() -> None:
-    assert answer(request("/v1/fleet/pull-messages", "4"), b"\x0a\x02\x08\x08")[0] == 403
+    assert answer(request("/v1/fleet/pull-messages", "4"), b"\x0a\x02\x08\x08")[0] == 401
     assert answer(request("/v1/fleet/push-messages", "4"), b"\x0a\x02\x08\x07")[0] == 403
 
 

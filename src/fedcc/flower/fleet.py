@@ -42,6 +42,17 @@ KEPT = 8  # messages to a node that may still be replied to; the server asks for
 class RefusedRequest(Exception):
     """A request that does not pass; the text names the value and the rule."""
 
+    status = 403
+
+
+class OtherNode(RefusedRequest):
+    """A request in the name of a node that is not the key's; also of a SuperNode that outlived its server.
+
+    A server that starts again gives its nodes new numbers. At 401 a SuperNode ends, and its site starts a new one.
+    """
+
+    status = 401
+
 
 @dataclass(eq=False)
 class Expected:
@@ -78,7 +89,7 @@ class Replies:
         if request is None:
             return
         if (claimed := request.node_id if hasattr(request, "node_id") else request.node.node_id) != node:
-            raise RefusedRequest(f"the key belongs to node {node}, the request names node {claimed}")
+            raise OtherNode(f"the key belongs to node {node}, the request names node {claimed}")
         sent = self.expected.get(node, OrderedDict())
         if kind == "push-messages":
             self._check_reply(request, node, sent)

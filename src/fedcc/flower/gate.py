@@ -86,7 +86,7 @@ class Gate:
                 signs = self.signature and scope["path"] == "/v1/fleet/get-fab"
                 await self.app(scope, replayed(body, receive), self.signer(send) if signs else send)
         except RefusedRequest as error:
-            raise Refusal(403, str(error)) from None
+            raise Refusal(error.status, str(error)) from None
         except Busy as error:
             raise Refusal(503, str(error)) from None
         finally:
