@@ -56,7 +56,7 @@ COMMANDS = {
     "federation predict": "--out",
     "federation demo": "--out --method --rounds --epochs --fraction --seed",
     "predict": "--abstain --explain --out --code",
-    "distil": "--model --epochs --mixes --sharpness --seed --out --data-dir --code --json",
+    "distil": "--model --public --epochs --mixes --sharpness --seed --out --data-dir --code --json",
     "export": "--code",
     "demo": "--out --rounds --epochs --clients --seed --jobs --json",
     "methods": "--json",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 import os
 import re
 import shlex
@@ -114,6 +115,28 @@ def test_mixtures_lie_between_two_samples() -> None:
 def test_a_student_of_many_opinions_is_refused(federation: fedcc.Federation) -> None:
     with pytest.raises(ValueError, match="one model per client"):
         distil(trained("local", federation), federation.public, network("mlp", (1, 8, 8)))
+
+
+def test_a_student_of_samples_in_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capsys) -> None:
+    """A run's data may be elsewhere, as in a federation."""
+    monkeypatch.chdir(tmp_path)
+    rng = np.random.default_rng(0)
+    rows = [f"{a:.3f},{b:.3f},{'high' if a > b else 'low'}" for a, b in rng.random((80, 2))]
+    Path("points.csv").write_text("\n".join(["a,b,kind", *rows]))
+    words = ("--data", "./points.csv", "--label", "kind", "--clients", 2, "--skew", "iid", "--rounds", 1, "--epochs", 1)
+    assert call(capsys, "run", "fedcc", *words, "--device", "cpu", "--out", "run").code == 0
+    Path("points.csv").rename("more.csv")
+    call(capsys, "distil", "run").refused("the run's public samples cannot be had here", "give some with --public")
+    assert not Path("run/student").exists()
+    done = call(capsys, "distil", "run", "--public", "more.csv", "--epochs", 1)
+    assert (done.code, done.out) == (0, "mlp on 80 public samples: no test samples, run/student\n"), done
+    assert json.loads(Path("run/student/student.json").read_text())["accuracy"]["student"] is None
+    call(capsys, "distil", "run", "--public", "none.csv").refused("none.csv: no such file or folder")
+    Path("run/experiment.toml").rename("kept.toml")
+    call(capsys, "distil", "run", "--public", "more.csv").failed("experiment.toml", code=2)
+    Path("kept.toml").rename("run/experiment.toml")
+    Path("more.csv").rename("points.csv")
+    assert "(its teacher" in call(capsys, "distil", "run", "--public", "points.csv", "--epochs", 1).out
 
 
 # ------------------------------------------------------------------------------------------------------------ exported

@@ -90,6 +90,9 @@ def write_table(rows: Iterable[dict[str, Any]], out: Path | None) -> None:
 def distil(
     folder: Run,
     model: Annotated[str | None, typer.Option(help="the student's network; the first client's by default")] = None,
+    public: Annotated[
+        Path | None, typer.Option(help="samples to learn from, as for predict; the run's public ones by default")
+    ] = None,
     epochs: Annotated[int, typer.Option(min=1, help="epochs over the public samples and their mixtures")] = 10,
     mixes: Annotated[int, typer.Option(min=0, max=1000, help="mixtures of public samples for each of them")] = 19,
     sharpness: Annotated[float, typer.Option(min=0, help="power of the targets' probabilities")] = 4.0,
@@ -107,8 +110,8 @@ def distil(
 
     allow(model)
     allow_code(code)
-    student = distil_run(folder, model, epochs=epochs, mixes=mixes, sharpness=sharpness, seed=seed, out=out,
-                         data_dir=data_dir)  # fmt: skip
+    student = distil_run(folder, model, inputs=public, epochs=epochs, mixes=mixes, sharpness=sharpness, seed=seed,
+                         out=out, data_dir=data_dir)  # fmt: skip
     if as_json:
         typer.echo(json.dumps(student.values()))
         return

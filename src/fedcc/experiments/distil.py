@@ -22,9 +22,13 @@ from fedcc.core.rng import SERVER, Key
 from fedcc.core.samples import Samples
 from fedcc.engine import Plain, choose_device, drive
 from fedcc.engine.threads import fixed_threads
+from fedcc.errors import InputError
 from fedcc.evaluate.accuracy import percent
+from fedcc.experiments import toml
 from fedcc.experiments.experiment import Experiment
 from fedcc.experiments.result import Result, load
+from fedcc.federation import Federation, as_samples
+from fedcc.inputs import read_inputs
 from fedcc.losses import SoftCrossEntropy
 from fedcc.methods.student import Student
 from fedcc.nets import network
@@ -76,8 +80,8 @@ class Distilled:
     folder: Path
     network: str
     public: int
-    student: float
-    teacher: float
+    student: float | None  # None without a test set
+    teacher: float | None
     labels: float | None  # of the same network, trained on the true labels of the public samples
 
     def values(self) -> dict[str, Any]:
@@ -88,33 +92,44 @@ class Distilled:
         }
 
     def line(self) -> str:
-        reference = "" if self.labels is None else f", on the true public labels {self.labels:.2f} %"
-        return (
-            f"{self.network} on {self.public} public samples: {self.student:.2f} % "
-            f"(its teacher {self.teacher:.2f} %{reference}), {self.folder}"
-        )
+        accuracy = "no test samples"
+        if self.student is not None:
+            reference = "" if self.labels is None else f", on the true public labels {self.labels:.2f} %"
+            accuracy = f"{self.student:.2f} % (its teacher {self.teacher:.2f} %{reference})"
+        return f"{self.network} on {self.public} public samples: {accuracy}, {self.folder}"
 
 
 def distil_run(
-    folder: Path, model: str | None, *, out: Path | None = None, data_dir: Path | None = None, seed: int = 0,
-    **options: Any,
+    folder: Path, model: str | None, *, inputs: Path | None = None, out: Path | None = None,
+    data_dir: Path | None = None, seed: int = 0, **options: Any,
 ) -> Distilled:  # fmt: skip
-    """Distil the run of a folder and measure the student on the test set."""
-    loaded, experiment = load(folder), Experiment.read(folder / "experiment.toml")
+    """Distil the run of a folder and measure the student on the run's test set, if that can be had.
+
+    ``inputs`` are samples to learn from; the run's public ones by default.
+    """
+    loaded, experiment = load(folder), _experiment(folder / "experiment.toml")
     device = choose_device("auto" if experiment.machine.device != "cpu" else "cpu")
-    result, federation = loaded.to(device), experiment.federation(data_dir)
-    public, test = federation.public.to(device), federation.test.to(device)
+    result, federation = loaded.to(device), _federation(experiment, data_dir, needed=inputs is None)
+    if inputs is not None:
+        x = read_inputs(inputs, result.shape, result.dtype, result.encoding)[1]
+        public = as_samples(str(inputs), x, result.view).to(device)
+    else:
+        assert federation is not None
+        public = federation.public.to(device)
     name = model or experiment.split.models.split(",")[0]
     factory = network(name, public.shape)
     options |= {"batch": experiment.training.batch, "seed": seed}
 
-    def measure(predictor: Result) -> float:
+    def measure(predictor: Result) -> float | None:
+        if federation is None or not len(federation.test):
+            return None
+        test = federation.test.to(device)
         return percent(predictor.scores(test.x).argmax(-1) == test["y"].cpu())
 
     with fixed_threads(experiment.machine.threads):
         student = distil(result, public, factory, **options)
         reference = None
-        if federation.hidden is not None:  # the same number of steps
+        if inputs is None and federation is not None and federation.hidden is not None:  # the same number of steps
             true = public.with_(target=F.one_hot(federation.hidden, federation.classes).float().to(device))
             steps = -(-len(public) * (1 + options["mixes"]) // options["batch"]) * options["epochs"]
             recipe = Recipe(batch=options["batch"], steps=steps, schedule="cosine")
@@ -125,3 +140,23 @@ def distil_run(
     student.save(place)
     write_json(place / "student.json", {**distilled.values(), **options})
     return distilled
+
+
+def _experiment(path: Path) -> Experiment:
+    """A run's options; its data need not be here."""
+    try:
+        return Experiment.stored(toml.load(path))
+    except (KeyError, ValueError) as error:
+        raise ValueError(f"{path}: {error}") from None
+
+
+def _federation(experiment: Experiment, data_dir: Path | None, needed: bool) -> Federation | None:
+    """A run's data; None if it is not here, as that of a federation, and not needed."""
+    try:
+        return experiment.federation(data_dir)
+    except ValueError as error:
+        if needed:
+            raise InputError(
+                f"the run's public samples cannot be had here ({error}): give some with --public"
+            ) from None
+        return None
