@@ -113,6 +113,20 @@ def test_evaluation_in_parts_is_evaluation(images: Any, monkeypatch: pytest.Monk
     assert {**parts.rounds[0], "seconds": {}} == {**whole.rounds[0], "seconds": {}}
 
 
+@pytest.mark.parametrize("method", ["fedcc", "fedavg", "local"])
+def test_a_map_is_predicted_in_parts(method: str, images: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    result = fedcc.run(method, Federation.split((IMAGES, LABELS), "iid", 3, linear), rounds=1, epochs=1, device="cpu")
+    monkeypatch.setattr("fedcc.core.samples.CHUNK", 70 * 4 * 192)
+    torch.testing.assert_close(result.scores(images), result.scores(IMAGES))
+    one, other = (vars(result.answer(x)) for x in (images, IMAGES))
+    assert one.keys() == other.keys()
+    for name in one:
+        torch.testing.assert_close(one[name], other[name])
+    if method == "fedcc":
+        torch.testing.assert_close(result.explain(images).votes, result.explain(IMAGES).votes)
+        torch.testing.assert_close(result.explain(images).trust, result.explain(IMAGES).trust)
+
+
 def test_forms_of_maps(tmp_path: Path) -> None:
     numbers = mapped(tmp_path / "a.npy", RNG.normal(5, 2, (90, 4)))  # float64
     f = Federation.split((numbers, LABELS[:90]), "iid", 2)

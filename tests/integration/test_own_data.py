@@ -87,6 +87,8 @@ def test_images_become_a_data_set_with_a_test_set_of_each_class(images: Path) ->
         (("--data", "./empty"), "expected a sub-folder of images per class, found none"),
         (("--data", "nomodule:load"), "nomodule:load: module nomodule cannot be imported"),
         (("--data", "math:pi"), "math:pi"),
+        (("--data", "math:pi", "--label", "y"), "label=y is for files; math:pi is a function"),
+        (("--data", "math:pi", "--resize", "8"), "resize=8 is for files; math:pi is a function"),
         (("--data", "digits", "--models", "math:nothing"), "math:nothing: module math has no nothing"),
         (("--data", "digits", "--label", "y"), "label names a column of a table"),
         (("--data", "digits", "--resize", "16"), "resize is for images of your own"),

@@ -82,6 +82,9 @@ def _read_once(source: str, label: str, resize: int, test: float, _signature: st
 def read(source: str, *, label: str = "", resize: int = 0, test: float = 0.2) -> Dataset:
     """The data set of a path or ``module:function``; test samples are split off where it has none."""
     if is_reference(source) or is_installed(source):
+        if label or resize:
+            given = f"label={label}" if label else f"resize={resize}"
+            raise ValueError(f"{given} is for files; {source} is a function, which makes its samples itself")
         function = import_installed("fedcc.data", source) or import_reference(source)
         if not callable(function):
             raise InputError(f"{source} must be a function that returns a fedcc Dataset, got {function!r}")

@@ -140,15 +140,16 @@ class Result:
 
         Methods without a common model (``local``, ``SSL``) give one set per client, [clients, N, classes].
         """
-        return self._ask(self.method.predict, x).cpu()
+        return _joined(self._ask(self.method.predict, x), -2)
 
-    def _ask(self, question: Callable[[Trained, Samples], Coroutine[Any, Any, T]], x: Any) -> T:
-        """What the method answers about new inputs."""
-        samples = self._samples(x)
-        return drive([question(self.trained, samples)], Plain(samples.x.device))[0]
+    def _ask(self, question: Callable[[Trained, Samples], Coroutine[Any, Any, T]], x: Any) -> list[T]:
+        """What the method answers about new inputs; of a memory map, a part at a time."""
+        device = next(iter(self.models.values())).state["head.weight"].device
+        parts = (part.to(device) for part in self._samples(x).chunks())
+        return [drive([question(self.trained, part)], Plain(device))[0] for part in parts]
 
     def _samples(self, x: Any) -> Samples:
-        """New inputs, checked, where the models are; rows of a table are encoded as in training."""
+        """New inputs, checked; rows of a table are encoded as in training."""
         from fedcc.data.objects import read_object
 
         if found := read_object("predict", x, labelled=False, resize=self.shape[-1] if self.dtype == "uint8" else 0):
@@ -158,14 +159,14 @@ class Result:
                 raise ValueError("this model was not trained on a table")
             x = self.encoding.encode(x)
         model = next(iter(self.models.values()))
-        device, samples = model.state["head.weight"].device, as_samples("predict", x, self.view)
+        samples = as_samples("predict", x, self.view)
         dtype = str(samples.x.dtype).removeprefix("torch.")
         if samples.shape != model.arch.shape or dtype != self.dtype:
             raise ValueError(
                 f"inputs must be like those of training, {self.dtype} of shape {model.arch.shape}, "
                 f"got {dtype} of shape {samples.shape}"
             )
-        return samples.to(device)
+        return samples
 
     def predict(self, x: Any, abstain: float | None = None) -> Tensor:
         """The predicted label of each input: a class from 0 on, or one of the labels that the federation had.
@@ -191,15 +192,20 @@ class Result:
 
     def answer(self, x: Any) -> Answer:
         """Probabilities, confidence and the mass for "unknown" (FedCC) of new inputs."""
-        answer = self._ask(self.method.answer, x)
-        unknown = None if answer.unknown is None else answer.unknown.cpu()
-        return Answer(answer.probabilities.cpu(), answer.confidence.cpu(), unknown)
+        answers = self._ask(self.method.answer, x)
+        unknown = [a.unknown for a in answers if a.unknown is not None]
+        return Answer(
+            _joined([a.probabilities for a in answers], -2),
+            _joined([a.confidence for a in answers], -1),
+            _joined(unknown, -1) if unknown else None,
+        )
 
     def explain(self, x: Any) -> Explanation:
         """Who knew: each client's votes for the classes, its known mass and the trust it gets."""
         votes = self._ask(self.method.votes, x)
+        known, trust = _joined([v.known for v in votes], -2), _joined([v.trust for v in votes], -1)
         clients = tuple(f"client {k}" for k in self.trained.clients)
-        return Explanation(clients, self.classes, votes.known.cpu(), votes.trust.cpu())
+        return Explanation(clients, self.classes, known, trust)
 
     def to(self, device: torch.device | str) -> Result:
         """The same result with its models on another device."""
@@ -285,6 +291,11 @@ class Result:
             method, trained, view, about["dtype"], about["rounds"], about["seconds"], tuple(labels), stopped,
             tuple(names), encoding,
         )  # fmt: skip
+
+
+def _joined(parts: list[Tensor], dim: int) -> Tensor:
+    """What was answered a part at a time, as one tensor."""
+    return torch.cat([part.cpu() for part in parts], dim) if len(parts) > 1 else parts[0].cpu()
 
 
 load = Result.load
