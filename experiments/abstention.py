@@ -33,9 +33,17 @@ def measure(result: fedcc.Result, known: tuple[np.ndarray, np.ndarray], new: np.
     foreign = np.concatenate([result.confidence(new[i : i + 2000]).numpy() for i in range(0, len(new), 2000)])
     order = np.argsort(-scores, kind="stable")
     accuracy = np.cumsum(right[order]) / np.arange(1, len(order) + 1)
-    curve = {f"{share:.2f}": round(100 * float(accuracy[round(share * len(order)) - 1]), 2) for share in np.arange(0.1, 1.01, 0.1)}
+    curve = {
+        f"{share:.2f}": round(100 * float(accuracy[round(share * len(order)) - 1]), 2)
+        for share in np.arange(0.1, 1.01, 0.1)
+    }
     auroc = roc_auc_score(np.r_[np.ones(len(scores)), np.zeros(len(foreign))], np.r_[scores, foreign])
-    return {"auroc": round(float(auroc), 4), "accuracy": curve["1.00"], "accuracy at 0.8": curve["0.80"], "coverage": curve}
+    return {
+        "auroc": round(float(auroc), 4),
+        "accuracy": curve["1.00"],
+        "accuracy at 0.8": curve["0.80"],
+        "coverage": curve,
+    }
 
 
 def digits() -> list[dict[str, object]]:

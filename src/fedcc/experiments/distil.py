@@ -20,7 +20,7 @@ from fedcc.core.model import Arch, Factory
 from fedcc.core.requests import Fit, Init, Recipe
 from fedcc.core.rng import SERVER, Key
 from fedcc.core.samples import Samples
-from fedcc.engine import Plain, choose_device, drive
+from fedcc.engine import choose_device, default_engine, default_precision, drive, engine
 from fedcc.engine.threads import fixed_threads
 from fedcc.errors import InputError
 from fedcc.evaluate.accuracy import percent
@@ -68,7 +68,8 @@ def fit_student(result: Result, samples: Samples, factory: Factory, key: Key, re
     async def train() -> Any:
         return await Fit(await Init(arch, key), SoftCrossEntropy("public"), {"public": samples}, key, recipe)
 
-    fitted = drive([train()], Plain(samples.x.device))[0]
+    device = samples.x.device
+    fitted = drive([train()], engine(default_engine(device), device, default_precision(device)))[0]
     return replace(result, method=Student(), trained=Trained(arch.outputs, {}, {"student": fitted.model}), rounds=[],
                    seconds=0.0, stopped="")  # fmt: skip
 
