@@ -51,6 +51,7 @@ COMMANDS = {
     "federation upgrade": "",
     "federation server": "--bind",
     "federation client": "--data --model --server --device --threads --network --label --share-model",
+    "federation audit": "--json",
     "federation run": "--overwrite",
     "federation status": "--json",
     "federation predict": "--out",

@@ -137,6 +137,29 @@ def client(
 
 
 @federation_app.command()
+def audit(
+    site: Annotated[str, Argument(metavar="SITE", help="the site's folder, or its name")], as_json: Json = False
+) -> None:
+    """Show what a site was asked and what it has answered, and check that its log is whole."""
+    from fedcc.flower.folder import Site
+    from fedcc.flower.supernode import policy_text
+
+    own = Site.read(Site.find(site).resolve())
+    entries = own.audit.entries()
+    if as_json:
+        typer.echo(json.dumps(entries, indent=1))
+        return
+    rows = table("time", "", "purpose", "run", "round", "new samples", "answer", "bytes")
+    for entry in entries:
+        cells = (entry.get(name, "") for name in ("run", "round", "samples", "answer", "bytes"))
+        rows.add_row(entry["time"], entry["kind"], entry["purpose"], *map(str, cells))
+    console().print(rows)
+    typer.echo(f"{own.name}: {len(entries)} lines, each follows from the one before it")
+    if limits := policy_text(own):
+        typer.echo(limits)
+
+
+@federation_app.command()
 def run(
     folder: Folder,
     overwrite: Annotated[bool, Option("--overwrite", help="start again, replacing the run in the folder")] = False,

@@ -34,6 +34,7 @@ from fedcc.flower.command import Command, Nonces
 from fedcc.flower.data import site_samples
 from fedcc.flower.folder import Site
 from fedcc.flower.own_network import own_network
+from fedcc.flower.policy import AuditLog
 from fedcc.flower.site_error import SiteError, error_texts, log_error
 
 ABOUT = {"format": 1}  # of the snapshots' files
@@ -45,10 +46,23 @@ class SiteApp(ClientApp):
 
     def __call__(self, message: Message, context: Context) -> Message:
         try:
-            return super().__call__(message, context)
+            reply = super().__call__(message, context)
         except Exception as error:
             log_error(error)
-            return Message(write_content({**_nonce(message), **error_texts(error)}), reply_to=message)
+            reply = error_reply(message, error)
+        try:  # nothing leaves the site unless the log says so
+            AuditLog(Path(str(context.node_config["site"])) / "state").answered(
+                message.metadata.message_type, *read_content(reply.content)
+            )
+        except Exception as error:
+            log_error(error)
+            return error_reply(message, error)
+        return reply
+
+
+def error_reply(message: Message, error: Exception) -> Message:
+    """The answer that says which kind of error there was."""
+    return Message(write_content({**_nonce(message), **error_texts(error)}), reply_to=message)
 
 
 def _nonce(message: Message) -> dict[str, str]:
@@ -86,6 +100,9 @@ class SiteClient:
         self.threads = int(settings["threads"])
         self.method, self.device = site.experiment.build_method(), choose_device(str(settings["device"]))
         self.wire, self.seed = site.experiment.training.wire, site.experiment.training.seed
+        samples = self.new_samples() if self.command.purpose == "query.predict" else 0
+        site.policy.check_method(site.experiment.method)
+        site.audit.allow(site.policy, self.run, self.t, self.command.nonce, self.command.purpose, samples)
         self.folder = site.state / self.run
         self.folder.mkdir(parents=True, exist_ok=True)
         Nonces(self.folder).spend(self.command.nonce)
@@ -98,6 +115,13 @@ class SiteClient:
         if site.brings_network:
             sys.path.append(str(settings["code"]))
             self.network = own_network(str(settings["network"]), site.task.shape)
+
+    def new_samples(self) -> int:
+        """How many of the samples to predict are not public."""
+        inputs: Inputs = self.question({"Inputs": Inputs})
+        public = self.site.task.public_samples(self.site.path / "public.npz").x
+        known = {row.numpy().tobytes() for row in public}
+        return sum(row.numpy().tobytes() not in known for row in inputs.x.cpu())
 
     def question(self, known: MessageClasses, wire: str = "fp32") -> Any:
         """The server's message, of one of these classes."""
@@ -212,7 +236,13 @@ def model(message: Message, context: Context) -> Message:
 
 @app.query("predict")
 def predict(message: Message, context: Context) -> Message:
-    """The logits of the client's own model for the inputs that the server sent."""
-    client = SiteClient(message, context)
+    """The logits of the client's own model for the inputs that the server sent, if the site's policy allows it."""
+    try:
+        client = SiteClient(message, context)
+    except SiteError as error:
+        if error.code != "policy":
+            raise
+        log_error(error)
+        return Message(write_content({**_nonce(message), "declined": "yes"}), reply_to=message)
     inputs: Inputs = client.question({"Inputs": Inputs})
     return client.answer(Predictions(client.predict(inputs.x)))

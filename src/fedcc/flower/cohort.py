@@ -185,14 +185,15 @@ class FlowerCohort:
         return dict(sorted(models.items()))
 
     def predictions(self, t: int, x: Tensor, clients: Collection[int]) -> dict[int, Predictions]:
-        """The logits of these clients' own models for these inputs."""
+        """The logits of these clients' own models for these inputs; without those that decline."""
         question = encode(Inputs(x.cpu()), "fp32", run=self.run, round=t)
 
         def expected(k: int) -> ExpectedMessage:
             return self.whole(Predictions(torch.zeros(len(x), self.archs[k].outputs)), t)
 
         names = [self.names[k] for k in clients]
-        return self.ask(Exchange("query.predict", t, lambda _: question, expected, names))
+        answers = self.ask(Exchange("query.predict", t, lambda _: question, expected, names, may_decline=True))
+        return {k: answer for k, answer in answers.items() if answer is not None}
 
     def whole(self, message: Any, t: int) -> ExpectedMessage:
         """An answer like this message, which no wire has rounded."""

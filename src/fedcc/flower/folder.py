@@ -22,6 +22,7 @@ from fedcc.experiments.options import OPTIONS
 from fedcc.experiments.toml import dumps, load
 from fedcc.flower.data import errors_named, inputs_sha256, read_arrays
 from fedcc.flower.own_network import OWN, client_network
+from fedcc.flower.policy import AuditLog, Policy
 from fedcc.flower.rules import Rules
 from fedcc.inputs.tables import Encoding
 from fedcc.methods import build_method, recorded_settings
@@ -183,6 +184,7 @@ class Site:
     model: str = option(REQUIRED, "the client's network")
     server: str = option(REQUIRED, "HOST:PORT of the server")
     share_model: bool = option(REQUIRED, "send the model to the server at the end")
+    policy: Policy = Policy()
 
     @staticmethod
     def find(text: str) -> Path:
@@ -199,7 +201,8 @@ class Site:
             raise ValueError(f"{path} is not a site's folder: site.toml is missing; ask the operator for it")
         table, experiment = load(file), read_experiment(path / "experiment.toml")
         with errors_named(f"{file} is damaged"):
-            site = Site(path, experiment, Task.read(table.pop("task")), **table)
+            policy = Policy.read(table.pop("policy", {}))
+            site = Site(path, experiment, Task.read(table.pop("task")), **table, policy=policy)
             check_options(site)
             parse_clients([f"{site.name}={client_network(site.model, site.task.shape)}"])
         return site
@@ -207,7 +210,8 @@ class Site:
     def write(self) -> None:
         own = {name: getattr(self, name) for name in ("name", "number", "model", "server", "share_model")}
         write_whole(self.path / "experiment.toml", self.experiment.toml())
-        write_whole(self.path / "site.toml", dumps({**own, "task": self.task.table()}))
+        policy = {"policy": limits} if (limits := self.policy.table()) else {}
+        write_whole(self.path / "site.toml", dumps({**own, **policy, "task": self.task.table()}))
 
     @property
     def brings_network(self) -> bool:
@@ -218,6 +222,11 @@ class Site:
     def state(self) -> Path:
         """What the site keeps for itself."""
         return self.path / "state"
+
+    @property
+    def audit(self) -> AuditLog:
+        """The log of what the site was asked and has answered."""
+        return AuditLog(self.state)
 
     def terms(self) -> dict[str, Any]:
         return terms(self.experiment, self.task, self.number, self.model)

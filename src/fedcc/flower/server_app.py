@@ -111,7 +111,7 @@ class FlowerServer(Observer):
             return Evaluation(targets=targets_accuracy(messages.downs, hidden))
         samples = self.samples(x=self.test["x"], y=self.test["y"]) if self.test else None
         self.trained, executor = self.ensemble(messages.t, samples)
-        if samples is None:
+        if samples is None or (self.method.uploads_models and not self.trained.clients):  # all decline
             return Evaluation()
         asks_sites = executor is not self.engine  # other readings are not worth asking the sites again
         readings = {} if asks_sites else readings_in_round(self.method, self.public, last)
@@ -198,6 +198,8 @@ class FlowerServer(Observer):
         with fixed_threads(self.experiment.machine.threads):
             self.connect(start)
             trained, executor = self.ensemble(start.snapshot.t, samples)
+            if self.method.uploads_models and not trained.clients:
+                raise ValueError("no client has predicted: their policies do not allow it")
             scores = drive([self.method.predict(trained, samples)], executor)[0].cpu().numpy()
         with open_whole(target) as file:
             np.savez(file, scores=scores, labels=scores.argmax(-1))

@@ -22,6 +22,7 @@ CODES = {
     "message": "the site could not read the message",
     "files": "the site could not read or write its files",
     "rounds": "the site has not taken part in any round yet",
+    "policy": "the site's policy does not allow it",
     "memory": "the site has run out of memory",
     "failed": "an error at the site",
 }

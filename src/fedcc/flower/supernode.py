@@ -19,7 +19,9 @@ from fedcc.flower.folder import Site
 from fedcc.flower.fork_server import ForkServer
 from fedcc.flower.gate import supernode_command
 from fedcc.flower.own_network import own_network
+from fedcc.flower.policy import Usage
 from fedcc.flower.programs import ChildProcess, LogFollower, environment, free_port, unreachable_reason
+from fedcc.flower.site_error import SiteError
 from fedcc.inputs import TABLES
 from fedcc.nets import build
 
@@ -73,7 +75,13 @@ def take_part(
     label = label or site.experiment.split.label
     samples = site_samples(data, site.task, label)
     site.task.public_samples(site.path / "public.npz")
+    try:
+        site.policy.check_method(site.experiment.method)
+    except SiteError as error:
+        raise ValueError(f"the policy of {site.name} forbids it: {error}") from None
     say(f"{site.name}: {len(samples)} samples of {data}, {network or site.model}, server {server}")
+    if limits := policy_text(site):
+        say(limits)
     site.state.mkdir(exist_ok=True)
     config = {"site": str(site.path), "data": str(data.resolve()), "device": device, "threads": threads,
               "share-model": share_model, "label": label, "network": network, "code": str(Path.cwd())}  # fmt: skip
@@ -94,6 +102,14 @@ def take_part(
             _run_supernode(site, server, env, say)
             say(f"the connection has ended; retrying in {RETRY_SECONDS:g} s (a server may keep a session for a minute)")
             time.sleep(RETRY_SECONDS)
+
+
+def policy_text(site: Site) -> str:
+    """The site's limits and how much of them is used, in words; empty if it has none."""
+    used = Usage.of(site.audit.entries())
+    numbers = {"runs": len(used.runs), "rounds": len(used.rounds), "queries": used.queries}
+    limits = {name: limit for name, limit in site.policy.table().items() if name in numbers}
+    return "policy: " + ", ".join(f"{numbers[n]:,} of {limits[n]:,} {n} used" for n in limits) if limits else ""
 
 
 def check_network(site: Site, name: str) -> None:

@@ -1,0 +1,154 @@
+"""What a site allows beyond the experiment that it has agreed to, and its own log of everything that it was asked.
+
+The log is the ledger too: what was allowed is counted in it, over all runs, so a limit survives restarts. Each line
+holds the digest of the line before it and of itself; a line that is changed, removed or put in between shows.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from fedcc.core.digests import DamagedFile
+from fedcc.core.naming import printable
+from fedcc.core.options import check_options, option
+from fedcc.flower.site_error import SiteError
+
+ALLOWED, ANSWERED = "allowed", "answered"  # kinds of lines
+FIRST = "0" * 64  # before the first line
+LONGEST = 200  # characters of a text that was sent
+
+
+@dataclass(frozen=True)
+class Policy:
+    """A site's own limits, ``[policy]`` of its ``site.toml``; -1 stands for no limit."""
+
+    methods: tuple[str, ...] = option((), "methods that the site takes part in; all if none is named")
+    runs: int = option(-1, "runs that the site takes part in", low=-1)
+    rounds: int = option(-1, "rounds that the site trains, in all runs together", low=-1)
+    queries: int = option(-1, "samples beyond the public ones that the site predicts, in all runs together", low=-1)
+
+    @staticmethod
+    def read(table: Mapping[str, Any]) -> Policy:
+        values: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in table.items()}
+        policy = Policy(**values)
+        check_options(policy)
+        return policy
+
+    def table(self) -> dict[str, Any]:
+        """The limits that there are, as a file holds them."""
+        values = {"methods": list(self.methods), "runs": self.runs, "rounds": self.rounds, "queries": self.queries}
+        return {name: value for name, value in values.items() if value not in ([], -1)}
+
+    def check_method(self, method: str) -> None:
+        """Refuse a method that is not on the list."""
+        if self.methods and method not in self.methods:
+            raise SiteError("policy", f"methods are {', '.join(self.methods)}, the experiment's is {method}")
+
+    def check(self, used: Usage, run: str, t: int, purpose: str, samples: int) -> None:
+        """Refuse what would go beyond a limit, given what was allowed before."""
+        wanted = {
+            "runs": len(used.runs | {run}),
+            "rounds": len(used.rounds | {(run, t)}) if purpose == "train" else 0,
+            "queries": used.queries + samples if samples else 0,
+        }
+        for name, number in wanted.items():
+            if 0 <= getattr(self, name) < number:
+                text = f"at most {getattr(self, name):,} {name}, this would be number {number:,}"
+                raise SiteError("policy", text)
+
+
+@dataclass(frozen=True)
+class Usage:
+    """What a site has allowed so far."""
+
+    runs: frozenset[str] = frozenset()
+    rounds: frozenset[tuple[str, int]] = frozenset()
+    queries: int = 0
+
+    @staticmethod
+    def of(entries: Sequence[Mapping[str, Any]]) -> Usage:
+        allowed = [entry for entry in entries if entry["kind"] == ALLOWED]
+        return Usage(
+            frozenset(entry["run"] for entry in allowed),
+            frozenset((entry["run"], entry["round"]) for entry in allowed if entry["purpose"] == "train"),
+            sum(entry["samples"] for entry in allowed),
+        )
+
+
+class AuditLog:
+    """``state/audit.jsonl`` of a site: one line when a command is allowed, one when it is answered."""
+
+    def __init__(self, state: Path):
+        self.path = state / "audit.jsonl"
+
+    def entries(self) -> list[dict[str, Any]]:
+        """All lines, if they follow from each other; an end without a line break was being written at a crash."""
+        found: list[dict[str, Any]] = []
+        for number, line in enumerate(self._whole_lines().splitlines(), start=1):
+            try:
+                entry = json.loads(line)
+                good = entry["digest"] == _digest(entry) and entry["previous"] == _last(found)
+            except (ValueError, KeyError, TypeError):
+                good = False
+            if not good:
+                raise DamagedFile(f"{self.path} is damaged: line {number} does not follow from those before it")
+            found.append(entry)
+        return found
+
+    def allow(self, policy: Policy, run: str, t: int, nonce: str, purpose: str, samples: int) -> None:
+        """Note that a command is allowed, unless it would go beyond a limit."""
+        with self._locked():
+            entries = self.entries()
+            policy.check(Usage.of(entries), run, t, purpose, samples)
+            about = {"purpose": purpose, "run": run, "round": t, "nonce": nonce, "samples": samples}
+            self._append(entries, {"kind": ALLOWED, **about})
+
+    def answered(self, purpose: str, texts: Mapping[str, str], arrays: Mapping[str, bytes]) -> None:
+        """Note an answer: what it says, and the digest of its arrays."""
+        content = sha256()
+        for name in sorted(arrays):
+            content.update(f"{name}\0{len(arrays[name])}\0".encode() + arrays[name])
+        outcome = texts.get("error") or ("declined" if texts.get("declined") else "sent")
+        about = {"purpose": printable(purpose)[:LONGEST], "nonce": printable(texts.get("nonce", ""))[:LONGEST]}
+        size = sum(map(len, arrays.values()))
+        with self._locked():
+            entry = {"kind": ANSWERED, **about, "answer": outcome, "bytes": size, "sha256": content.hexdigest()}
+            self._append(self.entries(), entry)
+
+    def _whole_lines(self) -> bytes:
+        content = self.path.read_bytes() if self.path.exists() else b""
+        return content[: content.rfind(b"\n") + 1]
+
+    def _locked(self) -> Any:
+        from filelock import FileLock
+
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        return FileLock(self.path.with_suffix(".lock"))
+
+    def _append(self, entries: list[dict[str, Any]], about: Mapping[str, Any]) -> None:
+        entry = {"time": datetime.now(UTC).isoformat(timespec="seconds"), **about, "previous": _last(entries)}
+        entry["digest"] = _digest(entry)
+        end = len(self._whole_lines())
+        with self.path.open("r+b" if self.path.exists() else "wb") as file:
+            file.truncate(end)
+            file.seek(end)
+            file.write(json.dumps(entry).encode() + b"\n")
+            file.flush()
+            os.fsync(file.fileno())
+
+
+def _last(entries: Sequence[Mapping[str, Any]]) -> str:
+    return str(entries[-1]["digest"]) if entries else FIRST
+
+
+def _digest(entry: Mapping[str, Any]) -> str:
+    """The digest of a line, but for itself."""
+    rest = {name: value for name, value in entry.items() if name != "digest"}
+    return sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()

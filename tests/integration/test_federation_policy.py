@@ -1,0 +1,94 @@
+"""A site's own limits hold against its server, and its log tells what left it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("flwr")
+
+from fedcc.experiments.store import RunFolder
+from fedcc.flower.folder import FederationFolder, Site
+from federation import NAMES, LocalTransport, make
+from program import call
+
+Capsys = pytest.CaptureFixture[str]
+
+
+def limit(folder: FederationFolder, name: str, **policy: Any) -> Site:
+    """The site's folder with this policy, as its owner would write it."""
+    path = folder.site(name) / "site.toml"
+    head, task, rest = path.read_text().partition("[task]")
+    lines = [f"{key} = {json.dumps(value)}" for key, value in policy.items()]
+    path.write_text("\n".join([head, "[policy]", *lines, "", task + rest]))
+    return Site.read(folder.site(name))
+
+
+def test_what_left_a_site_is_in_its_log(tmp_path: Path, capsys: Capsys) -> None:
+    folder = make(tmp_path / "f")
+    LocalTransport(folder, share={"north"}).server().train()
+    site = Site.read(folder.site("east"))
+    entries = site.audit.entries()
+    number = len(folder.test()["x"])  # type: ignore[index]
+    assert [(e["purpose"], e["round"], e["samples"]) for e in entries if e["kind"] == "allowed"] == [
+        ("train", 1, 0), ("train", 2, 0), ("query.model", 2, 0), ("query.predict", 2, number),
+    ]  # fmt: skip
+    assert [e["answer"] for e in entries if e["kind"] == "answered"] == ["sent", "sent", "declined", "sent"]
+    assert len({e["nonce"] for e in entries}) == 4
+    done = call(capsys, "federation", "audit", site.path)
+    assert done.code == 0
+    assert "east: 8 lines, each follows from the one before it" in done.out
+    assert json.loads(call(capsys, "federation", "audit", site.path, "--json").out) == entries
+    site.audit.path.write_text(site.audit.path.read_text().replace('"sent"', '"kept"', 1))
+    call(capsys, "federation", "audit", site.path).failed("audit.jsonl is damaged: line 2", code=2)
+
+
+def test_a_site_that_predicts_nothing_more_is_left_out_of_predictions(tmp_path: Path, capsys: Capsys) -> None:
+    folder = make(tmp_path / "f")
+    site = limit(folder, "east", queries=0)
+    transport = LocalTransport(folder, share=set(NAMES) - {"east"})
+    transport.server().train()
+    summary = RunFolder(folder.run).summary()
+    assert summary is not None
+    assert summary["accuracy"]["final"] > 0
+    answers = {e["answer"] for e in site.audit.entries() if e["kind"] == "answered" and e["purpose"] == "query.predict"}
+    assert answers == {"declined"}
+    assert "policy: 0 of 0 queries used" in call(capsys, "federation", "audit", site.path).out
+    np.savez(tmp_path / "in.npz", x=np.load(folder.path / "public.npz")["x"][:5])
+    transport.server().query(tmp_path / "in.npz", tmp_path / "out.npz")
+    assert site.audit.entries()[-1]["answer"] == "sent", "public samples may be asked about"
+
+
+def test_a_federation_whose_sites_predict_nothing_more_has_no_accuracy(tmp_path: Path) -> None:
+    folder = make(tmp_path / "f")
+    for name in NAMES:
+        limit(folder, name, queries=0)
+    transport = LocalTransport(folder, share=set())
+    transport.server().train()
+    assert [r.get("accuracy") for r in RunFolder(folder.run).metrics()] == [None, None]
+    np.savez(tmp_path / "in.npz", x=folder.test()["x"][:5].numpy())  # type: ignore[index]
+    with pytest.raises(ValueError, match="no client has predicted"):
+        transport.server().query(tmp_path / "in.npz", tmp_path / "out.npz")
+
+
+def test_a_site_stops_after_its_rounds(tmp_path: Path) -> None:
+    folder = make(tmp_path / "f", rounds=3, rules={"quorum": 3, "strikes": 1})
+    site = limit(folder, "south", rounds=2)
+    LocalTransport(folder).server().train()
+    rounds = [r["federation"] for r in RunFolder(folder.run).metrics()]
+    assert [r["present"] for r in rounds] == [[*NAMES], [*NAMES], [n for n in NAMES if n != "south"]]
+    assert rounds[2]["failed"]["south"] == "the site's policy does not allow it"
+    assert not list((site.state / "run1").glob("*000003*"))
+
+
+def test_a_method_that_is_not_allowed(tmp_path: Path, capsys: Capsys) -> None:
+    folder = make(tmp_path / "f")
+    limit(folder, "west", methods=["fedmd"])
+    words = ("federation", "client", folder.site("west"), "--data", folder.site("west") / "data.npz")
+    call(capsys, *words).failed("the policy of west forbids it: methods are fedmd, the experiment's is fedcc", code=2)
+    with pytest.raises(ValueError, match="runs must be at least -1, got -3"):
+        limit(folder, "north", runs=-3)
