@@ -13,7 +13,7 @@ pytest.importorskip("flwr")
 
 from fedcc.experiments.store import RunFolder
 from fedcc.flower.folder import FederationFolder, Site
-from federation import NAMES, LocalTransport, make
+from federation import NAMES, LocalTransport, make, real
 from program import call
 
 Capsys = pytest.CaptureFixture[str]
@@ -92,3 +92,23 @@ def test_a_method_that_is_not_allowed(tmp_path: Path, capsys: Capsys) -> None:
     call(capsys, *words).failed("the policy of west forbids it: methods are fedmd, the experiment's is fedcc", code=2)
     with pytest.raises(ValueError, match="runs must be at least -1, got -3"):
         limit(folder, "north", runs=-3)
+
+
+@pytest.mark.slow
+def test_limits_hold_between_processes(tmp_path: Path) -> None:
+    names = NAMES[:2]
+    folder = make(tmp_path / "f", "fedcc", names, rules={"quorum": 1, "strikes": 1}, skew="iid")
+    site = limit(folder, "east", rounds=1, queries=0)
+    with real(folder, tmp_path / "programs") as federation:
+        federation.server()
+        federation.client("north", "--share-model")
+        limited = federation.client("east")
+        done = federation.run().end(240)
+        assert done.code == 0, done
+        assert "policy: 0 of 1 rounds used, 0 of 0 queries used" in federation.said(limited)
+        assert "at most 1 rounds, this would be number 2" in federation.said(limited)
+    rounds = [r["federation"] for r in RunFolder(folder.run).metrics()]
+    assert [r["present"] for r in rounds] == [["north", "east"], ["north"]]
+    answers = [e["answer"] for e in site.audit.entries() if e["kind"] == "answered"]
+    assert answers[:2] == ["sent", "policy"]
+    assert set(answers[2:]) <= {"declined"}
