@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from fedcc.data import own
-from fedcc.errors import InputError
+from fedcc.errors import InputError, LeftOut
 from fedcc.inputs import read_inputs
 from fedcc.inputs.images import Form, common_form, decode, list_parts
 from fedcc.inputs.tables import Encoding, Table, numbered_labels, read_csv
@@ -219,3 +219,32 @@ def test_an_archive_that_was_cut_off(tmp_path: Path) -> None:
         read_inputs(tmp_path / "cut.npz", (4,), "float32", None)
     with pytest.raises(InputError, match=r"cut\.npz: expected an \.npz of plain arrays"):
         own.read(str(tmp_path / "cut.npz"))
+
+
+def test_images_that_are_in_no_class_are_named(tmp_path: Path) -> None:
+    for name in ("a/1.png", "a/more/2.png", "b/1.png", "loose.png"):
+        picture(tmp_path / name)
+    with pytest.warns(LeftOut) as caught:
+        assert len(list_parts(tmp_path)["train"].paths) == 2
+    assert [str(w.message).partition(": ")[2] for w in caught] == [
+        "1 images are left out, as loose.png: they are in no class's folder",
+        "1 folders are left out, as more: a class's images lie in its own folder",
+    ]
+
+
+def test_images_at_any_depth_are_predicted(tmp_path: Path) -> None:
+    for name in ("1.png", "a/2.png", "a/b/c/3.png"):
+        picture(tmp_path / name)
+    (tmp_path / "a" / "loop").symlink_to(tmp_path)
+    names, x = read_inputs(tmp_path, (1, 8, 8), "uint8", None)
+    assert [n for n in names if "loop" not in n] == ["1.png", "a/2.png", "a/b/c/3.png"]
+    assert len(names) == 4, "a link to a folder is followed once"
+    assert len(x) == 4
+
+
+@pytest.mark.parametrize(("mode", "value"), [("F", 0.7), ("I", 200)])
+def test_images_of_32_bits_are_refused(mode: str, value: float, tmp_path: Path) -> None:
+    path = picture(tmp_path / "1.tif", mode, colour=value)
+    with pytest.raises(InputError) as error:
+        decode(path, Form(8, 1))
+    assert str(error.value) == f"{path}: an image may have 8 or 16 bits per value, found 32"
