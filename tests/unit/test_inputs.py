@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from fedcc.errors import InputError
+from fedcc.data import own
+from fedcc.errors import InputError, LeftOut
+from fedcc.inputs import read_inputs
 from fedcc.inputs.images import Form, common_form, decode, list_parts
 from fedcc.inputs.tables import Encoding, Table, numbered_labels, read_csv
 
@@ -158,3 +161,90 @@ def test_labels_of_any_kind(labels: list[object], numbers: list[int], names: tup
 def test_missing_labels_are_refused() -> None:
     with pytest.raises(InputError, match="1 samples have no label"):
         numbered_labels([1.0, float("nan")])
+
+
+def test_how_numbers_are_written_counts_where_they_are_categories(tmp_path: Path) -> None:
+    """A row's inputs must not depend on the other rows of its file."""
+    encoding = Encoding.fit(Table.of({"zip": ["1234567", "007", "x9", "2.50"]}))
+    (tmp_path / "mixed.csv").write_text("zip\n007\n1234567\n2.50\nx9\n")
+    (tmp_path / "digits.csv").write_text("zip\n007\n1234567\n2.50\n")
+    mixed, digits = (read_csv(tmp_path / f"{name}.csv") for name in ("mixed", "digits"))
+    assert digits.columns["zip"].dtype == float
+    assert encoding.encode(mixed).sum(1).tolist() == [1, 1, 1, 1]
+    assert (encoding.encode(digits) == encoding.encode(mixed)[:3]).all()
+    assert (encoding.encode(digits[1:]) == encoding.encode(mixed)[1:3]).all()
+    assert encoding.encode(Table.of({"zip": np.array([1234567, 7])})).sum(1).tolist() == [1, 0]
+    assert encoding.encode(Table.of({"zip": [None, 1234567]})).sum(1).tolist() == [0, 1]
+    assert digits.without("zip").texts == {}
+
+
+def test_bools_are_categories_wherever_they_come_from() -> None:
+    encoding = Encoding.fit(Table.of({"on": ["True", "False"]}))
+    for values in ([True, False], np.array([True, False]), ["True", "False"]):
+        assert encoding.encode(Table.of({"on": values})).tolist() == [[0, 1], [1, 0]]
+
+
+def test_numbers_that_float32_cannot_hold_are_refused() -> None:
+    encoding = Encoding.fit(Table.of({"a": [1.0, 2.0]}))
+    with pytest.raises(InputError, match="column 'a' has numbers too large for float32, as 1e\\+300"):
+        encoding.encode(Table.of({"a": [1.0, 1e300]}))
+
+
+def test_arrays_in_another_layout_are_predicted_as_they_were_trained(tmp_path: Path) -> None:
+    x = np.arange(2 * 3 * 4 * 4, dtype=np.uint8).reshape(2, 3, 4, 4)
+    np.savez(tmp_path / "hwc.npz", x=x.transpose(0, 2, 3, 1))
+    assert (read_inputs(tmp_path / "hwc.npz", (3, 4, 4), "uint8", None)[1] == x).all()
+    np.savez(tmp_path / "hw.npz", x=x[:, 0])
+    assert (read_inputs(tmp_path / "hw.npz", (1, 4, 4), "uint8", None)[1] == x[:, :1]).all()
+
+
+@pytest.mark.parametrize(("array", "dtype", "reason"), [
+    (np.array([[1.0, np.nan]]), "float32", "inputs must be finite"),
+    (np.array([[1.0, 1e300]]), "float32", "inputs must be finite"),
+    (np.array([[1, -1]]), "int64", "tokens must not be negative, found -1"),
+    (np.zeros((0, 2)), "float32", r"expected at least one input, found an array of shape \(0, 2\)"),
+    (np.array(5.0), "float32", "expected at least one input"),
+    (np.array([{}], object), "float32", "expected an .npz of plain arrays"),
+])  # fmt: skip
+def test_arrays_that_cannot_be_predicted(array: Any, dtype: str, reason: str, tmp_path: Path) -> None:
+    np.savez(tmp_path / "x.npz", x=array)
+    with pytest.raises(InputError, match=reason):
+        read_inputs(tmp_path / "x.npz", (2,), dtype, None)
+
+
+def test_an_archive_that_was_cut_off(tmp_path: Path) -> None:
+    np.savez(tmp_path / "x.npz", x=np.ones((50, 4)), y=np.arange(50) % 2)
+    (tmp_path / "cut.npz").write_bytes((tmp_path / "x.npz").read_bytes()[:300])
+    with pytest.raises(InputError, match=r"cut\.npz: expected an \.npz of plain arrays"):
+        read_inputs(tmp_path / "cut.npz", (4,), "float32", None)
+    with pytest.raises(InputError, match=r"cut\.npz: expected an \.npz of plain arrays"):
+        own.read(str(tmp_path / "cut.npz"))
+
+
+def test_images_that_are_in_no_class_are_named(tmp_path: Path) -> None:
+    for name in ("a/1.png", "a/more/2.png", "b/1.png", "loose.png"):
+        picture(tmp_path / name)
+    with pytest.warns(LeftOut) as caught:
+        assert len(list_parts(tmp_path)["train"].paths) == 2
+    assert [str(w.message).partition(": ")[2] for w in caught] == [
+        "1 images are left out, as loose.png: they are in no class's folder",
+        "1 folders are left out, as more: a class's images lie in its own folder",
+    ]
+
+
+def test_images_at_any_depth_are_predicted(tmp_path: Path) -> None:
+    for name in ("1.png", "a/2.png", "a/b/c/3.png"):
+        picture(tmp_path / name)
+    (tmp_path / "a" / "loop").symlink_to(tmp_path)
+    names, x = read_inputs(tmp_path, (1, 8, 8), "uint8", None)
+    assert [n for n in names if "loop" not in n] == ["1.png", "a/2.png", "a/b/c/3.png"]
+    assert len(names) == 4, "a link to a folder is followed once"
+    assert len(x) == 4
+
+
+@pytest.mark.parametrize(("mode", "value"), [("F", 0.7), ("I", 200)])
+def test_images_of_32_bits_are_refused(mode: str, value: float, tmp_path: Path) -> None:
+    path = picture(tmp_path / "1.tif", mode, colour=value)
+    with pytest.raises(InputError) as error:
+        decode(path, Form(8, 1))
+    assert str(error.value) == f"{path}: an image may have 8 or 16 bits per value, found 32"

@@ -53,7 +53,7 @@ def _parameter(option: Option) -> inspect.Parameter:
     if bool in option.kinds:
         flag = f"{flag}/--no-{flag[2:]}"
         meaning += "; on by default" if option.default else ""
-    elif option.default not in (REQUIRED, None, ()):
+    elif option.default not in (REQUIRED, None, (), ""):
         meaning += f"; {option.default} by default"
     kind = next((kind for kind in (bool, int, float, Path) if kind in option.kinds), str)
     hint: Any = list[str] if isinstance(option.default, tuple) else kind

@@ -127,5 +127,4 @@ def export(
     from fedcc.experiments.export import export as write
 
     result = load_result(folder, code)
-    write(result, target)
-    typer.echo(f"{result.method.label}, {len(result.models)} networks, {len(result.classes)} classes: {target}")
+    typer.echo(f"{result.method.label}, {write(result, target)} networks, {len(result.classes)} classes: {target}")

@@ -13,6 +13,7 @@ from dataclasses import replace
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 from numpy.typing import NDArray
@@ -179,7 +180,7 @@ def _read_npz(path: Path, _: str, labelled: bool) -> Parts:
     try:
         with np.load(path, allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}
-    except (OSError, ValueError, EOFError, KeyError) as error:
+    except (OSError, ValueError, EOFError, KeyError, BadZipFile) as error:
         raise InputError(f"{path}: expected an .npz of plain arrays, found: {error}") from error
     return _named_arrays(path, arrays, labelled)
 

@@ -25,7 +25,7 @@ def public_line(method: AnyMethod, federation: Federation) -> str:
     number, classes = len(federation.public), federation.classes
     samples = f"{number:,} public sample{'s' if number > 1 else ''}"
     if number < FEW * classes:
-        return f"only {samples} for {classes} classes: {FEW} per class are few, 10 are enough on digits"
+        return f"only {samples} for {classes} classes: at least {FEW} per class are advised"
     return f"{samples}, used without labels; they should look like the clients' own"
 
 

@@ -39,6 +39,7 @@ class Predictor(nn.Module):
         self.result = result
         self.networks = nn.ModuleList(self._network(model) for model in result.models.values())
         self.positions = {id(model): i for i, model in enumerate(result.models.values())}
+        self.used: set[int] = set()  # positions of networks that have predicted
         self.eval()
 
     @staticmethod
@@ -57,15 +58,21 @@ class Predictor(nn.Module):
         answers = []
         for request in requests:
             assert isinstance(request, Predict)
-            network = self.networks[self.positions[id(request.model)]]
-            answers.append(network(request.samples.view.clean(request.samples.x)))
+            position = self.positions[id(request.model)]
+            self.used.add(position)
+            answers.append(self.networks[position](request.samples.view.clean(request.samples.x)))
         return answers
 
 
-def export(result: Result, target: Path) -> None:
-    """Write a result as FILE.onnx or FILE.pt2, with class names and a table's columns in its metadata."""
+def export(result: Result, target: Path) -> int:
+    """Write a result as FILE.onnx or FILE.pt2, with class names and a table's columns in its metadata.
+
+    Returns how many networks the prediction needs.
+    """
     if target.suffix not in (".onnx", ".pt2"):
         raise ValueError(f"an exported model is a FILE.onnx or a FILE.pt2, got {target}")
+    if not target.parent.is_dir():
+        raise ValueError(f"{target}: the folder {target.parent} does not exist")
     predictor = Predictor(result)
     example = torch.ones((2, *result.shape), dtype=getattr(torch, result.dtype))
     with torch.no_grad():
@@ -85,7 +92,7 @@ def export(result: Result, target: Path) -> None:
             program = torch.export.export(predictor, (example,), dynamic_shapes=batch)
         with open_whole(target) as file:
             torch.export.save(program, file, extra_files={"fedcc.json": json.dumps(about)})
-        return
+        return len(predictor.used)
     try:
         import onnx  # noqa: F401
         import onnxscript  # noqa: F401
@@ -100,6 +107,7 @@ def export(result: Result, target: Path) -> None:
     converted.model.metadata_props["fedcc"] = json.dumps(about)
     with open_whole(target) as file:
         file.write(converted.model_proto.SerializeToString())
+    return len(predictor.used)
 
 
 @contextmanager

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,10 +44,31 @@ def read_inputs(
             if name is None:
                 raise InputError(f"{path}: expected an array x, found {', '.join(file.files) or 'none'}")
             x = file[name]
-    except (OSError, EOFError, KeyError) as error:
+    except (OSError, EOFError, KeyError, ValueError, BadZipFile) as error:
+        if isinstance(error, InputError):
+            raise
         raise InputError(f"{path}: expected an .npz of plain arrays, found: {error}") from error
     if encoding is not None:
         raise InputError(f"{path}: the model was trained on a table: give one ({', '.join(TABLES)})")
+    if not x.ndim or not len(x):
+        raise InputError(f"{path}: expected at least one input, found an array of shape {x.shape}")
+    return [str(i) for i in range(len(x))], _in_form(path, x, tuple(shape), dtype)
+
+
+def _in_form(path: Path, x: NDArray[Any], shape: tuple[int, ...], dtype: str) -> NDArray[Any]:
+    """An array in the form that the model was trained on, where that is only a matter of layout or number type."""
+    if dtype == "uint8" and x.dtype == np.uint8:
+        if x.ndim == 3 and len(shape) == 3:
+            x = x[:, None]
+        if x.ndim == 4 and x.shape[1:] != shape and (x.shape[3], *x.shape[1:3]) == shape:
+            x = np.ascontiguousarray(x.transpose(0, 3, 1, 2))
     if dtype == "float32" and x.dtype.kind in "fb":
-        x = x.astype(np.float32)
-    return [str(i) for i in range(len(x))], x
+        with np.errstate(over="ignore"):
+            x = x.astype(np.float32)
+        if not np.isfinite(x).all():
+            raise InputError(f"{path}: inputs must be finite")
+    if dtype == "int64" and x.dtype.kind in "iu":
+        if x.min() < 0:
+            raise InputError(f"{path}: tokens must not be negative, found {x.min()}")
+        x = x.astype(np.int64)
+    return x

@@ -59,9 +59,13 @@ def list_classes(folder: Path) -> Listing:
     classes = [path for path in _entries(folder) if path.is_dir()]
     if not classes:
         raise InputError(f"{folder}: expected a sub-folder of images per class, found none")
+    if loose := [path for path in _entries(folder) if path.suffix.lower() in SUFFIXES and path.is_file()]:
+        _leave_out(folder, len(loose), "images", loose[0], "they are in no class's folder")
     listing = Listing([], [])
     for path in classes:
         images = _images(path)
+        if deeper := _folders(path):
+            _leave_out(path, len(deeper), "folders", deeper[0], "a class's images lie in its own folder")
         if not images:
             raise InputError(f"{path}: a class needs images ({', '.join(SUFFIXES)}), found none")
         listing.paths.extend(images)
@@ -71,7 +75,7 @@ def list_classes(folder: Path) -> Listing:
 
 def list_images(folder: Path) -> Listing:
     """All images below a folder; public images need no classes."""
-    paths = [image for path in [folder, *_folders(folder)] for image in _images(path)]
+    paths = [image for path in _below(folder) for image in _images(path)]
     if not paths:
         raise InputError(f"{folder}: expected images ({', '.join(SUFFIXES)}), found none")
     return Listing(paths, [""] * len(paths))
@@ -88,13 +92,22 @@ def _folders(folder: Path) -> list[Path]:
     return [path for path in _entries(folder) if path.is_dir()]
 
 
+def _below(folder: Path) -> list[Path]:
+    """A folder and all folders below it; links to folders are followed at the top only, since they may form a loop."""
+    inner = [path for child in _folders(folder) for path in ([child] if child.is_symlink() else _below(child))]
+    return [folder, *inner]
+
+
+def _leave_out(folder: Path, number: int, what: str, first: Path, reason: str) -> None:
+    warnings.warn(f"{folder}: {number} {what} are left out, as {first.name}: {reason}", LeftOut, stacklevel=3)
+
+
 def _images(folder: Path) -> list[Path]:
     files = [path for path in _entries(folder) if path.is_file()]
     images = [path for path in files if path.suffix.lower() in SUFFIXES]
     if len(images) < len(files):
         first = next(path for path in files if path.suffix.lower() not in SUFFIXES)
-        warnings.warn(f"{folder}: {len(files) - len(images)} files are left out, as {first.name}: "
-                      "their names are not those of images", LeftOut, stacklevel=2)  # fmt: skip
+        _leave_out(folder, len(files) - len(images), "files", first, "their names are not those of images")
     return images
 
 
@@ -157,7 +170,10 @@ def decode(path: Path | Encoded, form: Form) -> Images:
 
     try:
         with _opened(path) as image:
+            kind = image.format
             image = ImageOps.exif_transpose(image)
+            if image.mode == "F" or (image.mode == "I" and kind != "PNG"):
+                raise InputError(f"{path}: an image may have 8 or 16 bits per value, found 32")
             if image.mode.startswith("I"):  # 16 bits
                 image = Image.fromarray((np.asarray(image).astype(np.int64) >> 8).clip(0, 255).astype(np.uint8))
             if image.mode in ("LA", "PA", "RGBA") or "transparency" in image.info:
@@ -167,6 +183,8 @@ def decode(path: Path | Encoded, form: Form) -> Images:
             image = image.convert("L" if form.channels == 1 else "RGB")
             image = ImageOps.fit(image, (form.side, form.side), Image.Resampling.BILINEAR)
             pixels = np.asarray(image)
+    except InputError:
+        raise
     except (OSError, SyntaxError, ValueError, MemoryError) as error:
         raise InputError(f"{path}: expected an image, found: {error}") from error
     return pixels[None] if form.channels == 1 else pixels.transpose(2, 0, 1)

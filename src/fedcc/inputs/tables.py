@@ -6,7 +6,7 @@ import csv
 import hashlib
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -27,20 +27,31 @@ class Table:
     """Columns of equal length: float64 for numbers (NaN is missing), else texts (None is missing)."""
 
     columns: Mapping[str, NDArray[Any]]
+    texts: Mapping[str, NDArray[Any]] = field(default_factory=dict)  # numbers as they were written: "007"
 
     @staticmethod
     def of(columns: Mapping[str, Iterable[Any]]) -> Table:
         """A table of any values; a column whose values are all numbers, or texts of numbers, is one of numbers."""
-        return Table({str(name): _column(str(name), values) for name, values in columns.items()})
+        read = {str(name): _column(str(name), values) for name, values in columns.items()}
+        texts = {name: text for name, (_, text) in read.items() if text is not None}
+        return Table({name: values for name, (values, _) in read.items()}, texts)
 
     def __len__(self) -> int:
         return len(next(iter(self.columns.values()), ()))
 
     def __getitem__(self, rows: Any) -> Table:
-        return Table({name: values[rows] for name, values in self.columns.items()})
+        parts = ({name: values[rows] for name, values in part.items()} for part in (self.columns, self.texts))
+        return Table(*parts)
 
     def without(self, name: str) -> Table:
-        return Table({n: values for n, values in self.columns.items() if n != name})
+        return Table(*({n: v for n, v in part.items() if n != name} for part in (self.columns, self.texts)))
+
+    def as_texts(self, name: str) -> NDArray[Any]:
+        """A column as texts; None is missing."""
+        values = self.column(name)
+        if values.dtype == object:
+            return values
+        return self.texts[name] if name in self.texts else _as_texts(values)
 
     def column(self, name: str) -> NDArray[Any]:
         """A column by name, or an error that names the known ones."""
@@ -57,20 +68,32 @@ class Table:
         return digest.hexdigest()
 
 
-def _column(name: str, values: Iterable[Any]) -> NDArray[Any]:
-    if isinstance(values, np.ndarray) and values.dtype.kind in "fiub":
+def _column(name: str, values: Iterable[Any]) -> tuple[NDArray[Any], NDArray[Any] | None]:
+    """A column's values, and how numbers were written if that is not how Python writes them; bools are texts."""
+    written = None
+    if isinstance(values, np.ndarray) and values.dtype.kind in "fiu":
         numbers = values.astype(np.float64)
     else:
         texts = [None if _is_missing(value) else value for value in values]
         if odd := [value for value in texts if isinstance(value, CONTAINERS)]:
             raise InputError(f"column {name!r} must hold numbers or texts, found {type(odd[0]).__name__}")
+        written = np.array([None if value is None else str(value) for value in texts], object)
+        if any(isinstance(value, bool | np.bool_) for value in texts):
+            return written, None
         try:
             numbers = np.array([math.nan if value is None else float(value) for value in texts], np.float64)
         except (TypeError, ValueError, OverflowError):
-            return np.array([None if value is None else str(value) for value in texts], object)
+            return written, None
     if np.isinf(numbers).any():
         raise InputError(f"column {name!r} has infinite values")
-    return numbers
+    return numbers, None if written is None or np.array_equal(written, _as_texts(numbers)) else written
+
+
+def _as_texts(numbers: NDArray[Any]) -> NDArray[Any]:
+    """Numbers as Python writes them, whole ones without a point; None is missing."""
+    return np.array(
+        [None if math.isnan(v) else str(int(v)) if v.is_integer() else repr(v) for v in numbers.tolist()], object
+    )
 
 
 def _is_missing(value: Any) -> bool:
@@ -159,10 +182,11 @@ class Column:
             if values.dtype == object:
                 text = next(v for v in values if v is not None and not _is_number(v))
                 raise InputError(f"column {self.name!r} holds numbers, found {text!r}")
-            scaled = (np.where(np.isnan(values), self.mean, values) - self.mean) / self.std
-            return scaled.astype(np.float32)[:, None]
-        if values.dtype != object:  # categories that all look like numbers here
-            values = np.array([None if math.isnan(v) else f"{v:g}" for v in values], object)
+            with np.errstate(over="ignore"):
+                scaled = ((np.where(np.isnan(values), self.mean, values) - self.mean) / self.std).astype(np.float32)
+            if not np.isfinite(scaled).all():
+                raise InputError(f"column {self.name!r} has numbers too large for float32, as {np.abs(values).max():g}")
+            return scaled[:, None]
         return np.stack([values == category for category in self.categories], 1).astype(np.float32)
 
 
@@ -193,7 +217,10 @@ class Encoding:
 
     def encode(self, table: Table) -> NDArray[np.float32]:
         """The inputs of a table that has these columns, in any order; others are left out."""
-        return np.concatenate([column.encode(table.column(column.name)) for column in self.columns], 1)
+        return np.concatenate([
+            column.encode(table.column(column.name) if column.categories is None else table.as_texts(column.name))
+            for column in self.columns
+        ], 1)  # fmt: skip
 
     def values(self) -> list[dict[str, Any]]:
         """As plain values, for a file."""
