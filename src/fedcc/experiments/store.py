@@ -15,7 +15,7 @@ from typing import Any
 
 from fedcc.code import code_changes
 from fedcc.core.digests import BESIDE, DIGEST, UNCHECKED, DamagedFile, check_files, file_digest, read_json, write_json
-from fedcc.core.files import make_folder, uninterrupted, write_whole
+from fedcc.core.files import is_temporary, make_folder, uninterrupted, write_whole
 from fedcc.core.naming import shortened
 from fedcc.core.options import check_value
 from fedcc.data.partition import Partition
@@ -59,7 +59,7 @@ class RunFolder:
                 raise RunFolderError(f"{path} is a file; --out must name a folder")
         names = {p.name for p in self.path.iterdir()} if self.path.is_dir() else set()
         if "experiment.toml" not in names:
-            foreign = sorted(name for name in names if name not in (*REMAINS, LOCK) and not _is_temporary(name))
+            foreign = sorted(name for name in names if name not in (*REMAINS, LOCK) and not is_temporary(name))
             if foreign:
                 raise RunFolderError(f"{self.path} holds other files ({foreign[0]}); choose another --out")
         elif not overwrite:
@@ -165,7 +165,7 @@ class RunFolder:
     def restore(self, experiment: Experiment, partition: Partition | None, records: Sequence[Record]) -> None:
         """Restore the files of an unfinished run to the state of a checkpoint."""
         for path in self.path.iterdir():
-            if _is_temporary(path.name):
+            if is_temporary(path.name):
                 path.unlink()
         self._describe(experiment, partition, file_digest(self.path / "experiment.toml"))
         write_whole(self.path / "metrics.jsonl", lines(records))
@@ -257,14 +257,9 @@ def lines(records: Sequence[Record]) -> bytes:
     return "".join(json.dumps(record) + "\n" for record in records).encode()
 
 
-def _is_temporary(name: str) -> bool:
-    """Whether a file is one that ``write_whole`` had begun when it was killed."""
-    return name.startswith(".") and name.endswith(".tmp")
-
-
 def _is_partial(name: str) -> bool:
     """Whether a file is a temporary one or a checkpoint."""
-    return _is_temporary(name) or re.fullmatch(CHECKPOINT, name) is not None
+    return is_temporary(name) or re.fullmatch(CHECKPOINT, name) is not None
 
 
 def _missing_folders(path: Path) -> list[Path]:
