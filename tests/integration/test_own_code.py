@@ -43,8 +43,15 @@ CODE = {
         def broken(outputs):
             return nn.Sequential(nn.Flatten(), nn.Linear(63, outputs))
 
+        def none(outputs):
+            return None
+
         def failing(outputs):
             raise KeyError("no weights")
+    """,
+    "own_script": """
+        import sys
+        sys.exit(3)
     """,
     "own_data": """
         from dataclasses import replace
@@ -156,6 +163,16 @@ def test_files_of_ones_own_name_code_and_written_ones_do_not(capsys: Capsys, mon
         (("fedcc", "--models", "own_nets:failing"), "own_nets:failing(11) failed: KeyError: 'no weights'"),
         (("fedcc", "--models", "timm:resnet18"), "timm:resnet18 needs timm, which cannot be imported"),
         (("fedcc", "--data", "own_nets:tiny"), "own_nets:tiny() failed: TypeError"),
+        (("fedcc", "--models", "own_nets:none"), "own_nets:none(11) must return an nn.Module, got NoneType"),
+        (
+            ("fedcc", "--models", "own_script:net"),
+            "own_script:net: module own_script cannot be imported: SystemExit: 3",
+        ),
+        (("fedcc", "--data", "own:load"), "own:load: own: is reserved for objects in Python; rename the module"),
+        (("fedcc", "--models", "own:net"), "own:net: own: is reserved for objects in Python; rename the module"),
+        (("own:Method",), "own:Method: own: is reserved for objects in Python; rename the module"),
+        (("fedcc", "--data", "own_data:halved", "--test", 0.5), "test=0.5 is for files; own_data:halved is a function"),
+        (("fedcc", "--data", "digits", "--test", 0.5), "test is for data of your own, got test=0.5 for digits"),
     ],
 )
 def test_what_cannot_be_used_is_refused_before_anything_is_written(
