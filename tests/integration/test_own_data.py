@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import csv
 import io
+import json
 import sys
 from pathlib import Path
 
@@ -114,6 +114,7 @@ def test_the_skew_of_a_table(tmp_path: Path, capsys: Capsys, monkeypatch: pytest
     Path("t.csv").write_text("a,y\n" + "".join(f"{i},{'kl'[i % 2]}\n" for i in range(100)))
     words = ("skew", "--data", "./t.csv", "--skew", "iid", "--clients", 2, "--public", 0.2, "--json", "--resize", 0)
     call(capsys, *words).refused("name the column of its labels with --label")
+    call(capsys, *words, "--label", "y", "--test", 2).refused("test must be", "below 1, got 2.0")
     done = call(capsys, *words, "--label", "y", "--test", 0.5)
     assert json.loads(done.out)["public"] == 10, done  # of 50 that are no test samples
 

@@ -190,7 +190,7 @@ def test_a_student_needs_the_data_of_its_run(points: Path, run_folder: Path, cap
     text = table.read_text()
     table.write_text(text + "\n0.5,0.4,high")
     try:
-        call(capsys, "distil", "run").refused("the data has changed since the run", "give some with --public")
+        call(capsys, "distil", run_folder).refused("the data has changed since the run", "give some with --public")
         assert not Path("run/student").exists()
         done = call(capsys, "distil", "run", "--epochs", 1, "--public", table)
         assert "no test samples" in done.out, done  # those of the run are gone too

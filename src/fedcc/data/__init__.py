@@ -19,12 +19,15 @@ def describe(name: str, *, resize: int | None = None, label: str = "", test: flo
     from fedcc.data import own
 
     check_value("resize", resize, int | None, 0, 1024)
+    check_value("test", test, float, 0, below=1)
     try:
         description = find_dataset(name)
     except ValueError:
         if own.is_own(name) or own.is_installed(name):
             if test != TEST and (is_reference(name) or own.is_installed(name)):
-                raise ValueError(f"test={test} is for files; {name} is a function, which makes its samples itself")
+                raise ValueError(
+                    f"test={test} is for files; {name} is a function, which makes its samples itself"
+                ) from None
             return own.describe(name, label=label, resize=resize or 0, test=test)
         if Path(name).exists():
             raise ValueError(f"unknown data set {name!r}; for your own data give its path, as ./{name}") from None

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedcc.code import code_changes
+from fedcc.code import OWN, code_changes, is_reference
 from fedcc.core.digests import BESIDE, DIGEST, UNCHECKED, DamagedFile, check_files, file_digest, read_json, write_json
 from fedcc.core.files import is_temporary, make_folder, uninterrupted, write_whole
 from fedcc.core.naming import shortened
@@ -22,6 +22,7 @@ from fedcc.data.partition import Partition
 from fedcc.experiments.environment import environment
 from fedcc.experiments.experiment import Experiment
 from fedcc.experiments.record import Record
+from fedcc.experiments.toml import load
 
 REMAINS = ("metrics.jsonl", "environment.json", "partition.npz")  # what a process killed at the start may leave
 RESULTS = ("analysis.json", "summary.json", "models.json", "models.safetensors", "tracking.json")
@@ -75,8 +76,14 @@ class RunFolder:
 
     @property
     def resume(self) -> str:
-        """The command that resumes its run."""
-        return shlex.join(["fedcc", "resume", str(self.path)])
+        """The command that resumes its run, with the code of the user's own that it has to name."""
+        words = ["fedcc", "resume", str(self.path)]
+        with contextlib.suppress(ValueError):  # no file, or one that says itself what is wrong with it
+            table = load(self.path / "experiment.toml")
+            names = [table.get("method"), table.get("data"), *str(table.get("models", "")).split(",")]
+            for name in dict.fromkeys(map(str.strip, map(str, names))):
+                words += ["--code", name] if is_reference(name) and not name.startswith(OWN) else []
+        return shlex.join(words)
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
