@@ -59,6 +59,8 @@ def allow_code(names: Iterable[str] | None) -> None:
 def check_allowed(*names: str) -> None:
     """Refuse ``module:object`` that the user has not named, and ``own:NAME``, an object that only Python had."""
     for name in names:
+        if name.startswith(OWN) and name in _allowed:
+            raise InputError(f"{name}: {OWN} is reserved for objects in Python; rename the module")
         if name.startswith(OWN):
             raise InputError(
                 f"{name.removeprefix(OWN)} was an object in Python, which no file describes: "
@@ -77,7 +79,7 @@ def import_reference(name: str) -> Any:
         sys.path.append(folder)
     try:
         module = importlib.import_module(module_name)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise InputError(f"{name}: module {module_name} cannot be imported: {type(error).__name__}: {error}") from error
     try:
         return _remember(name, reduce(getattr, path.split("."), module), module_name)
@@ -102,7 +104,7 @@ def import_installed(group: str, name: str) -> Any:
         return None
     try:
         return _remember(name.lower(), point.load(), point.module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise InputError(f"{name} of {group} cannot be imported: {type(error).__name__}: {error}") from error
 
 

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import errno
+import os
+import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from fedcc.signals import Interrupted
+
+BUG = "this should not happen; FEDCC_DEBUG=1 shows where"
 
 
 class UserError(RuntimeError):
@@ -41,6 +46,19 @@ def warnings_to(say: Callable[[str], None]) -> Iterator[None]:
         warnings.showwarning = before
 
 
+def _users_place(error: BaseException) -> str:
+    """The file and line in the user's own code where an error arose, perhaps in a library called there; else empty."""
+    ours, libraries = Path(__file__).parent, Path(os.__file__).parent
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        path = Path(frame.filename)
+        if path.is_relative_to(ours):
+            return ""
+        installed = {"site-packages", "dist-packages"} & set(path.parts) or path.is_relative_to(libraries)
+        if not installed and path.is_file():  # not "<string>" and the like
+            return f"{frame.filename}:{frame.lineno}"
+    return ""
+
+
 def error_line(error: BaseException) -> str:
     """An error in one line, with where it happened."""
     text = str(error)
@@ -50,6 +68,7 @@ def error_line(error: BaseException) -> str:
     elif isinstance(error, MemoryError) and not text:
         text = "there is not enough memory"
     elif not isinstance(error, (Interrupted, ValueError, FloatingPointError, MemoryError, UserError)) or not text:
-        text = f"{type(error).__name__}: {text} (this should not happen; FEDCC_DEBUG=1 shows where)"
+        text, place = f"{type(error).__name__}: {text}", _users_place(error)
+        text = f"error in your code {place}: {text}" if place else f"{text} ({BUG})"
     notes = "; ".join(getattr(error, "__notes__", ()))
     return " ".join((text + (f" ({notes})" if notes else "")).split())

@@ -62,7 +62,7 @@ COMMANDS = {
     "demo": "--out --rounds --epochs --clients --seed --jobs --json",
     "methods": "--json",
     "bench": "--device --clients --steps --model --batch --augment --threads --json",
-    "skew": "--data --skew --clients --seed --public --out --data-dir --json",
+    "skew": "--data --skew --clients --seed --public --resize --label --test --out --data-dir --json",
     "data list": "--data-dir --json",
     "data fetch": "--data-dir",
     "data check": "--data-dir --json",

@@ -4,6 +4,7 @@ unless they are named."""
 from __future__ import annotations
 
 import json
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 
 import fedcc
 from fedcc.experiments.store import RunFolder
+from fedcc.signals import Interrupted
 from program import call
 
 Capsys = pytest.CaptureFixture[str]
@@ -43,8 +45,15 @@ CODE = {
         def broken(outputs):
             return nn.Sequential(nn.Flatten(), nn.Linear(63, outputs))
 
+        def none(outputs):
+            return None
+
         def failing(outputs):
             raise KeyError("no weights")
+    """,
+    "own_script": """
+        import sys
+        sys.exit(3)
     """,
     "own_data": """
         from dataclasses import replace
@@ -156,6 +165,16 @@ def test_files_of_ones_own_name_code_and_written_ones_do_not(capsys: Capsys, mon
         (("fedcc", "--models", "own_nets:failing"), "own_nets:failing(11) failed: KeyError: 'no weights'"),
         (("fedcc", "--models", "timm:resnet18"), "timm:resnet18 needs timm, which cannot be imported"),
         (("fedcc", "--data", "own_nets:tiny"), "own_nets:tiny() failed: TypeError"),
+        (("fedcc", "--models", "own_nets:none"), "own_nets:none(11) must return an nn.Module, got NoneType"),
+        (
+            ("fedcc", "--models", "own_script:net"),
+            "own_script:net: module own_script cannot be imported: SystemExit: 3",
+        ),
+        (("fedcc", "--data", "own:load"), "own:load: own: is reserved for objects in Python; rename the module"),
+        (("fedcc", "--models", "own:net"), "own:net: own: is reserved for objects in Python; rename the module"),
+        (("own:Method",), "own:Method: own: is reserved for objects in Python; rename the module"),
+        (("fedcc", "--data", "own_data:halved", "--test", 0.5), "test=0.5 is for files; own_data:halved is a function"),
+        (("fedcc", "--data", "digits", "--test", 0.5), "test is for data of your own, got test=0.5 for digits"),
     ],
 )
 def test_what_cannot_be_used_is_refused_before_anything_is_written(
@@ -164,6 +183,42 @@ def test_what_cannot_be_used_is_refused_before_anything_is_written(
     monkeypatch.setitem(sys.modules, "timm", None)
     call(capsys, "run", *words, "--rounds", 1, "--out", "run").refused(message)
     assert not Path("run").exists()
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [("{}['x']", "KeyError: 'x'"), ("nn.functional.linear(x, x.new_ones(2, 3))", "RuntimeError: mat1 and mat2 shapes")],
+)
+def test_an_error_in_the_users_code_is_placed_there(line: str, message: str, capsys: Capsys) -> None:
+    text = f"""
+        from torch import nn
+
+        class Net(nn.Module):
+            def __init__(self, outputs):
+                super().__init__()
+                self.last = nn.Linear(64, outputs)
+
+            def forward(self, x):
+                if self.training:
+                    {line}
+                return self.last(x.flatten(1))
+    """
+    Path("own_nets.py").write_text(dedent(text))
+    done = call(capsys, "run", "local", *SMALL, "--models", "own_nets:Net", "--rounds", 1, "--out", "run")
+    done.failed(f"error in your code {Path('own_nets.py').resolve()}:11: {message}", "see run")
+
+
+def test_the_command_that_resumes_names_the_code(capsys: Capsys, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stop(*_: object, **__: object) -> None:
+        raise Interrupted(signal.SIGINT)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("fedcc.experiments.run.Checkpoints.write", stop)
+        done = call(capsys, "run", "own_method:Steady", *SMALL, "--rounds", 1, "--out", "run")
+    command = "fedcc resume run --code own_method:Steady --code own_nets:tiny"
+    done.failed(f"resume with `{command}`", code=130)
+    forget(monkeypatch)
+    assert call(capsys, *command.split()[1:]).code == 0
 
 
 def test_names_in_python(monkeypatch: pytest.MonkeyPatch) -> None:

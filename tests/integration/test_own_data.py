@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 import sys
 from pathlib import Path
 
@@ -106,6 +107,16 @@ def test_what_is_wrong_is_said_in_one_line(
     Path("bad.npz").write_text("no archive")
     call(capsys, "run", "fedcc", *words, "--out", "run").refused(message)
     assert not Path("run").exists()
+
+
+def test_the_skew_of_a_table(tmp_path: Path, capsys: Capsys, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("t.csv").write_text("a,y\n" + "".join(f"{i},{'kl'[i % 2]}\n" for i in range(100)))
+    words = ("skew", "--data", "./t.csv", "--skew", "iid", "--clients", 2, "--public", 0.2, "--json", "--resize", 0)
+    call(capsys, *words).refused("name the column of its labels with --label")
+    call(capsys, *words, "--label", "y", "--test", 2).refused("test must be", "below 1, got 2.0")
+    done = call(capsys, *words, "--label", "y", "--test", 0.5)
+    assert json.loads(done.out)["public"] == 10, done  # of 50 that are no test samples
 
 
 def test_code_is_imported_only_if_the_user_names_it(

@@ -8,6 +8,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -21,7 +22,9 @@ import fedcc
 from fedcc.core.rng import Key
 from fedcc.data import load
 from fedcc.experiments.distil import distil, mixtures
+from fedcc.experiments.experiment import Experiment
 from fedcc.experiments.export import export
+from fedcc.experiments.run import execute
 from fedcc.exported import Exported
 from fedcc.nets import network
 from program import call
@@ -137,6 +140,82 @@ def test_a_student_of_samples_in_a_file(tmp_path: Path, monkeypatch: pytest.Monk
     Path("kept.toml").rename("run/experiment.toml")
     Path("more.csv").rename("points.csv")
     assert "(its teacher" in call(capsys, "distil", "run", "--public", "points.csv", "--epochs", 1).out
+
+
+@pytest.fixture(scope="module")
+def points(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a table and a run on it."""
+    place = tmp_path_factory.mktemp("points")
+    rows = [f"{a:.3f},{b:.3f},{'high' if a > b else 'low'}" for a, b in np.random.default_rng(0).random((80, 2))]
+    (place / "points.csv").write_text("\n".join(["a,b,kind", *rows]))
+    experiment = Experiment.resolve(
+        "fedcc", data=str(place / "points.csv"), label="kind", clients=2, skew="iid", rounds=1, epochs=1, device="cpu"
+    )
+    execute(experiment, place / "run")
+    return place
+
+
+@pytest.fixture
+def run_folder(points: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of the run, in the current folder."""
+    monkeypatch.chdir(tmp_path)
+    return Path(shutil.copytree(points / "run", "run"))
+
+
+def test_a_student_replaces_a_student_and_nothing_else(run_folder: Path, capsys: Capsys) -> None:
+    shutil.copytree(run_folder, "other")
+    Path("notes").mkdir()
+    Path("notes/text.txt").write_text("mine")
+    before = Path("run/models.safetensors").read_bytes()
+    for out, message in {
+        "run": "run holds the run that the student learns from; choose another --out",
+        "other": "other holds another run; choose another --out",
+        "notes": "notes holds other files (text.txt); choose another --out",
+        "notes/text.txt": "notes/text.txt is a file; --out must name a folder",
+    }.items():
+        call(capsys, "distil", "run", "--epochs", 1, "--out", out).refused(message)
+    assert [Path(f"{name}/models.safetensors").read_bytes() for name in ("run", "other")] == [before] * 2
+    for seed in (0, 1):
+        assert call(capsys, "distil", "run", "--epochs", 1, "--seed", seed, "--out", "s").code == 0
+        assert json.loads(Path("s/student.json").read_text())["seed"] == seed
+    call(capsys, "distil", "s").refused(
+        "s holds a student, which cannot be distilled again; give the folder of its run"
+    )
+    Path("run/experiment.toml").unlink()
+    call(capsys, "distil", "run").refused("fedcc: run holds no run: experiment.toml is missing")
+
+
+def test_a_student_needs_the_data_of_its_run(points: Path, run_folder: Path, capsys: Capsys) -> None:
+    table = points / "points.csv"
+    text = table.read_text()
+    table.write_text(text + "\n0.5,0.4,high")
+    try:
+        call(capsys, "distil", run_folder).refused("the data has changed since the run", "give some with --public")
+        assert not Path("run/student").exists()
+        done = call(capsys, "distil", "run", "--epochs", 1, "--public", table)
+        assert "no test samples" in done.out, done  # those of the run are gone too
+    finally:
+        table.write_text(text)
+
+
+@pytest.mark.parametrize("value", ["nan", "inf"])
+def test_targets_need_a_finite_power(value: str, run_folder: Path, capsys: Capsys) -> None:
+    call(capsys, "distil", run_folder, "--sharpness", value).refused(f"sharpness must be a finite number, got {value}")
+
+
+def test_a_report_passes_over_students(run_folder: Path, capsys: Capsys) -> None:
+    assert call(capsys, "distil", run_folder, "--epochs", 1).code == 0
+    done = call(capsys, "report", run_folder, "--out", "report", "--no-figures")
+    assert (done.code, done.err) == (0, "")
+
+
+def test_a_table_can_be_analysed(run_folder: Path, capsys: Capsys) -> None:
+    done = call(capsys, "analyse", run_folder, "--device", "cpu")
+    assert (done.code, done.err) == (0, "")
+    assert "the public samples are no images, so there is no example" in done.out
+    assert json.loads(Path("run/analysis.json").read_text())["example"] is None
+    done = call(capsys, "report", run_folder, "--out", "report", "--no-figures")
+    assert (done.code, done.err) == (0, "")
 
 
 # ------------------------------------------------------------------------------------------------------------ exported

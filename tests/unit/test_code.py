@@ -47,8 +47,10 @@ def test_the_current_folder_comes_last(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_objects_of_python_are_never_imported() -> None:
-    code.allow("own:thing")
     with pytest.raises(code.InputError, match="thing was an object in Python"):
+        code.import_reference("own:thing")
+    code.allow("own:thing")
+    with pytest.raises(code.InputError, match="own:thing: own: is reserved for objects in Python; rename the module"):
         code.import_reference("own:thing")
 
 

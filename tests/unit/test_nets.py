@@ -273,7 +273,7 @@ def nothing(_: int) -> Any:
         (Ambiguous, ValueError, r"Ambiguous\(3\) must return logits of shape \(batch, 3\), got dict"),
         (convolved, ValueError, "convolved: its last nn.Linear must .* give the logits themselves, but 0 does not"),
         (Positions, ValueError, "Positions: its last nn.Linear must take features"),
-        (nothing, TypeError, r"nothing\(3\) must return an nn.Module, got NoneType"),
+        (nothing, ValueError, r"nothing\(3\) must return an nn.Module, got NoneType"),
     ],
 )
 def test_networks_that_cannot_be_split(factory: Any, error: type[Exception], message: str) -> None:

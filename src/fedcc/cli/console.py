@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -43,12 +43,12 @@ def warn(text: str) -> None:
 
 
 @contextmanager
-def noted(note: str, after_signal: str = "") -> Iterator[None]:
+def noted(note: str, after_signal: Callable[[], str] | None = None) -> Iterator[None]:
     """Add a note to the exception that ends the block early, and another if it is a signal."""
     try:
         yield
     except BaseException as error:
         error.add_note(note)
-        if isinstance(error, Interrupted) and after_signal:
-            error.add_note(after_signal)
+        if isinstance(error, Interrupted) and after_signal is not None:
+            error.add_note(after_signal())
         raise

@@ -15,7 +15,7 @@ from fedcc.cli.options import Json, run_options
 data_app = typer.Typer(help="List, fetch and check data sets.", no_args_is_help=True)
 
 
-@run_options("data", "skew", "clients", "seed", "public", "data_dir")
+@run_options("data", "skew", "clients", "seed", "public", "resize", "label", "test", "data_dir")
 def skew(
     options: dict[str, Any],
     picture: Annotated[Path, Option("--out", help="the picture to write: .png, .pdf or .svg")] = Path("skew.png"),
@@ -27,6 +27,7 @@ def skew(
 
     if picture.suffix.lstrip(".").lower() not in FORMATS:
         raise ValueError(f"--out must end in {', '.join('.' + f for f in FORMATS)}, got {picture.name!r}")
+    options["resize"] = options.get("resize") or None  # 0: their own size
     federation = Federation.named(folder=options.pop("data_dir", None), **options)
     seed = options.get("seed", 0)
     split = federation.partition

@@ -97,7 +97,12 @@ def distil(
     mixes: Annotated[int, typer.Option(min=0, max=1000, help="mixtures of public samples for each of them")] = 19,
     sharpness: Annotated[float, typer.Option(min=0, help="power of the targets' probabilities")] = 4.0,
     seed: Annotated[int, typer.Option(min=0)] = 0,
-    out: Annotated[Path | None, typer.Option(help="the student's folder; RUN/student by default")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="the student's folder, RUN/student by default; replaces an earlier student, and nothing else"
+        ),
+    ] = None,
     data_dir: Annotated[Path | None, typer.Option(help="folder of the data sets")] = None,
     code: Code = None,
     as_json: Json = False,

@@ -153,7 +153,7 @@ def train(
     observers = (progress, Trackers(output.track, experiment, path, warn))
     with (
         progress.live if terminal.is_terminal else nullcontext(),
-        noted(f"see {path}", f"resume with `{RunFolder(path).resume}`"),
+        noted(f"see {path}", lambda: f"resume with `{RunFolder(path).resume}`"),
     ):
         result = execute(experiment, path, federation, start=start, observers=observers, output=output)
     if as_json:

@@ -79,3 +79,8 @@ def make_folder(path: Path) -> None:
     missing = list(takewhile(lambda folder: not folder.is_dir(), (path, *path.parents)))
     for folder in reversed(missing):
         folder.mkdir(exist_ok=True)
+
+
+def is_temporary(name: str) -> bool:
+    """Whether a file is one that :func:`write_whole` had begun when it was killed."""
+    return name.startswith(".") and name.endswith(".tmp")

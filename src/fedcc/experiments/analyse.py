@@ -112,16 +112,20 @@ def inspect_models(
     if global_probabilities is not None:
         panels.append({"name": "global", **panel(features[rows].numpy(), classes, options.variance)})
     known = {k: out.logits[:, : trained.classes].softmax(-1) for k, out in clients.items()}
+    has_example = isinstance(method, FedCC) and is_picture(federation.public.x)
     absent = {
         "has no global model, each client predicts alone": global_probabilities is None,
         "trains no client models": not clients,
         'has no answer "unknown", so there is no example': not isinstance(method, FedCC),
     }
+    notes = [f"{method.name} {text}" for text, true in absent.items() if true]
+    if isinstance(method, FedCC) and not has_example:
+        notes.append("the public samples are no images, so there is no example")
     return {
         "margins": histograms(global_probabilities, known, labels),
         "embeddings": {"samples": len(rows), "labels": classes.tolist(), "panels": panels},
-        "example": public_example(result, federation, options, engine) if isinstance(method, FedCC) else None,
-        "notes": [f"{method.name} {text}" for text, true in absent.items() if true],
+        "example": public_example(result, federation, options, engine) if has_example else None,
+        "notes": notes,
     }
 
 
@@ -152,6 +156,11 @@ def public_example(result: Result, federation: Federation, options: Analysis, en
         **parts,
         "clients": [{"client": k, **answer} for k, answer in zip(clients, parts["clients"], strict=True)],
     }
+
+
+def is_picture(x: Tensor) -> bool:
+    """Whether samples [N, ...] are images, grey or in colour; rows of tables and tokens are not."""
+    return x.ndim == 4 and x.shape[1] in (1, 3)
 
 
 def data_address(image: Tensor, scale: float) -> str:

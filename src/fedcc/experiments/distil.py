@@ -15,8 +15,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedcc.core.digests import write_json
+from fedcc.core.files import is_temporary, make_folder
 from fedcc.core.method import Trained, shares
 from fedcc.core.model import Arch, Factory
+from fedcc.core.options import check_value
 from fedcc.core.requests import Fit, Init, Recipe
 from fedcc.core.rng import SERVER, Key
 from fedcc.core.samples import Samples
@@ -27,11 +29,15 @@ from fedcc.evaluate.accuracy import percent
 from fedcc.experiments import toml
 from fedcc.experiments.experiment import Experiment
 from fedcc.experiments.result import Result, load
+from fedcc.experiments.store import RunFolder, RunFolderError
 from fedcc.federation import Federation, as_samples
 from fedcc.inputs import read_inputs
 from fedcc.losses import SoftCrossEntropy
 from fedcc.methods.student import Student
 from fedcc.nets import network
+
+STUDENT = "student"  # the folder inside the run's
+ABOUT = "student.json"  # marks a student's folder
 
 
 def distil(result: Result, public: Samples, factory: Factory, *, epochs: int = 10, mixes: int = 19,
@@ -41,6 +47,7 @@ def distil(result: Result, public: Samples, factory: Factory, *, epochs: int = 1
     The result labels ``mixes`` mixtures per public sample too. Its probabilities are raised to the power
     ``sharpness``, since those of an ensemble whose members abstain are flat.
     """
+    check_value("sharpness", sharpness, float, 0)
     key = Key(seed, 0, SERVER, "student")
     x = torch.cat([public.x, mixtures(public.x, mixes * len(public), key)])
     probabilities = result.predict_proba(x)
@@ -108,9 +115,14 @@ def distil_run(
 
     ``inputs`` are samples to learn from; the run's public ones by default.
     """
+    place = out or folder / STUDENT
+    check_value("sharpness", options.get("sharpness", 4.0), float, 0)
+    if (folder / ABOUT).is_file():
+        raise InputError(f"{folder} holds a student, which cannot be distilled again; give the folder of its run")
+    _check_place(place, folder)
     loaded, experiment = load(folder), _experiment(folder / "experiment.toml")
     device = choose_device("auto" if experiment.machine.device != "cpu" else "cpu")
-    result, federation = loaded.to(device), _federation(experiment, data_dir, needed=inputs is None)
+    result, federation = loaded.to(device), _federation(experiment, folder, data_dir, needed=inputs is None)
     if inputs is not None:
         x = read_inputs(inputs, result.shape, result.dtype, result.encoding)[1]
         public = as_samples(str(inputs), x, result.view).to(device)
@@ -136,25 +148,47 @@ def distil_run(
             recipe = Recipe(batch=options["batch"], steps=steps, schedule="cosine")
             reference = measure(fit_student(result, true, factory, Key(seed, 0, SERVER, "student"), recipe))
         numbers = (measure(student), measure(result), reference)
-    place = out or folder / "student"
     distilled = Distilled(place, name, len(public), *numbers)
+    make_folder(place)
+    write_json(place / ABOUT, {**distilled.values(), **options})  # first: a folder without it is not replaced
     student.save(place)
-    write_json(place / "student.json", {**distilled.values(), **options})
     return distilled
 
 
 def _experiment(path: Path) -> Experiment:
     """A run's options; its data need not be here."""
+    if not path.is_file():
+        raise InputError(f"{path.parent} holds no run: experiment.toml is missing")
+    table = toml.load(path)
     try:
-        return Experiment.stored(toml.load(path))
+        return Experiment.stored(table)
     except (KeyError, ValueError) as error:
         raise ValueError(f"{path}: {error}") from None
 
 
-def _federation(experiment: Experiment, data_dir: Path | None, needed: bool) -> Federation | None:
-    """A run's data; None if it is not here, as that of a federation, and not needed."""
+def _check_place(place: Path, folder: Path) -> None:
+    """Refuse a folder that holds anything but an earlier student."""
+    if place.resolve() == folder.resolve():
+        raise RunFolderError(f"{place} holds the run that the student learns from; choose another --out")
+    for path in (place, *place.parents):
+        if path.exists() and not path.is_dir():
+            raise RunFolderError(f"{path} is a file; --out must name a folder")
+    names = {path.name for path in place.iterdir() if not is_temporary(path.name)} if place.is_dir() else set()
+    if "experiment.toml" in names:
+        raise RunFolderError(f"{place} holds another run; choose another --out")
+    if names and ABOUT not in names:
+        raise RunFolderError(f"{place} holds other files ({min(names)}); choose another --out")
+
+
+def _federation(experiment: Experiment, folder: Path, data_dir: Path | None, needed: bool) -> Federation | None:
+    """The data of a folder's run; None if it is not here, as that of a federation, or has changed, and not needed."""
+    summary = RunFolder(folder).summary() or {}
     try:
-        return experiment.federation(data_dir)
+        federation = experiment.federation(data_dir)
+        then, now = summary.get("data_sha256"), federation.fingerprint
+        if summary.get("partition_sha256") and then != now:  # a federation's record has no partition
+            raise InputError(f"the data has changed since the run: its data_sha256 is {then}, but here it is {now}")
+        return federation
     except ValueError as error:
         if needed:
             raise InputError(

@@ -13,15 +13,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedcc.code import code_changes
+from fedcc.code import OWN, code_changes, is_reference
 from fedcc.core.digests import BESIDE, DIGEST, UNCHECKED, DamagedFile, check_files, file_digest, read_json, write_json
-from fedcc.core.files import make_folder, uninterrupted, write_whole
+from fedcc.core.files import is_temporary, make_folder, uninterrupted, write_whole
 from fedcc.core.naming import shortened
 from fedcc.core.options import check_value
 from fedcc.data.partition import Partition
 from fedcc.experiments.environment import environment
 from fedcc.experiments.experiment import Experiment
 from fedcc.experiments.record import Record
+from fedcc.experiments.toml import load
 
 REMAINS = ("metrics.jsonl", "environment.json", "partition.npz")  # what a process killed at the start may leave
 RESULTS = ("analysis.json", "summary.json", "models.json", "models.safetensors", "tracking.json")
@@ -59,7 +60,7 @@ class RunFolder:
                 raise RunFolderError(f"{path} is a file; --out must name a folder")
         names = {p.name for p in self.path.iterdir()} if self.path.is_dir() else set()
         if "experiment.toml" not in names:
-            foreign = sorted(name for name in names if name not in (*REMAINS, LOCK) and not _is_temporary(name))
+            foreign = sorted(name for name in names if name not in (*REMAINS, LOCK) and not is_temporary(name))
             if foreign:
                 raise RunFolderError(f"{self.path} holds other files ({foreign[0]}); choose another --out")
         elif not overwrite:
@@ -75,8 +76,14 @@ class RunFolder:
 
     @property
     def resume(self) -> str:
-        """The command that resumes its run."""
-        return shlex.join(["fedcc", "resume", str(self.path)])
+        """The command that resumes its run, with the code of the user's own that it has to name."""
+        words = ["fedcc", "resume", str(self.path)]
+        with contextlib.suppress(ValueError):  # no file, or one that says itself what is wrong with it
+            table = load(self.path / "experiment.toml")
+            names = [table.get("method"), table.get("data"), *str(table.get("models", "")).split(",")]
+            for name in dict.fromkeys(map(str.strip, map(str, names))):
+                words += ["--code", name] if is_reference(name) and not name.startswith(OWN) else []
+        return shlex.join(words)
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
@@ -165,7 +172,7 @@ class RunFolder:
     def restore(self, experiment: Experiment, partition: Partition | None, records: Sequence[Record]) -> None:
         """Restore the files of an unfinished run to the state of a checkpoint."""
         for path in self.path.iterdir():
-            if _is_temporary(path.name):
+            if is_temporary(path.name):
                 path.unlink()
         self._describe(experiment, partition, file_digest(self.path / "experiment.toml"))
         write_whole(self.path / "metrics.jsonl", lines(records))
@@ -257,14 +264,9 @@ def lines(records: Sequence[Record]) -> bytes:
     return "".join(json.dumps(record) + "\n" for record in records).encode()
 
 
-def _is_temporary(name: str) -> bool:
-    """Whether a file is one that ``write_whole`` had begun when it was killed."""
-    return name.startswith(".") and name.endswith(".tmp")
-
-
 def _is_partial(name: str) -> bool:
     """Whether a file is a temporary one or a checkpoint."""
-    return _is_temporary(name) or re.fullmatch(CHECKPOINT, name) is not None
+    return is_temporary(name) or re.fullmatch(CHECKPOINT, name) is not None
 
 
 def _missing_folders(path: Path) -> list[Path]:

@@ -86,7 +86,7 @@ def _split(factory: Factory, arch: Arch) -> tuple[nn.Module, nn.Linear]:
     """A factory's network without its last linear layer, and that layer; tested to be equal to the whole."""
     name, module = factory_name(factory), factory(arch.outputs)
     if not isinstance(module, nn.Module):
-        raise TypeError(f"{name}({arch.outputs}) must return an nn.Module, got {type(module).__name__}")
+        raise ValueError(f"{name}({arch.outputs}) must return an nn.Module, got {type(module).__name__}")
     probe = torch.ones(2, *arch.shape, dtype=torch.long if arch.tokens else torch.float32)
     probe = probe if arch.tokens else probe * torch.linspace(-1, 1, probe.numel()).view_as(probe)
     paths = {sub: path for path, sub in module.named_modules() if isinstance(sub, nn.Linear)}

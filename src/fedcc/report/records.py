@@ -185,6 +185,8 @@ def _candidates(path: Path, problems: list[tuple[str, str]]) -> Iterator[tuple[P
         elif "summary.json" in folders:
             problems.append((f"{name}/summary.json", "is a folder, not a record"))
             folders.clear()
+        elif "student.json" in files:  # a student is no run
+            continue
         elif "experiment.toml" in files:
             problems.append((name, "is not finished: it has no summary.json"))
         else:
