@@ -40,7 +40,7 @@ class Predictor(nn.Module):
         self.networks = nn.ModuleList(self._network(model) for model in result.models.values())
         self.baseline = nn.ParameterDict()
         for k, mean in result.trained.baseline.items():
-            self.baseline[str(k)] = nn.Parameter(mean, requires_grad=False)
+            self.baseline[str(k)] = nn.Parameter(mean.clone(), requires_grad=False)
         self.positions = {id(model): i for i, model in enumerate(result.models.values())}
         self.eval()
 
