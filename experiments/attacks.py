@@ -1,11 +1,11 @@
 """What a few of ten clients can do to a federation that lie: the table of docs/attacks.md.
 
-    python experiments/attacks.py OUT.json UPLOADS [SECONDS]
+    python experiments/attacks.py OUT.json [SECONDS]
+    python experiments/attacks.py --table OUT.json
 
 Digits with the demo's settings (10 clients, T=3, E=5). The first clients are the attackers; each row of OUT.json is one
-run. Runs that OUT.json already has are not repeated, so that the study can be interrupted; SECONDS ends it early.
-UPLOADS is a folder for what the clients of each run sent, from which the last part of a row is computed: who would have
-been named to the operator (``fedcc.evaluate.uploads``).
+run: its accuracy, and whom the operator was warned of in each round. Runs that OUT.json already has are not repeated,
+so that the study can be interrupted; SECONDS ends it early. ``--table`` prints the tables.
 
 In the first round nothing has been received, so honest clients do the same whoever attacks: it is trained once.
 """
@@ -28,7 +28,6 @@ from fedcc.core.messages import Predictions, Weights
 from fedcc.core.method import AnyMethod
 from fedcc.core.model import Model
 from fedcc.core.roles import Client
-from fedcc.experiments.rounds import FinishedRound, Observer
 from fedcc.losses import Distill
 
 SKEWS = ("classes:1", "classes:3", "dirichlet:0.5")
@@ -42,6 +41,7 @@ METHODS = {
 }
 ATTACKS = {
     "honest": "nobody lies",
+    "absent": "no data; always unknown: what is left without the client's data (FedCC)",
     "constant": "no data; always class 0, certain (weights: a model that says so)",
     "random": "no data; a random answer to each sample, new in every round (weights: random numbers of the same size)",
     "labels": "trained on private labels y -> 9 - y",
@@ -93,6 +93,8 @@ async def lying_predictions(method: Any, kind: Any, plot: Plot, c: Client, down:
     attack, last = plot.attack, c.arch.outputs
     if attack == "constant":
         c.model = with_head(c.model, torch.zeros_like, 50.0 * F.one_hot(torch.tensor(0), last))
+    elif attack == "absent":
+        c.model = with_head(c.model, torch.zeros_like, 50.0 * F.one_hot(torch.tensor(last - 1), last))
     elif attack == "random":
         c.model = with_head(c.model, lambda w: 30 * w, torch.zeros(last))
         draws = torch.Generator().manual_seed(1000 * c.round + 10 * c.id + c.key.seed)
@@ -172,16 +174,6 @@ def with_head(model: Model, weight: Any, bias: Tensor) -> Model:
     return model.with_({**model.floating, "head.weight": weight(old).clone(), "head.bias": bias.float()})
 
 
-class Keep(Observer):
-    """Keeps what the clients sent."""
-
-    def __init__(self) -> None:
-        self.rounds: list[tuple[dict[int, Any], dict[int, Any]]] = []
-
-    def round(self, done: FinishedRound) -> None:
-        self.rounds.append((dict(done.messages.ups), dict(done.messages.downs)))
-
-
 def studies() -> Iterator[tuple[str, str, int, str, int]]:
     """Method, skew, seed, attack and number of attackers of each run, the most important first."""
     ours = ("FedCC", "FedCC, centre_votes")
@@ -190,6 +182,8 @@ def studies() -> Iterator[tuple[str, str, int, str, int]]:
             for seed in range(3):
                 for method in reversed(ours):
                     yield method, skew, seed, attack, int(attack != "honest")
+    for seed in range(3):
+        yield "FedCC", "classes:1", seed, "absent", 1
     for attack in ("random", "informed", "half", "answers", "labels", "turncoat"):
         for skew in SKEWS:
             for method in ours:
@@ -216,10 +210,9 @@ def name_of(method: str, skew: str, seed: int, attack: str, number: int) -> str:
     return f"{method} | {skew} | seed {seed} | {attack} x {number}"
 
 
-def main(out: Path, folder: Path, seconds: float) -> None:
+def main(out: Path, seconds: float) -> None:
     record = json.loads(out.read_text()) if out.exists() else {"rows": {}}
     rows, begin, shared_rounds = record["rows"], time.time(), {}
-    folder.mkdir(exist_ok=True)
     for method, skew, seed, attack, number in studies():
         name = name_of(method, skew, seed, attack, number)
         if name in rows:
@@ -231,13 +224,13 @@ def main(out: Path, folder: Path, seconds: float) -> None:
             attack, frozenset(range(number)), shared_rounds.setdefault((kind, skew, seed, "logits" in method), {})
         )
         federation = fedcc.Federation.named("digits", skew=skew, seed=seed)
-        keep, start = Keep(), time.time()
+        start = time.time()
         result = fedcc.run(attacked(fedcc.make(kind, **settings), plot), federation, seed=seed, device="cpu", threads=1,
-                           client_accuracy=False, readings=False, observers=[keep])  # fmt: skip
-        torch.save(keep.rounds, folder / f"{name.replace(' | ', '_').replace(' ', '-')}.pt")
+                           client_accuracy=False, readings=False)  # fmt: skip
         rows[name] = {
             "method": method, "skew": skew, "seed": seed, "attack": attack, "attackers": number,
             "accuracy": round(result.accuracy, 2), "rounds": [round(a, 2) for _, a in result.curve],
+            "warned": [sorted(map(int, r.get("warnings", {}))) for r in result.rounds],
         }  # fmt: skip
         print(f"{name}: {result.accuracy:.1f} %, {time.time() - start:.0f} s", flush=True)
         record |= provenance()
@@ -247,12 +240,37 @@ def main(out: Path, folder: Path, seconds: float) -> None:
 def provenance() -> dict[str, Any]:
     commit = subprocess.run(["git", "describe", "--always", "--dirty=+"], capture_output=True, text=True).stdout.strip()
     return {
-        "command": "python experiments/attacks.py OUT.json UPLOADS",
+        "command": "python experiments/attacks.py OUT.json",
         "about": "digits, 10 clients, T=3, E=5, CPU, one thread; accuracy in percent of the last round",
         "commit": commit, "versions": {"fedcc": fedcc.__version__, "torch": torch.__version__},
         "attacks": ATTACKS,
     }  # fmt: skip
 
 
+def table(out: Path) -> None:
+    """Accuracies by method, attack and number of attackers (columns: skews), and how often warnings were right."""
+    rows = list(json.loads(out.read_text())["rows"].values())
+    cells: dict[tuple[str, str, int], dict[str, list[tuple[int, float]]]] = {}
+    for r in sorted(rows, key=lambda r: r["seed"]):
+        cell = cells.setdefault((r["method"], r["attack"], r["attackers"]), {})
+        cell.setdefault(r["skew"], []).append((r["seed"], r["accuracy"]))
+    print(f"| | attack | attackers | {' | '.join(f'`{skew}`' for skew in SKEWS)} |\n|---|---|---|{'---|' * len(SKEWS)}")
+    order = [(m, a, n) for m in METHODS for a in ATTACKS for n in range(4)]
+    for method, attack, number in [key for key in order if key in cells]:
+        found = cells[method, attack, number]
+        texts = [", ".join(f"{accuracy:.1f}" for _, accuracy in found.get(skew, [])) for skew in SKEWS]
+        print(f"| {method} | {attack} | {number or ''} | {' | '.join(texts)} |")
+    print("\n| attack | runs | an attacker is named | an honest client is named |\n|---|---|---|---|")
+    for attack in [a for a in ATTACKS if any(r["attack"] == a for r in rows)]:
+        runs = [r for r in rows if r["attack"] == attack and "warned" in r]
+        named = [{k for warned in r["warned"] for k in warned} for r in runs]
+        right = sum(any(k < r["attackers"] for k in who) for r, who in zip(runs, named, strict=True))
+        wrong = sum(any(k >= r["attackers"] for k in who) for r, who in zip(runs, named, strict=True))
+        print(f"| {attack} | {len(runs)} | {right} | {wrong} |")
+
+
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]), float(sys.argv[3]) if len(sys.argv) > 3 else float("inf"))
+    if sys.argv[1] == "--table":
+        table(Path(sys.argv[2]))
+    else:
+        main(Path(sys.argv[1]), float(sys.argv[2]) if len(sys.argv) > 2 else float("inf"))

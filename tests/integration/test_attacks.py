@@ -12,7 +12,6 @@ import safetensors.torch
 import torch
 
 import fedcc
-from federation import NAMES, LocalTransport, make
 from fedcc.core.digests import DamagedFile
 from fedcc.core.messages import Predictions
 from fedcc.core.roles import Client
@@ -24,6 +23,7 @@ from fedcc.exported import Exported
 from fedcc.flower import cohort as cohort_module
 from fedcc.flower.demo import simulate
 from fedcc.methods import FedCC
+from federation import NAMES, LocalTransport, make
 from program import call
 from tiny import blobs
 
@@ -104,7 +104,7 @@ def test_mean_votes_that_are_none_are_refused(result: fedcc.Result, wrong: torch
     about = json.loads((tmp_path / "models.json").read_text())
     about = {k: v for k, v in about.items() if k not in ("files", "sha256")}
     (tmp_path / "models.json").write_text(json.dumps(about))
-    with pytest.raises(DamagedFile, match="mean vote of client 1"), pytest.warns(UserWarning):
+    with pytest.raises(DamagedFile, match="mean vote of client 1"), pytest.warns(UserWarning, match="sha256"):
         fedcc.load(tmp_path)
 
 
@@ -168,7 +168,7 @@ def test_the_operator_is_told_who_answers_without_looking(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(
-        "fedcc.experiments.record.upload_warnings", lambda signs: {"2": "its answers have nothing to do with ..."}
+        "fedcc.experiments.record.upload_warnings", lambda _: {"2": "its answers have nothing to do with ..."}
     )
     folder = make(tmp_path / "f", rounds=1)
     LocalTransport(folder).server().train()
