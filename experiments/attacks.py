@@ -65,6 +65,7 @@ class Plot:
     attackers: frozenset[int]
     shared: dict[int, tuple[Model, Any]]  # the first round of honest clients
     hidden: dict[int, Model] = field(default_factory=dict)
+    learned: dict[int, Tensor] = field(default_factory=dict)  # the classes of the public samples, from the targets
 
 
 def attacked(method: AnyMethod, plot: Plot) -> AnyMethod:
@@ -96,8 +97,10 @@ async def lying_predictions(method: Any, kind: Any, plot: Plot, c: Client, down:
     elif attack == "absent":
         c.model = with_head(c.model, torch.zeros_like, 50.0 * F.one_hot(torch.tensor(last - 1), last))
     elif attack == "random":
-        c.model = with_head(c.model, lambda w: 30 * w, torch.zeros(last))
         draws = torch.Generator().manual_seed(1000 * c.round + 10 * c.id + c.key.seed)
+        features = (await c.predict(c.public)).features
+        weight = 200 * torch.randn(last, features.shape[1], generator=draws)
+        c.model = with_head(c.model, lambda _: weight, -weight @ features.mean(0))  # another answer to each sample
         return Predictions(shared(method, 10 * torch.randn(len(c.public), last, generator=draws)))
     elif attack == "half":
         features = (await c.predict(c.public)).features
@@ -114,9 +117,10 @@ async def lying_predictions(method: Any, kind: Any, plot: Plot, c: Client, down:
             c.private = c.private.with_(y=c.classes - 1 - c.private["y"])
         return await kind.client(method, c, down)  # type: ignore[no-any-return]
     elif attack == "informed" and down is not None:
-        classes = down.values.argmax(-1)
+        classes = plot.learned.setdefault(c.id, down.values.argmax(-1))  # before its own lies are in the targets
         target = F.one_hot((classes + 1) % c.classes, last).float()
-        await c.fit("sync", Distill("public"), public=c.public.with_(target=target))
+        recipe = c.recipe_with(epochs=20 * c.recipe.epochs)
+        await c.fit("sync", Distill("public"), public=c.public.with_(target=target), recipe=recipe)
         plot.hidden[c.id] = c.model
         return Predictions(target)
     else:
