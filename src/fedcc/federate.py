@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
@@ -41,6 +41,7 @@ class RoundMessages:
     downs: Mapping[int, Any]  # what the server sends after this round
     bytes_up: int
     bytes_down: int  # of what this round's clients received before it
+    received: Mapping[int, Any] = field(default_factory=dict)  # by the clients, before this round
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,7 +84,7 @@ def federate(
                 raise
         bytes_up = sum(nbytes(up, cohort.wire) for up in ups.values())
         bytes_down = sum(nbytes(received[k], cohort.wire) for k in ups)
-        yield RoundMessages(t, ups, downs, bytes_up, bytes_down)
+        yield RoundMessages(t, ups, downs, bytes_up, bytes_down, received)
 
 
 class Simulated:
@@ -139,7 +140,7 @@ class Simulated:
 
     def trained_models(self, server: Server) -> Trained:
         """The models to predict with now."""
-        return Trained(server.classes, {c.id: c.model for c in self.clients}, dict(server.models))
+        return Trained.of(server, {c.id: c.model for c in self.clients})
 
 
 async def _ask(clients: list[Client]) -> Any:

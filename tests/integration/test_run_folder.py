@@ -95,7 +95,7 @@ def test_metrics_jsonl_has_a_line_a_round(folder: Path) -> None:
     for record in map(json.loads, lines):
         assert record.keys() == {
             "round", "accuracy", "clients", "local", "valid", "valid_labels", "local_full", "targets", "majority",
-            "log", "present", "bytes", "seconds", "readings", "images", "sharing",
+            "log", "present", "bytes", "seconds", "readings", "images", "sharing", "uploads",
         } | ({"confusion", "known"} if record["round"] == 2 else set())  # fmt: skip
         assert percentage(record["accuracy"])
         assert percentage(record["targets"])

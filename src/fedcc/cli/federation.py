@@ -18,6 +18,7 @@ from fedcc.flower.rules import Rules
 
 federation_app = typer.Typer(help="Federations across machines, on Flower.", no_args_is_help=True)
 Folder = Annotated[Path, Argument(metavar="FOLDER", help="the federation's folder")]
+SIGNS = ("known", "agreement", "relation", "size", "direction", "trust")  # that `status` shows of uploads
 SIMULATED = ("clients", "participation", "client_accuracy", "deterministic")  # options that only the simulator has
 
 
@@ -202,14 +203,26 @@ def status(folder: Folder, as_json: Json = False) -> None:
     typer.echo(f"server {state['server']}; run {state['state']}, round {state['round']} of {state['rounds']}{accuracy}")
     if state.get("problem"):
         typer.echo(f"problem: {state['problem']}")
-    clients = table("client", "connected", "last round", "failures", "")
+    signs = [s for s in SIGNS if any(s in row.get("uploads", {}) for row in state["clients"].values())]
+    clients = table("client", "connected", "last round", "failures", *signs, "")
     for name in federation.clients:
-        row = {"online": False, "answered": 0, "strikes": 0, "aside": False, "problem": ""}
+        row: dict[str, Any] = {
+            "online": False,
+            "answered": 0,
+            "strikes": 0,
+            "aside": False,
+            "problem": "",
+            "uploads": {},
+        }
         row |= state["clients"].get(name, {})
         connected = ("yes" if row["online"] else "no") if state["state"] == "running" else "?"
         problem = f"set aside: {row['problem']}" if row["aside"] else str(row["problem"])
-        clients.add_row(name, connected, str(row["answered"]), str(row["strikes"]), problem)
+        numbers = [f"{row['uploads'][sign]:.2f}" if sign in row["uploads"] else "" for sign in signs]
+        clients.add_row(name, connected, str(row["answered"]), str(row["strikes"]), *numbers, problem)
     console().print(clients)
+    for name, row in state["clients"].items():
+        if row.get("warning"):
+            typer.echo(f"warning: {name}, {row['warning']}")
 
 
 @federation_app.command()

@@ -28,6 +28,13 @@ class Trained:
     classes: int
     clients: Mapping[int, Model] = field(default_factory=dict)
     server: Mapping[str, Model] = field(default_factory=dict)
+    baseline: Mapping[int, Tensor] = field(default_factory=dict)  # clients' mean votes, if the method keeps them
+
+    @staticmethod
+    def of(server: Server, clients: Mapping[int, Model]) -> "Trained":
+        """What these clients and the server have learned; a method keeps mean votes in ``memory["baseline"]``."""
+        baseline = {k: mean for k, mean in server.memory.get("baseline", {}).items() if k in clients}
+        return Trained(server.classes, clients, dict(server.models), baseline)
 
 
 @dataclass(frozen=True, eq=False)
@@ -171,6 +178,10 @@ class Method(ABC, Generic[Up, Down]):
         """``predict`` as probabilities; the confidence is the largest one unless a method knows better."""
         probabilities = self.probabilities(await self.predict(t, samples))
         return Answer(probabilities, probabilities.amax(-1))
+
+    def influence(self, ups: Mapping[int, Up]) -> Mapping[int, float]:
+        """Each client's share in what the server makes of these uploads, for the record; by default all are equal."""
+        return dict.fromkeys(ups, 1 / len(ups))
 
     def unusable_reason(self, samples: Samples) -> str:
         """Why the method cannot be used with public samples like these; empty if it can."""

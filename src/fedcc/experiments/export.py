@@ -10,7 +10,7 @@ import logging
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,9 @@ class Predictor(nn.Module):
         super().__init__()
         self.result = result
         self.networks = nn.ModuleList(self._network(model) for model in result.models.values())
+        self.baseline = nn.ParameterDict()
+        for k, mean in result.trained.baseline.items():
+            self.baseline[str(k)] = nn.Parameter(mean.clone(), requires_grad=False)
         self.positions = {id(model): i for i, model in enumerate(result.models.values())}
         self.used: set[int] = set()  # positions of networks that have predicted
         self.eval()
@@ -50,7 +53,8 @@ class Predictor(nn.Module):
 
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
         samples = Samples({"x": x}, self.result.view)
-        answer = drive([self.result.method.answer(self.result.trained, samples)], self)[0]
+        trained = replace(self.result.trained, baseline={int(k): mean for k, mean in self.baseline.items()})
+        answer = drive([self.result.method.answer(trained, samples)], self)[0]
         return tuple(value for value in vars(answer).values() if value is not None)
 
     def serve(self, requests: Sequence[Request[Any]]) -> list[Any]:

@@ -10,6 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from fedcc.evaluate import Evaluation
+from fedcc.evaluate.uploads import Signs, upload_warnings
 from fedcc.experiments.environment import environment
 from fedcc.federate import RoundMessages
 
@@ -26,7 +27,11 @@ BY_CLIENT = ("clients", "local", "valid", "valid_labels", "local_full")
 
 
 def round_record(
-    messages: RoundMessages, evaluation: Evaluation, seconds: Mapping[str, float], details: Mapping[str, Any]
+    messages: RoundMessages,
+    evaluation: Evaluation,
+    seconds: Mapping[str, float],
+    details: Mapping[str, Any],
+    signs: Signs | None = None,
 ) -> Record:
     """A round's record; ``details`` are the entries that only those who ran the round know."""
     record: Record = {
@@ -42,6 +47,10 @@ def round_record(
         "seconds": {phase: round(value, 4) for phase, value in seconds.items()},
         **details,
     }
+    if signs:
+        record["uploads"] = signs
+    if signs and (warnings := upload_warnings(signs)):
+        record["warnings"] = warnings
     if evaluation.metrics:
         record["metrics"] = evaluation.metrics
     if evaluation.confusion:
@@ -89,6 +98,8 @@ def summary(experiment: Experiment, result: Result, seconds: float) -> dict[str,
         **metrics(rounds),
         **{name: last[name] for name in LAST if name in last},
         "log": logs(rounds),
+        **({"uploads": signs} if (signs := logs(rounds, "uploads")) else {}),
+        **({"warnings": warnings} if (warnings := upload_warnings_of(rounds)) else {}),
         **images(rounds),
         "bytes": {
             **{way: sum(r["bytes"][way] for r in rounds) for way in ("up", "down")},
@@ -159,11 +170,20 @@ def sharing(rounds: Sequence[Record]) -> dict[str, dict[str, float]]:
     return {"sharing": {"most": max(others), "mean": round(sum(others) / len(others), 2)}} if others else {}
 
 
-def logs(rounds: Sequence[Record]) -> dict[str, dict[str, list[float | None]]]:
-    """What clients logged over the rounds, by name and client; null where a client logged nothing."""
+def upload_warnings_of(rounds: Sequence[Record]) -> list[dict[str, Any]]:
+    """The warnings about clients' uploads over the rounds."""
+    return [
+        {"round": r["round"], "client": k, "reason": reason}
+        for r in rounds
+        for k, reason in r.get("warnings", {}).items()
+    ]
+
+
+def logs(rounds: Sequence[Record], key: str = "log") -> dict[str, dict[str, list[float | None]]]:
+    """What clients logged (or what their uploads say) over the rounds, by name and client; null where it is missing."""
     values: dict[str, dict[str, list[float | None]]] = {}
     for t, record in enumerate(rounds):
-        for k, log in record["log"].items():
+        for k, log in record.get(key, {}).items():
             for name, value in log.items():
                 values.setdefault(name, {}).setdefault(k, [None] * len(rounds))[t] = value
     return values

@@ -24,7 +24,16 @@ from fedcc.core.options import check_value
 from fedcc.core.samples import Samples, View
 from fedcc.engine import Plain, drive
 from fedcc.experiments.record import Record
-from fedcc.experiments.saved import ABOUT, FORMAT, TENSORS, describe_archs, read_about, read_models, saved_method
+from fedcc.experiments.saved import (
+    ABOUT,
+    BASELINE,
+    FORMAT,
+    TENSORS,
+    describe_archs,
+    read_about,
+    read_models,
+    saved_method,
+)
 from fedcc.federation import Models, as_samples
 from fedcc.inputs.tables import Encoding, Table
 from fedcc.methods import class_name
@@ -211,13 +220,15 @@ class Result:
         """The same result with its models on another device."""
         clients = {k: model.to(device) for k, model in self.trained.clients.items()}
         server = {name: model.to(device) for name, model in self.trained.server.items()}
-        return replace(self, trained=Trained(self.trained.classes, clients, server))
+        baseline = {k: mean.to(device) for k, mean in self.trained.baseline.items()}
+        return replace(self, trained=Trained(self.trained.classes, clients, server, baseline))
 
     def save(self, folder: Path | str) -> Path:
         """Write ``models.safetensors`` and ``models.json`` into a folder; :meth:`load` reads them."""
         folder = Path(folder)
         make_folder(folder)
         states = {f"{who}/{n}": v for who, model in self.models.items() for n, v in model.state.items()}
+        states |= {f"{BASELINE}/{k}": mean for k, mean in self.trained.baseline.items()}
         # models may share tensors (FedConcat's encoders), which the format refuses
         copies = {n: v.cpu().clone(memory_format=torch.contiguous_format) for n, v in states.items()}
         content = safetensors.torch.save(copies)
@@ -266,11 +277,11 @@ class Result:
             view = View(**values)
         except TypeError as error:
             raise DamagedFile(f"{folder}/{ABOUT} is damaged: {type(error).__name__} {error}") from None
-        by_name = read_models(folder, about, models)
+        by_name, baseline = read_models(folder, about, models)
         warn_of_changes(about.get("code", {}), folder)
         clients = {int(n.removeprefix("client/")): m for n, m in by_name.items() if n.startswith("client/")}
         server = {n.removeprefix("server/"): m for n, m in by_name.items() if n.startswith("server/")}
-        trained = Trained(about["classes"], clients, server)
+        trained = Trained(about["classes"], clients, server, baseline)
         labels = about.get("labels", [])  # results of older versions have none
         whole = isinstance(labels, list) and all(type(label) is int and 0 <= label < 1 << 63 for label in labels)
         if not whole or labels != sorted(set(labels)) or len(labels) not in (0, trained.classes):

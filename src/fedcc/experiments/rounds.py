@@ -21,6 +21,7 @@ from fedcc.engine import Fused, Plain
 from fedcc.engine.counting import Counting
 from fedcc.evaluate import Evaluation, Metric, evaluate, readings_in_round
 from fedcc.evaluate.accuracy import targets_accuracy
+from fedcc.evaluate.uploads import upload_signs
 from fedcc.experiments.options import Measurement, Training
 from fedcc.experiments.record import Record, round_record
 from fedcc.federate import Cohort, RoundMessages, Simulated, Snapshot, build_roles, federate
@@ -138,7 +139,8 @@ def run_rounds(
             evaluation = d.evaluate(messages, t == total)
         seconds["evaluate"] = time.perf_counter() - start_time
         d.engine.seconds = {}
-        record = round_record(messages, evaluation, seconds, details)
+        signs = upload_signs(d.method, d.server.classes, messages.ups, messages.received)
+        record = round_record(messages, evaluation, seconds, details, signs)
         yield FinishedRound(t, total, record, messages, partial(d.snapshot, messages))
 
 

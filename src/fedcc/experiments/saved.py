@@ -26,6 +26,7 @@ from fedcc.nets import BUILT_IN, build, network
 from fedcc.nets.timm_models import Timm
 
 ABOUT, TENSORS = "models.json", "models.safetensors"
+BASELINE = "baseline"  # tensors of this name and a client's number: its mean vote (``Trained.baseline``)
 FORMAT = 1
 ENTRIES = {"method": str, "settings": dict, "classes": int, "view": dict, "dtype": str, "models": dict, "rounds": list,
            "seconds": float | int}  # fmt: skip
@@ -84,8 +85,10 @@ def _keeping(folder: Path) -> list[str]:
     return list(read_json(folder / "summary.json").get("federation", {}).get("kept_models", []))
 
 
-def read_models(folder: Path, about: Mapping[str, Any], models: Models | None) -> dict[str, Model]:
-    """Saved models by name, checked against their digest and their networks."""
+def read_models(
+    folder: Path, about: Mapping[str, Any], models: Models | None
+) -> tuple[dict[str, Model], dict[int, torch.Tensor]]:
+    """Saved models by name, checked against their digest and their networks, and clients' mean votes, if any."""
     path = folder / TENSORS
     try:
         archs = {who: _with_state(arch) for who, arch in rebuild_archs(about["models"], models).items()}
@@ -101,6 +104,9 @@ def read_models(folder: Path, about: Mapping[str, Any], models: Models | None) -
         tensors = safetensors.torch.load(content)
     except (ValueError, safetensors.SafetensorError) as error:
         raise DamagedFile(f"{path} is damaged ({error})") from None
+    baseline = {k: tensors.pop(f"{BASELINE}/{k}") for k in _with_baseline(tensors, archs)}
+    if wrong := [k for k, mean in baseline.items() if not _is_mean_vote(mean, about["classes"])]:
+        raise DamagedFile(f"{path}: the mean vote of client {wrong[0]} must be {about['classes']} probabilities")
     states: dict[str, dict[str, torch.Tensor]] = {who: {} for who in archs}
     for name, value in tensors.items():
         who = next((w for w in archs if name.startswith(f"{w}/")), None)
@@ -109,7 +115,18 @@ def read_models(folder: Path, about: Mapping[str, Any], models: Models | None) -
         states[who][name.removeprefix(f"{who}/")] = value
     for who, arch in archs.items():
         check_state(f"{path}, {who}", arch, states[who])
-    return {who: Model(arch, states[who]) for who, arch in archs.items()}
+    return {who: Model(arch, states[who]) for who, arch in archs.items()}, baseline
+
+
+def _with_baseline(tensors: Mapping[str, torch.Tensor], archs: Mapping[str, Arch]) -> list[int]:
+    """The clients whose mean vote is stored."""
+    clients = (int(who.removeprefix("client/")) for who in archs if who.startswith("client/"))
+    return [k for k in clients if f"{BASELINE}/{k}" in tensors]
+
+
+def _is_mean_vote(mean: torch.Tensor, classes: int) -> bool:
+    inside = (mean >= 0) & (mean <= 1 + 1e-6)  # but for rounding
+    return mean.shape == (classes,) and mean.is_floating_point() and bool(inside.all())
 
 
 def _with_state(arch: Arch) -> Arch:

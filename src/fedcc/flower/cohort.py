@@ -21,6 +21,7 @@ from fedcc.core.files import write_whole
 from fedcc.core.messages import Predictions, Weights
 from fedcc.core.naming import printable
 from fedcc.core.rng import Key
+from fedcc.experiments.record import Record
 from fedcc.flower import codec
 from fedcc.flower.codec import EncodedMessage, ExpectedMessage, InvalidMessage, decode, encode
 from fedcc.flower.command import CommandSigner
@@ -93,6 +94,8 @@ class ClientStatus:
     strikes: int = 0  # failures in a row
     aside: bool = False
     problem: str = ""  # the last one
+    uploads: dict[str, float] = field(default_factory=dict)  # what the last upload says (``evaluate.uploads``)
+    warning: str = ""  # the last one about its uploads
 
 
 @dataclass
@@ -152,6 +155,14 @@ class FlowerCohort:
 
     def show_status(self) -> None:
         self.log.update(clients={name: asdict(status) for name, status in self.status.items()})
+
+    def note_uploads(self, record: Record) -> None:
+        """Show what a round's uploads say of the clients."""
+        for k, signs in record.get("uploads", {}).items():
+            self.status[self.names[int(k)]].uploads = signs
+        for k, reason in record.get("warnings", {}).items():
+            self.status[self.names[int(k)]].warning = f"round {record['round']}: {reason}"
+        self.show_status()
 
     # -- what the clients are asked
 

@@ -6,7 +6,7 @@ import os
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
@@ -129,6 +129,9 @@ class FlowerServer(Observer):
         accuracy_text = "" if accuracy is None else f", accuracy {accuracy:.2f} %"
         present = ", ".join(done.record["federation"]["present"])
         self.log.say(f"round {done.t} of {done.total} is done with {present}{accuracy_text}")
+        self.cohort.note_uploads(done.record)
+        for k, reason in done.record.get("warnings", {}).items():
+            self.log.say(f"warning: round {done.t}: {self.cohort.names[int(k)]}: {reason}")
 
     def start(self) -> Checkpoint | None:
         """The checkpoint that the folder's run resumes from; None if the run is new."""
@@ -154,6 +157,7 @@ class FlowerServer(Observer):
         for record in start.records if start else ():
             for name in record["federation"]["present"]:
                 self.cohort.status[name].answered = record["round"]
+            self.cohort.note_uploads(record)
         self.cohort.show_status()
 
     # -- predicting
@@ -185,7 +189,7 @@ class FlowerServer(Observer):
 
             executor = remote = RemotePredictions(self.engine, {k: clients[k] for k in answers}, ask)
             remote.learn(samples, answers)
-        return Trained(self.folder.task.classes, clients, dict(self.server.models)), executor
+        return Trained.of(self.server, clients), executor
 
     def query(self, source: Path, target: Path) -> None:
         """The method's scores for the inputs of a file, which are in the task's form."""
@@ -193,7 +197,7 @@ class FlowerServer(Observer):
         start, _ = self.checkpoints.latest()
         if start is None:
             raise ValueError(f"{self.folder.run} holds no trained federation yet; `fedcc federation run` trains one")
-        self.server.models = dict(start.snapshot.models)
+        self.server.models, self.server.memory = dict(start.snapshot.models), start.snapshot.memory
         samples = self.samples(x=torch.from_numpy(x))
         with fixed_threads(self.experiment.machine.threads):
             self.connect(start)
@@ -212,7 +216,7 @@ class FlowerServer(Observer):
         keeping = (
             [n for k, n in enumerate(self.folder.clients) if k not in sharing] if self.method.uploads_models else []
         )
-        whole, seconds = Trained(trained.classes, sharing, trained.server), self.checkpoints.seconds
+        whole, seconds = replace(trained, clients=sharing), self.checkpoints.seconds
         task = self.folder.task
         result = Result(self.method, whole, task.view, task.dtype, records, seconds, names=task.names,
                         encoding=task.encoding)  # fmt: skip

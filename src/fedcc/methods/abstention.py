@@ -69,6 +69,20 @@ def votes(logits: list[Tensor], views: int = 1) -> Tensor:
     return torch.stack(torch.stack([one.softmax(-1) for one in logits]).chunk(views)).mean(0)
 
 
+def baseline(votes: Tensor) -> Tensor:
+    """b_{k,c} = mean_x v_{k,c}(x) over the public samples (F-32): [K, C] from votes [K, N, C + 1]."""
+    return votes[..., :-1].mean(1)
+
+
+def centred(votes: Tensor, baseline: Tensor) -> Tensor:
+    """v'_{k,c} = max(v_{k,c} - b_{k,c}, 0) for known classes; "unknown" gets the rest (F-32): [K, N, C + 1].
+
+    A vote that is the same for all samples becomes "unknown".
+    """
+    known = (votes[..., :-1] - baseline[:, None]).clamp(min=0)
+    return torch.cat([known, 1 - known.sum(-1, keepdim=True)], -1)
+
+
 def trust(votes: Tensor, exponent: float = 1.0) -> Tensor:
     """mu_k = a_k / sum_j a_j with a_k = 1 - v_{k,u}, Alg. 1 line 7: [K, N] from votes [K, N, C + 1].
 

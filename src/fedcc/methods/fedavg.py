@@ -55,6 +55,9 @@ class FedAvg(GlobalModel[Weights, Weights]):
         s.models["global"] = s.models["global"].with_(average(list(ups.values())))
         return s.to_all(Weights.of(s.models["global"]))
 
+    def influence(self, ups: Mapping[int, Weights]) -> Mapping[int, float]:
+        return dict(zip(ups, shares([up.samples for up in ups.values()]), strict=True))
+
 
 def average(uplinks: list[Weights]) -> State:
     """sum_k p_k w_k with p_k = n_k / sum_j n_j, running statistics included.

@@ -2,7 +2,7 @@
 
 Ye, Ayan, An and Carle, "FedCC: Towards Addressing Label Distribution Skews in Distillation-Based Federated Learning".
 Shares C + 1 probabilities on the public samples [n_u, C + 1], the last one "unknown"; receives C soft targets
-[n_u, C]; predicts by the ensemble of all clients' models, Eq. (11). F-1 to F-31 are explained in docs/deviations.md.
+[n_u, C]; predicts by the ensemble of all clients' models, Eq. (11). F-1 to F-32 are explained in docs/deviations.md.
 """
 
 from __future__ import annotations
@@ -57,6 +57,7 @@ class FedCC(Method[Predictions, Predictions]):
     refine_joint_batch: bool = option(True, "private and public batch in one forward pass (decisive)", "F-14")
     bn_recalibrate: Literal["none", "public"] = option("none", "BatchNorm's statistics from public data", "F-19")
     trust: float = option(1.0, "exponent of the known mass in the weights mu; 0 for equal weights", "F-29", low=0)
+    centre_votes: bool = option(False, "subtract a client's mean vote: constant votes do not count", "F-32")
     mirror: bool = option(False, "each image and its mirror image at inference", "F-30", images=True)
 
     def outputs(self, classes: int) -> int:
@@ -91,16 +92,37 @@ class FedCC(Method[Predictions, Predictions]):
         return Predictions(probabilities)
 
     async def server(self, s: Server, ups: Mapping[int, Predictions]) -> Mapping[int, Predictions]:
-        return s.to_all(Predictions(eq.targets(torch.stack([up.values for up in ups.values()]), self.trust)))
+        votes = torch.stack([up.values for up in ups.values()])
+        if self.centre_votes:
+            means = dict(zip(ups, eq.baseline(votes), strict=True))
+            s.memory["baseline"] = {**s.memory.get("baseline", {}), **means}
+        return s.to_all(Predictions(eq.targets(self.counted(votes), self.trust)))
+
+    def counted(self, votes: Tensor) -> Tensor:
+        """The uploaded votes [K, n_u, C + 1] as they count."""
+        return eq.centred(votes, eq.baseline(votes)) if self.centre_votes else votes
+
+    def influence(self, ups: Mapping[int, Predictions]) -> Mapping[int, float]:
+        """A client's mean trust over the public samples."""
+        trust = eq.trust(self.counted(torch.stack([up.values for up in ups.values()])), self.trust)
+        return dict(zip(ups, trust.mean(1).tolist(), strict=True))
 
     async def predict(self, t: Trained, samples: Samples) -> Tensor:
         return eq.aggregate(await self.all_votes(t, samples), self.trust)[:, :-1]  # Sec. IV-C
 
     async def all_votes(self, t: Trained, samples: Samples) -> Tensor:
-        """The clients' votes [K, N, C + 1], the last one "unknown"."""
+        """The clients' votes [K, N, C + 1], the last one "unknown"; centred if that is asked for."""
         views = (samples, samples.mirrored) if self.mirror else (samples,)
         outputs = await gather(*(Predict(model, s) for s in views for model in t.clients.values()))
-        return eq.votes([o.logits for o in outputs], len(views))
+        votes = eq.votes([o.logits for o in outputs], len(views))
+        return eq.centred(votes, self.baseline(t, votes)) if self.centre_votes else votes
+
+    def baseline(self, t: Trained, votes: Tensor) -> Tensor:
+        """The clients' mean votes [K, C] in their last uploads; a client that never uploaded has no say (F-32)."""
+        if not t.baseline:
+            raise ValueError("centre_votes needs the clients' mean votes on the public samples, which are not there")
+        silent = votes.new_ones(t.classes)
+        return torch.stack([t.baseline.get(k, silent).to(votes) for k in t.clients])
 
     async def votes(self, t: Trained, samples: Samples) -> Votes:
         votes = await self.all_votes(t, samples)

@@ -35,6 +35,7 @@ class FedMD(Method[Predictions, Predictions]):
 
     loss: Literal["l1", "mse", "kl"] = option("kl", "distance to the average while digesting", "Eq. (2)")
     average: Literal["logits", "probs"] = option("probs", "what is shared and averaged", "Eq. (1)")
+    logit_limit: float = option(100.0, "shared logits are cut to -limit .. limit", "ours", above=0)
     digest_epochs: int | None = option(None, "epochs of alignment; the run's by default", "parity", low=0)
     revisit_epochs: int | None = option(None, "epochs on private data; the run's by default", "parity", low=0)
 
@@ -52,11 +53,11 @@ class FedMD(Method[Predictions, Predictions]):
         return Predictions(self.shared((await c.predict(c.public)).logits))
 
     async def server(self, s: Server, ups: Mapping[int, Predictions]) -> Mapping[int, Predictions]:
-        return s.to_all(Predictions(torch.stack([up.values for up in ups.values()]).mean(0)))
+        return s.to_all(Predictions(self.mean([up.values for up in ups.values()])))
 
     async def predict(self, t: Trained, samples: Samples) -> Tensor:
         outputs = await gather(*(Predict(model, samples) for model in t.clients.values()))
-        return torch.stack([self.shared(o.logits) for o in outputs]).mean(0)
+        return self.mean([self.shared(o.logits) for o in outputs])
 
     def readings(self, public: Samples) -> Mapping[str, Reading]:
         others = dict(super().readings(public))
@@ -70,6 +71,11 @@ class FedMD(Method[Predictions, Predictions]):
     @property
     def digest(self) -> Loss:
         return Distill("public") if self.loss == "kl" else LogitDistance("public", 1 if self.loss == "l1" else 2)
+
+    def mean(self, values: list[Tensor]) -> Tensor:
+        """The unweighted mean [N, C]; logits are cut to the limit, so that no client decides it alone."""
+        stacked = torch.stack(values)
+        return (stacked if self.average == "probs" else stacked.clamp(-self.logit_limit, self.logit_limit)).mean(0)
 
     def shared(self, logits: Tensor) -> Tensor:
         return logits.softmax(-1) if self.average == "probs" else logits

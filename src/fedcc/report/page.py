@@ -74,6 +74,8 @@ def page(records: Records, tables: Sequence[Table], out: Path, title: str, downl
         tests=TESTS,
         accuracies=ACCURACIES,
         downloads=downloads,
+        most_clients=MOST_CLIENTS,
+        last=last_value,
         css=Markup((TEMPLATE / "page.css").read_text()),
         script=Markup((TEMPLATE / "page.js").read_text()),
         plotly=Markup(get_plotlyjs()),
@@ -87,6 +89,11 @@ def embedded(data: Any) -> str:
     for sign in "<>&":
         text = text.replace(sign, f"\\u{ord(sign):04x}")
     return text  # other characters are ASCII escapes already
+
+
+def last_value(values: Sequence[float | None]) -> str:
+    """The last number of a series; a dash if there is none."""
+    return next((f"{v:.2f}" for v in reversed(values) if v is not None), "–")
 
 
 def headline(tables: Sequence[Table]) -> list[str]:

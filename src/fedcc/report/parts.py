@@ -107,6 +107,8 @@ def read_record(file: Path, name: str, problems: list[tuple[str, str]]) -> dict[
         ("targets", "targets", read_targets, accuracy.get("targets", []), rounds),
         ("tests", "accuracies of clients", read_tests, accuracy, clients),
         ("log", "log", read_log, record.get("log", {}), rounds, clients),
+        ("uploads", "uploads", read_log, record.get("uploads", {}), rounds, clients, "uploads"),
+        ("warnings", "warnings", read_warnings, record.get("warnings", [])),
         ("counts", "counts", read_counts, record.get("counts", {}), clients),
         ("confusion", "confusion", read_confusion, record.get("confusion", []), curve.final),
         ("class_names", "classes", read_names, record.get("classes", [])),
@@ -281,13 +283,18 @@ def read_tests(accuracy: Mapping[str, Any], clients: int | None) -> dict[str, di
     return tests
 
 
-def read_log(value: Any, rounds: int, clients: int | None) -> Log:
-    log: Log = check(value, {str: {str: [optional(number)]}}, "log")
+def read_log(value: Any, rounds: int, clients: int | None, where: str = "log") -> Log:
+    log: Log = check(value, {str: {str: [optional(number)]}}, where)
     for name, series in log.items():
-        _check_clients(series, f"log.{text(name, 'a name in log')}", clients)
+        _check_clients(series, f"{where}.{text(name, f'a name in {where}')}", clients)
         for client, values in series.items():
-            _check_length(f"log.{name}.{client}", values, rounds)
+            _check_length(f"{where}.{name}.{client}", values, rounds)
     return log
+
+
+def read_warnings(value: Any) -> tuple[str, ...]:
+    found = check(value, [{"round": partial(whole, low=1), "client": short_text, "reason": short_text}], "warnings")
+    return tuple(f"round {w['round']}, client {w['client']}: {w['reason']}" for w in found)
 
 
 def read_counts(value: Any, clients: int | None) -> tuple[tuple[int, ...], ...]:

@@ -44,6 +44,8 @@ class RunRecord:
     targets: tuple[float | None, ...] = ()
     tests: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # Table II: accuracy by test and client
     log: Log = field(default_factory=dict)
+    uploads: Log = field(default_factory=dict)  # what the server can tell of clients from their uploads
+    warnings: tuple[str, ...] = ()  # about these
     counts: tuple[tuple[int, ...], ...] = ()  # samples by client and class
     confusion: tuple[tuple[int, ...], ...] = ()  # test samples by label and predicted class
     class_names: tuple[str, ...] = ()

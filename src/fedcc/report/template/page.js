@@ -56,7 +56,7 @@
 
   function search() {
     const words = $("search").value.toLowerCase().split(/\s+/).filter(Boolean);
-    for (const group of all(".groups details")) {
+    for (const group of all(".groups > details")) {
       group.hidden =
         (state.data !== "" && group.dataset.data !== state.data) ||
         state.hidden.has(group.dataset.method) ||
