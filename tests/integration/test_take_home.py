@@ -258,7 +258,7 @@ def test_what_cannot_be_exported_is_said(
         export(result, tmp_path / "model.zip")
     with pytest.raises(ValueError, match="no common prediction"):
         export(trained("local", federation), tmp_path / "model.onnx")
-    with pytest.raises(ValueError, match="the folder .*nowhere does not exist"):
+    with pytest.raises(ValueError, match=r"the folder .*nowhere does not exist"):
         export(result, tmp_path / "nowhere" / "model.onnx")
     assert not list(tmp_path.iterdir())
     assert export(trained("fedavg", federation), tmp_path / "model.pt2") == 1, "the clients' networks are not needed"
