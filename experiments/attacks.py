@@ -267,7 +267,7 @@ def table(out: Path) -> None:
     print("\n| attack | runs | an attacker is named | an honest client is named |\n|---|---|---|---|")
     for attack in [a for a in ATTACKS if any(r["attack"] == a for r in rows)]:
         runs = [r for r in rows if r["attack"] == attack and "warned" in r]
-        named = [{k for warned in r["warned"] for k in warned} for r in runs]
+        named = [{k for warned in r["warned"] for k in warned or ()} for r in runs]
         right = sum(any(k < r["attackers"] for k in who) for r, who in zip(runs, named, strict=True))
         wrong = sum(any(k >= r["attackers"] for k in who) for r, who in zip(runs, named, strict=True))
         print(f"| {attack} | {len(runs)} | {right} | {wrong} |")
