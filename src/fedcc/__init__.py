@@ -7,10 +7,10 @@
 torch.Size([5])
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+import fedcc.signals  # noqa: F401  first, before imports that take time
 
-import fedcc.signals  # noqa: F401  first, before imports that take seconds
+from importlib import import_module  # isort: skip
+from typing import TYPE_CHECKING, Any  # isort: skip
 
 if TYPE_CHECKING:
     from fedcc.core.method import Method, option

@@ -1,6 +1,7 @@
 """Ctrl-C and SIGTERM raise exceptions; before the program has anything to clean up, they end it.
 
-``fedcc/__init__.py`` imports this first; :func:`fedcc.cli.main` takes over.
+``fedcc/__init__.py`` imports this first; :func:`fedcc.cli.main` takes over. It imports little, so that a Ctrl-C in the
+program's first milliseconds finds the handler in place.
 """
 
 from __future__ import annotations
@@ -8,10 +9,10 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import threading
-import time
-from pathlib import Path
-from typing import Any
+
+TYPE_CHECKING = False  # not typing's: its import takes milliseconds
+if TYPE_CHECKING:
+    from typing import Any
 
 
 class Interrupted(BaseException):
@@ -64,6 +65,8 @@ class Signals:
         if not isinstance(error, Interrupted):
             self.hook(unraisable)
             return
+        import threading
+
         self.hooked = True
         try:
             threading.Thread(target=self._send, args=(error.code - 128,), daemon=True).start()
@@ -71,6 +74,8 @@ class Signals:
             self.hooked = False
 
     def _send(self, number: int) -> None:
+        import time
+
         while self.hooked:
             time.sleep(0.01)
         if not self.over:
@@ -80,7 +85,8 @@ class Signals:
 def is_program() -> bool:
     """Whether this process is the program: ``fedcc``, or ``python -m fedcc``; not a script that imports the package."""
     words = sys.orig_argv[1:3]
-    return words == ["-m", "fedcc"] or Path(*words[:1]).stem == "fedcc"
+    name = words[0].replace(os.sep, "/").rpartition("/")[2] if words else ""
+    return words == ["-m", "fedcc"] or name.partition(".")[0] == "fedcc"
 
 
 def importing_torch() -> bool:

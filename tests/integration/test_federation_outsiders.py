@@ -37,7 +37,7 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Real]:
 def copied(federation: Real, path: Path, **other: str) -> Path:
     """The folder of north's site; these files are another federation's, or missing."""
     made = federation.folder.path
-    shutil.copytree(made / "sites" / "north", path)
+    shutil.copytree(made / "sites" / "north", path, ignore=shutil.ignore_patterns("state"))
     for name, origin in other.items():
         file = path / name.replace("_", ".")
         file.unlink()
