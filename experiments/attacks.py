@@ -33,7 +33,7 @@ from fedcc.losses import Distill
 SKEWS = ("classes:1", "classes:3", "dirichlet:0.5")
 METHODS = {
     "FedCC": ("fedcc", {}),
-    "FedCC, centre_votes": ("fedcc", {"centre_votes": True}),
+    "FedCC, guard_votes": ("fedcc", {"guard_votes": True}),
     "FedMD": ("fedmd", {}),
     "FedMD, logits": ("fedmd", {"loss": "l1", "average": "logits"}),
     "FedDF": ("feddf", {}),
@@ -46,9 +46,11 @@ ATTACKS = {
     "random": "no data; a random answer to each sample, new in every round (weights: random numbers of the same size)",
     "labels": "trained on private labels y -> 9 - y",
     "answers": "trained honestly; each class is given the next one's name, on public samples and when predicting",
-    "half": "adaptive, no data: certain of class 0 on half of the samples, so that half of its vote is left",
+    "half": "adaptive, no data: certain of class 0 on half of the samples, as often as it may be",
     "informed": "adaptive: learns the classes of the public samples from the server's targets, then names the next "
     "class of each with certainty; its mean vote is as low as an honest client's",
+    "quiet": "adaptive: like informed, but only about samples of three classes, and unknown otherwise, so that nothing "
+    "of its votes is scaled down",
     "turncoat": "adaptive: honest in all rounds; its model says class 0, certain, when the federation predicts",
     "huge": "logits of 1e30 for class 0",
     "sign": "weights: the update with the opposite sign",
@@ -116,9 +118,12 @@ async def lying_predictions(method: Any, kind: Any, plot: Plot, c: Client, down:
         if c.round == 1:
             c.private = c.private.with_(y=c.classes - 1 - c.private["y"])
         return await kind.client(method, c, down)  # type: ignore[no-any-return]
-    elif attack == "informed" and down is not None:
+    elif attack in ("informed", "quiet") and down is not None:
         classes = plot.learned.setdefault(c.id, down.values.argmax(-1))  # before its own lies are in the targets
-        target = F.one_hot((classes + 1) % c.classes, last).float()
+        answers = (classes + 1) % c.classes
+        if attack == "quiet":
+            answers = answers.where((classes >= 1) & (classes <= 3), last - 1)
+        target = F.one_hot(answers, last).float()
         recipe = c.recipe_with(epochs=20 * c.recipe.epochs)
         await c.fit("sync", Distill("public"), public=c.public.with_(target=target), recipe=recipe)
         plot.hidden[c.id] = c.model
@@ -180,7 +185,7 @@ def with_head(model: Model, weight: Any, bias: Tensor) -> Model:
 
 def studies() -> Iterator[tuple[str, str, int, str, int]]:
     """Method, skew, seed, attack and number of attackers of each run, the most important first."""
-    ours = ("FedCC", "FedCC, centre_votes")
+    ours = ("FedCC", "FedCC, guard_votes")
     for attack in ("honest", "constant"):
         for skew in SKEWS:
             for seed in range(3):
@@ -188,7 +193,7 @@ def studies() -> Iterator[tuple[str, str, int, str, int]]:
                     yield method, skew, seed, attack, int(attack != "honest")
     for seed in range(3):
         yield "FedCC", "classes:1", seed, "absent", 1
-    for attack in ("random", "informed", "half", "answers", "labels", "turncoat"):
+    for attack in ("random", "informed", "quiet", "half", "answers", "labels", "turncoat"):
         for skew in SKEWS:
             for method in ours:
                 yield method, skew, 0, attack, 1
@@ -199,12 +204,12 @@ def studies() -> Iterator[tuple[str, str, int, str, int]]:
                 yield method, skew, 0, attack, int(attack != "honest")
     for seed in (1, 2):
         for skew in SKEWS:
-            yield "FedCC, centre_votes", skew, seed, "random", 1
+            yield "FedCC, guard_votes", skew, seed, "random", 1
     for attack in ("honest", "huge"):
         yield "FedMD, logits", "dirichlet:0.5", 0, attack, int(attack != "honest")
     for number in (3, 2):
-        for method in ("FedCC, centre_votes", "FedCC", "FedMD", "FedAvg", "FedDF"):
-            adaptive = ("informed", "half") if method in ours else ()
+        for method in ("FedCC, guard_votes", "FedCC", "FedMD", "FedAvg", "FedDF"):
+            adaptive = ("informed", "quiet", "half") if method in ours else ()
             for attack in ("constant", "random", "labels", "answers", *adaptive):
                 for skew in SKEWS:
                     yield method, skew, 0, attack, number

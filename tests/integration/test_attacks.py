@@ -1,4 +1,4 @@
-"""A client that lies, from the upload to the operator; and ``centre_votes`` wherever a trained federation goes."""
+"""A client that lies, from the upload to the operator; and ``guard_votes`` wherever a trained federation goes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from federation import NAMES, LocalTransport, make
 from program import call
 from tiny import blobs
 
-CENTRED = FedCC(centre_votes=True)
+GUARDED = FedCC(guard_votes=True)
 SHORT: dict[str, Any] = {"rounds": 3, "epochs": 3, "lr": 0.01, "batch": 8, "device": "cpu", "threads": 1}
 
 
@@ -51,7 +51,7 @@ def federation() -> fedcc.Federation:
 
 @pytest.fixture(scope="module")
 def result(federation: fedcc.Federation) -> fedcc.Result:
-    return fedcc.run(CENTRED, federation, **SHORT)
+    return fedcc.run(GUARDED, federation, **SHORT)
 
 
 class Constant(FedCC):
@@ -66,8 +66,8 @@ class Constant(FedCC):
         return Predictions((await c.predict(c.public)).logits.softmax(-1))
 
 
-def test_a_constant_client_ruins_fedcc_but_not_with_centred_votes_and_is_named(federation: fedcc.Federation) -> None:
-    ruined, defended = (fedcc.run(Constant(centre_votes=c), federation, **SHORT) for c in (False, True))
+def test_a_constant_client_ruins_fedcc_but_not_with_guarded_votes_and_is_named(federation: fedcc.Federation) -> None:
+    ruined, defended = (fedcc.run(Constant(guard_votes=c), federation, **SHORT) for c in (False, True))
     assert ruined.accuracy <= 50
     assert defended.accuracy >= 70
     for record in (*ruined.rounds, *defended.rounds):
@@ -116,10 +116,10 @@ def test_a_resumed_run_has_the_same_mean_votes(
             return Pause("for a test")
 
     with pytest.raises(Paused):
-        fedcc.run(CENTRED, federation, out=tmp_path / "r", observers=[Leave()], **SHORT)
+        fedcc.run(GUARDED, federation, out=tmp_path / "r", observers=[Leave()], **SHORT)
     with pytest.raises(Paused):
-        fedcc.run(CENTRED, federation, out=tmp_path / "r", resume=True, observers=[Leave()], **SHORT)
-    resumed = fedcc.run(CENTRED, federation, out=tmp_path / "r", resume=True, **SHORT)
+        fedcc.run(GUARDED, federation, out=tmp_path / "r", resume=True, observers=[Leave()], **SHORT)
+    resumed = fedcc.run(GUARDED, federation, out=tmp_path / "r", resume=True, **SHORT)
     assert torch.equal(resumed.scores(federation.test.x), result.scores(federation.test.x))
     summary = RunFolder(tmp_path / "r").summary()
     assert summary is not None
@@ -146,7 +146,7 @@ def test_an_exported_file_has_the_mean_votes(
 
 
 def test_a_federation_predicts_with_mean_votes_too(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    folder = make(tmp_path / "f", settings={"centre_votes": True})
+    folder = make(tmp_path / "f", settings={"guard_votes": True})
     transport = LocalTransport(folder, share={"north"})
     transport.server().train()
     found = RunFolder(folder.run).summary()

@@ -55,7 +55,7 @@ def test_every_option_moves_a_run() -> None:
         "refine_joint_batch": False,
         "bn_recalibrate": "public",
         "trust": 0.0,
-        "centre_votes": True,
+        "guard_votes": True,
     }
     assert set(others) == {f.name for f in fields(FedCC)} - {"mirror"}  # that one is for inference alone
     # settings under which the option has something to decide

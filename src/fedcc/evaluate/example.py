@@ -7,21 +7,22 @@ from typing import Any
 from torch import Tensor
 
 from fedcc.evaluate.accuracy import percent
-from fedcc.methods.abstention import baseline, centred, targets, trust
+from fedcc.methods.abstention import baseline, guarded, loudest, targets, trust
 
 
 def example(
-    logits: Tensor, hidden: Tensor | None, row: int | None = None, exponent: float = 1.0, centre: bool = False
+    logits: Tensor, hidden: Tensor | None, row: int | None = None, exponent: float = 1.0, guard: bool = False
 ) -> dict[str, Any]:
     """What each of K clients says of one sample, from their logits [K, N, C + 1] on all samples, and the aggregates.
 
     ``unknown`` are a client's C + 1 probabilities, ``plain`` those without "unknown", ``weight`` is the server's trust.
     The aggregates are FedCC's and the plain mean; ``accuracy`` (percent, over all samples) is how often each is the
     hidden label. ``row`` is the sample, by default the most telling one. ``exponent`` is the method's ``trust``,
-    ``centre`` its ``centre_votes``.
+    ``guard`` its ``guard_votes``.
     """
     votes, plain = logits.softmax(-1), logits[..., :-1].softmax(-1)
-    counted = centred(votes, baseline(votes)) if centre else votes
+    means = baseline(votes)
+    counted = guarded(votes, means, loudest(means)) if guard else votes
     aggregates = {"unknown": targets(counted, exponent), "plain": plain.mean(0)}
     row = telling(aggregates["unknown"], aggregates["plain"], hidden) if row is None else row
     weights = trust(counted, exponent)[:, row]

@@ -147,7 +147,7 @@ def public_example(result: Result, federation: Federation, options: Analysis, en
             raise ValueError(f"public_index must be the position of a public sample, got {options.public_index}")
         row = int(positions[0])
     logits = torch.stack([out.logits for out in client_outputs(result, public, engine).values()])
-    parts = example(logits, federation.hidden, row, result.method.trust, result.method.centre_votes)
+    parts = example(logits, federation.hidden, row, result.method.trust, result.method.guard_votes)
     row = int(parts.pop("row"))
     return {
         "public": int(split.public[row]),

@@ -17,6 +17,7 @@ from fedcc.core.samples import IDENTITY, Samples
 
 Probe = Literal["cdmad_ones", "white", "black", "mean", "noise"]
 Design = Literal["sample", "client", "one"]
+HABIT, LOUD = 1.25, 2.0  # F-32
 
 
 def smoothed(p: Tensor, delta: float) -> Tensor:
@@ -74,12 +75,20 @@ def baseline(votes: Tensor) -> Tensor:
     return votes[..., :-1].mean(1)
 
 
-def centred(votes: Tensor, baseline: Tensor) -> Tensor:
-    """v'_{k,c} = max(v_{k,c} - b_{k,c}, 0) for known classes; "unknown" gets the rest (F-32): [K, N, C + 1].
+def loudest(baseline: Tensor) -> Tensor:
+    """The most that a client may claim to know on average: 2 med_k sum_c b_{k,c}, the lower median (F-32)."""
+    known = baseline.sum(-1).sort().values
+    return LOUD * known[(len(known) - 1) // 2]
 
-    A vote that is the same for all samples becomes "unknown".
+
+def guarded(votes: Tensor, baseline: Tensor, limit: Tensor) -> Tensor:
+    """The votes [K, N, C + 1] that stand out from what a client always says, scaled to the limit (F-32).
+
+    A vote for a known class counts s_k v_{k,c} if v_{k,c} > 1.25 b_{k,c}, else 0; s_k = min(1, limit / sum_c b_{k,c}).
+    "unknown" gets the rest. A vote that is the same for all samples becomes "unknown".
     """
-    known = (votes[..., :-1] - baseline[:, None]).clamp(min=0)
+    known = votes[..., :-1] * (votes[..., :-1] > HABIT * baseline[:, None])
+    known = known * (limit / baseline.sum(-1).clamp(min=1e-12)).clamp(max=1)[:, None, None]
     return torch.cat([known, 1 - known.sum(-1, keepdim=True)], -1)
 
 

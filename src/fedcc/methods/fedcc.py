@@ -57,7 +57,7 @@ class FedCC(Method[Predictions, Predictions]):
     refine_joint_batch: bool = option(True, "private and public batch in one forward pass (decisive)", "F-14")
     bn_recalibrate: Literal["none", "public"] = option("none", "BatchNorm's statistics from public data", "F-19")
     trust: float = option(1.0, "exponent of the known mass in the weights mu; 0 for equal weights", "F-29", low=0)
-    centre_votes: bool = option(False, "subtract a client's mean vote: constant votes do not count", "F-32")
+    guard_votes: bool = option(False, "limit clients that claim too much or always say the same", "F-32")
     mirror: bool = option(False, "each image and its mirror image at inference", "F-30", images=True)
 
     def outputs(self, classes: int) -> int:
@@ -93,14 +93,15 @@ class FedCC(Method[Predictions, Predictions]):
 
     async def server(self, s: Server, ups: Mapping[int, Predictions]) -> Mapping[int, Predictions]:
         votes = torch.stack([up.values for up in ups.values()])
-        if self.centre_votes:
+        if self.guard_votes:
             means = dict(zip(ups, eq.baseline(votes), strict=True))
             s.memory["baseline"] = {**s.memory.get("baseline", {}), **means}
         return s.to_all(Predictions(eq.targets(self.counted(votes), self.trust)))
 
     def counted(self, votes: Tensor) -> Tensor:
         """The uploaded votes [K, n_u, C + 1] as they count."""
-        return eq.centred(votes, eq.baseline(votes)) if self.centre_votes else votes
+        means = eq.baseline(votes)
+        return eq.guarded(votes, means, eq.loudest(means)) if self.guard_votes else votes
 
     def influence(self, ups: Mapping[int, Predictions]) -> Mapping[int, float]:
         """A client's mean trust over the public samples."""
@@ -111,18 +112,19 @@ class FedCC(Method[Predictions, Predictions]):
         return eq.aggregate(await self.all_votes(t, samples), self.trust)[:, :-1]  # Sec. IV-C
 
     async def all_votes(self, t: Trained, samples: Samples) -> Tensor:
-        """The clients' votes [K, N, C + 1], the last one "unknown"; centred if that is asked for."""
+        """The clients' votes [K, N, C + 1], the last one "unknown", as they count."""
         views = (samples, samples.mirrored) if self.mirror else (samples,)
         outputs = await gather(*(Predict(model, s) for s in views for model in t.clients.values()))
         votes = eq.votes([o.logits for o in outputs], len(views))
-        return eq.centred(votes, self.baseline(t, votes)) if self.centre_votes else votes
+        return self.guarded(t, votes) if self.guard_votes else votes
 
-    def baseline(self, t: Trained, votes: Tensor) -> Tensor:
-        """The clients' mean votes [K, C] in their last uploads; a client that never uploaded has no say (F-32)."""
+    def guarded(self, t: Trained, votes: Tensor) -> Tensor:
+        """Votes measured by the clients' last uploads; a client that never uploaded has no say (F-32)."""
         if not t.baseline:
-            raise ValueError("centre_votes needs the clients' mean votes on the public samples, which are not there")
-        silent = votes.new_ones(t.classes)
-        return torch.stack([t.baseline.get(k, silent).to(votes) for k in t.clients])
+            raise ValueError("guard_votes needs the clients' mean votes on the public samples, which are not there")
+        limit = eq.loudest(torch.stack(list(t.baseline.values())).to(votes))
+        never = votes.new_ones(t.classes)  # no vote is above 1.25
+        return eq.guarded(votes, torch.stack([t.baseline.get(k, never).to(votes) for k in t.clients]), limit)
 
     async def votes(self, t: Trained, samples: Samples) -> Votes:
         votes = await self.all_votes(t, samples)
