@@ -14,7 +14,7 @@ from fedcc.core.model import Model
 from fedcc.core.roles import Client
 from fedcc.evaluate.example import example
 from fedcc.methods import FedAvg, FedCC, FedMD
-from fedcc.methods.abstention import aggregate, baseline, guarded, loudest, targets, trust
+from fedcc.methods.abstention import aggregate, baseline, guarded, guarded_uploads, loudest, targets, trust
 from tiny import Tiny
 
 VOTES = torch.tensor(
@@ -24,10 +24,6 @@ VOTES = torch.tensor(
     ],
     dtype=torch.float64,
 )
-
-
-def counted(votes: Tensor) -> Tensor:
-    return guarded(votes, baseline(votes), loudest(baseline(votes)))
 
 
 def constant(model: Model, sure: float = 50.0) -> Model:
@@ -56,13 +52,13 @@ def test_the_baseline_is_the_mean_vote_for_each_known_class() -> None:
 
 
 def test_votes_count_where_they_stand_out_from_the_clients_mean() -> None:
-    assert close(counted(VOTES)[0], [[0.9, 0.0, 0.1], [0.0, 0.0, 1.0], [0.0, 0.3, 0.7]])  # above 0.625 and 0.125
-    assert close(counted(VOTES)[1], [[0.0, 0.0, 1.0]] * 3)
+    assert close(guarded_uploads(VOTES)[0], [[0.9, 0.0, 0.1], [0.0, 0.0, 1.0], [0.0, 0.3, 0.7]])  # > 0.625, 0.125
+    assert close(guarded_uploads(VOTES)[1], [[0.0, 0.0, 1.0]] * 3)
 
 
 def test_a_constant_vote_says_nothing() -> None:
     """Targets and trust are those of the others, wherever one of them is left with a vote."""
-    votes = counted(VOTES)
+    votes = guarded_uploads(VOTES)
     assert close(trust(votes)[:, [0, 2]], [[1.0, 1.0], [0.0, 0.0]])
     assert close(targets(votes), [[1.0, 0.0], [0.5, 0.5], [0.0, 1.0]])
     assert close(targets(VOTES)[1], [1.0, 0.0])  # without it, the constant client decides
@@ -70,9 +66,9 @@ def test_a_constant_vote_says_nothing() -> None:
 
 def test_a_vote_just_above_the_mean_does_not_count() -> None:
     nearly = torch.tensor([[[0.999, 0.001], [1.0, 0.0]]], dtype=torch.float64)
-    assert close(counted(nearly), [[[0.0, 1.0]] * 2])
+    assert close(guarded_uploads(nearly), [[[0.0, 1.0]] * 2])
     enough = torch.tensor([[[0.79, 0.21], [1.0, 0.0], [0.5, 0.5]]], dtype=torch.float64)
-    assert close(counted(enough), [[[0.0, 1.0], [1.0, 0.0], [0.0, 1.0]]])  # the mean is 0.7633
+    assert close(guarded_uploads(enough), [[[0.0, 1.0], [1.0, 0.0], [0.0, 1.0]]])  # the mean is 0.7633
 
 
 def test_nobody_counts_for_more_than_twice_the_median() -> None:
@@ -88,7 +84,7 @@ def test_nobody_counts_for_more_than_twice_the_median() -> None:
 
 def test_clients_that_never_claim_to_know_are_no_problem() -> None:
     nobody = torch.tensor([[[0.0, 0.0, 1.0]] * 3] * 2, dtype=torch.float64)
-    assert close(counted(nobody), nobody)
+    assert close(guarded_uploads(nobody), nobody)
 
 
 def ups(values: Tensor) -> dict[int, Predictions]:
@@ -102,7 +98,7 @@ def means(tiny: Tiny) -> dict[int, list[float]]:
 def test_the_server_guards_votes_and_remembers_the_means() -> None:
     tiny = Tiny(FedCC(guard_votes=True), classes=2, labels=[[0], [1]])
     downs = tiny.ask(tiny.method.server(tiny.server, ups(VOTES)))
-    assert close(downs[0].values, targets(counted(VOTES)))
+    assert close(downs[0].values, targets(guarded_uploads(VOTES)))
     assert means(tiny) == {0: [0.5, 0.1], 1: [1.0, 0.0]}
     tiny.ask(tiny.method.server(tiny.server, {1: Predictions(VOTES[0])}))  # client 0 was away: its mean stays
     assert means(tiny) == {0: [0.5, 0.1], 1: [0.5, 0.1]}
@@ -112,7 +108,7 @@ def test_the_exponent_of_trust_applies_to_guarded_votes() -> None:
     tiny = Tiny(FedCC(guard_votes=True, trust=2.0), classes=2, labels=[[0], [1]])
     votes = torch.stack([VOTES[0], VOTES[0].flip(0)])
     downs = tiny.ask(tiny.method.server(tiny.server, ups(votes)))
-    assert close(downs[1].values, targets(counted(votes), 2.0))
+    assert close(downs[1].values, targets(guarded_uploads(votes), 2.0))
 
 
 def test_off_the_server_remembers_nothing_and_the_numbers_are_the_old_ones() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from fedcc.evaluate.accuracy import percent
-from fedcc.methods.abstention import baseline, guarded, loudest, targets, trust
+from fedcc.methods.abstention import guarded_uploads, targets, trust
 
 
 def example(
@@ -21,8 +21,7 @@ def example(
     ``guard`` its ``guard_votes``.
     """
     votes, plain = logits.softmax(-1), logits[..., :-1].softmax(-1)
-    means = baseline(votes)
-    counted = guarded(votes, means, loudest(means)) if guard else votes
+    counted = guarded_uploads(votes) if guard else votes
     aggregates = {"unknown": targets(counted, exponent), "plain": plain.mean(0)}
     row = telling(aggregates["unknown"], aggregates["plain"], hidden) if row is None else row
     weights = trust(counted, exponent)[:, row]

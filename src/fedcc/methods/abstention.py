@@ -92,6 +92,12 @@ def guarded(votes: Tensor, baseline: Tensor, limit: Tensor) -> Tensor:
     return torch.cat([known, 1 - known.sum(-1, keepdim=True)], -1)
 
 
+def guarded_uploads(votes: Tensor) -> Tensor:
+    """Uploaded votes [K, n_u, C + 1] as they count by their own means over the public samples (F-32)."""
+    means = baseline(votes)
+    return guarded(votes, means, loudest(means))
+
+
 def trust(votes: Tensor, exponent: float = 1.0) -> Tensor:
     """mu_k = a_k / sum_j a_j with a_k = 1 - v_{k,u}, Alg. 1 line 7: [K, N] from votes [K, N, C + 1].
 

@@ -100,8 +100,7 @@ class FedCC(Method[Predictions, Predictions]):
 
     def counted(self, votes: Tensor) -> Tensor:
         """The uploaded votes [K, n_u, C + 1] as they count."""
-        means = eq.baseline(votes)
-        return eq.guarded(votes, means, eq.loudest(means)) if self.guard_votes else votes
+        return eq.guarded_uploads(votes) if self.guard_votes else votes
 
     def influence(self, ups: Mapping[int, Predictions]) -> Mapping[int, float]:
         """A client's mean trust over the public samples."""
