@@ -19,10 +19,12 @@ from torch import Tensor
 from fedcc import __version__
 from fedcc.core.files import write_whole
 from fedcc.core.messages import Predictions, Weights
+from fedcc.core.model import Arch
 from fedcc.core.naming import printable
 from fedcc.core.rng import Key
 from fedcc.experiments.record import Record
 from fedcc.flower import codec
+from fedcc.flower.attendance import Attendance, ClientStatus
 from fedcc.flower.codec import EncodedMessage, ExpectedMessage, InvalidMessage, decode, encode
 from fedcc.flower.command import CommandSigner
 from fedcc.flower.dry_run import DryRun
@@ -85,32 +87,6 @@ class Inputs:
     x: Tensor
 
 
-@dataclass
-class ClientStatus:
-    """One client, as the operator sees it."""
-
-    online: bool = False
-    answered: int = 0  # the last round it took part in
-    strikes: int = 0  # failures in a row
-    aside: bool = False
-    problem: str = ""  # the last one
-    uploads: dict[str, float] = field(default_factory=dict)  # what the last upload says (``evaluate.uploads``)
-    warning: str = ""  # the last one about its uploads
-
-
-@dataclass
-class Attendance:
-    """Who took part in a round and who did not, by name."""
-
-    present: list[str] = field(default_factory=list)
-    absent: list[str] = field(default_factory=list)  # not connected, or lost on the way
-    slow: list[str] = field(default_factory=list)  # still working when the round ended
-    late: dict[str, int] = field(default_factory=dict)  # answered an earlier round: which
-    failed: dict[str, str] = field(default_factory=dict)  # the client's own error
-    refused: dict[str, str] = field(default_factory=dict)  # what is wrong with the upload
-    aside: list[str] = field(default_factory=list)  # failed too often: no longer asked
-
-
 @dataclass(eq=False)
 class Exchange:
     """A question to some clients, and the answers so far."""
@@ -135,6 +111,11 @@ class Question:
     nonce: str  # the answer has it too
 
 
+def key_bytes(folder: FederationFolder) -> dict[str, bytes]:
+    """The keys of those who may connect."""
+    return {name: folder.key(name).read_bytes() for name in folder.members}
+
+
 class FlowerCohort:
     """The cohort; downlinks and uplinks are messages of the method, as in the simulator."""
 
@@ -144,10 +125,9 @@ class FlowerCohort:
         self.folder, self.run, self.transport, self.dry_run, self.device = folder, run, transport, dry_run, device
         self.wire: str = folder.experiment.training.wire
         self.rules, self.names, self.log, self.say = folder.rules, list(folder.clients), log, log.say
-        self.archs = folder.archs(dry_run.method)
-        self.status = {name: ClientStatus() for name in self.names}
+        self.status = {name: ClientStatus(revoked=name in folder.revoked) for name in self.names}
+        self.keys = key_bytes(folder)
         self.attendance = Attendance()  # of the latest exchange
-        self.signer = CommandSigner(folder.command_key, __version__)
         self.pending: dict[str, Question] = {}  # by ticket
         self.absent: set[str] = set()  # clients that were not connected in the last exchange
         self.last_look = -ONLINE_SECONDS
@@ -163,6 +143,32 @@ class FlowerCohort:
         for k, reason in record.get("warnings", {}).items():
             self.status[self.names[int(k)]].warning = f"round {record['round']}: {reason}"
         self.show_status()
+
+    @property
+    def archs(self) -> Mapping[int, Arch]:
+        return self.dry_run.server.archs
+
+    # -- who belongs to it
+
+    def look_for_changes(self) -> None:
+        """Let go of clients that were revoked, and forget what those with a new key were asked with the old one."""
+        self.folder, before = self.folder.current(), self.keys
+        self.keys = key_bytes(self.folder)
+        for name, status in self.status.items():
+            if name in self.folder.revoked and not status.revoked:
+                status.revoked, status.online = True, False
+                self.say(f"{name} is revoked: it is no longer asked")
+            if status.revoked or before.get(name) != self.keys.get(name):
+                self.pending = {ticket: question for ticket, question in self.pending.items() if question.name != name}
+
+    def admit(self) -> None:
+        """Let clients in that were added: the server's next message is for them, too."""
+        for name, model in list(self.folder.clients.items())[len(self.names) :]:
+            self.dry_run.add(len(self.names), self.folder.task.arch(self.dry_run.method, model))
+            self.names.append(name)
+            self.status[name] = ClientStatus(revoked=name in self.folder.revoked)
+            self.attendance.added.append(name)
+            self.say(f"{name} is added: it takes part from the next round on")
 
     # -- what the clients are asked
 
@@ -181,7 +187,10 @@ class FlowerCohort:
                 expected[k] = self.dry_run.expected_upload(k, t, down)
             return encoded[cache_key]
 
-        return self.ask(Exchange("train", t, message, expected.__getitem__, self.names))
+        names = [name for k, name in enumerate(self.names) if k in downs]  # others were added after a checkpoint
+        ups = self.ask(Exchange("train", t, message, expected.__getitem__, names))
+        self.admit()
+        return ups
 
     def models(self, t: int) -> dict[int, Weights | None]:
         """The clients' models after round t; None for those that keep theirs, as all do that bring their network."""
@@ -190,8 +199,9 @@ class FlowerCohort:
             return self.whole(Weights.of(self.dry_run.clients[k][0], 1), t)
 
         models: dict[int, Weights | None] = {k: None for k, arch in self.archs.items() if is_at_site(arch)}
-        names = [name for k, name in enumerate(self.names) if k not in models]
-        if names:
+        models = {k: None for k in models if not self.status[self.names[k]].revoked}
+        own = [self.names[k] for k in models]
+        if names := [name for name in self.names if name not in own and not self.status[name].revoked]:
             models |= self.ask(Exchange("query.model", t, lambda _: None, expected, names, may_decline=True))
         return dict(sorted(models.items()))
 
@@ -215,12 +225,14 @@ class FlowerCohort:
     def ask(self, exchange: Exchange) -> dict[int, Any]:
         """Ask the question and return the answers that came in time, by client."""
         rules, start_time, t, answers = self.rules, time.monotonic(), exchange.t, exchange.answers
-        quorum = min(rules.quorum, len(exchange.clients))
-        self.attendance = Attendance()
+        self.attendance, self.signer = Attendance(), CommandSigner(self.folder.command_key, __version__)
         quorum_at, missed = None, 0
         while True:
             online = self.online()
             self.give_up()
+            for name in [name for name in answers if self.status[name].revoked]:
+                del answers[name]
+            quorum = min(rules.quorum, sum(not self.status[name].revoked for name in exchange.clients))
             for name in self.waiting(exchange):
                 if name in online and name not in self.working:
                     self.send(exchange, name)
@@ -271,7 +283,8 @@ class FlowerCohort:
     def waiting(self, exchange: Exchange) -> list[str]:
         """The clients that may still answer."""
         over = exchange.answers.keys() | exchange.failures
-        return [name for name in exchange.clients if name not in over and not self.status[name].aside]
+        names = [name for name in exchange.clients if name not in over]
+        return [name for name in names if not (self.status[name].aside or self.status[name].revoked)]
 
     def take(self, answer: Answer) -> None:
         """Read an answer, or note what is wrong with it."""
@@ -333,6 +346,7 @@ class FlowerCohort:
         attendance.slow = [name for name in waiting if name in working]
         attendance.absent = [name for name in waiting if name not in working]
         attendance.aside = [name for name in self.names if self.status[name].aside]
+        attendance.revoked = [name for name in self.names if self.status[name].revoked]
         self.absent = set(attendance.absent)
         for kind in ("absent", "slow"):
             if names := getattr(attendance, kind):
@@ -342,7 +356,8 @@ class FlowerCohort:
     def online(self) -> set[str]:
         """Who is connected; the transport is asked every few seconds."""
         if time.monotonic() - self.last_look >= ONLINE_SECONDS:
-            now = self.transport.online()
+            self.look_for_changes()
+            now = self.transport.online() - set(self.folder.revoked)
             for name, status in self.status.items():
                 if status.online != (name in now):
                     status.online = name in now

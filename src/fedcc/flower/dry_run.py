@@ -13,7 +13,7 @@ from fedcc.core.method import AnyMethod
 from fedcc.core.model import HEAD, Arch, Model, Outputs, State
 from fedcc.core.requests import Fit, Fitted, Init, Predict, Recalibrate, Request
 from fedcc.core.rng import Key
-from fedcc.core.roles import Server
+from fedcc.core.roles import Client, Server
 from fedcc.core.samples import Samples
 from fedcc.core.tree import message_classes
 from fedcc.engine.drive import drive
@@ -78,18 +78,26 @@ class DryRun:
         unknown: State | None = None,
     ):
         self.method, self.wire, self.run, self.engine = method, wire, run, ShapeEngine(unknown)
-        self.classes, self.message_classes = server.classes, message_classes(method)
-        public = Samples({"x": server.public.x.cpu()}, server.public.view)
+        self.server, self.classes, self.message_classes = server, server.classes, message_classes(method)
+        self.public = public = Samples({"x": server.public.x.cpu()}, server.public.view)
         blank = torch.zeros((), dtype=public.x.dtype).expand(server.classes, *public.shape)
-        private = Samples({"x": blank, "y": torch.arange(server.classes)}, public.view)
-        self._clients = {
-            k: build_client(public, server.classes, server.recipe, server.key.seed, k, arch, private)
-            for k, arch in server.archs.items()
-        }
-        for k, client in self._clients.items():
-            client.model = self.engine.answer(Init(client.arch, client.key))
-            if start is not None:
-                client.model, client.memory = start[k]
+        self.private = Samples({"x": blank, "y": torch.arange(server.classes)}, public.view)
+        self._clients: dict[int, Client] = {}
+        for k, arch in server.archs.items():
+            self._stand_in(k, arch)
+        for k, state in (start or {}).items():  # a client that was added since has none
+            self._clients[k].model, self._clients[k].memory = state
+
+    def add(self, k: int, arch: Arch) -> None:
+        """Let a new client into the federation: from now on the server addresses it, too."""
+        self.server.archs = {**self.server.archs, k: arch}
+        self._stand_in(k, arch)
+
+    def _stand_in(self, k: int, arch: Arch) -> None:
+        server = self.server
+        client = build_client(self.public, server.classes, server.recipe, server.key.seed, k, arch, self.private)
+        client.model = self.engine.answer(Init(client.arch, client.key))
+        self._clients[k] = client
 
     @property
     def clients(self) -> dict[int, tuple[Model, dict[str, Any]]]:

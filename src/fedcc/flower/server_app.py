@@ -214,7 +214,9 @@ class FlowerServer(Observer):
     def finish(self, records: list[Record], trained: Trained) -> None:
         sharing = {k: model for k, model in trained.clients.items() if model.state}
         keeping = (
-            [n for k, n in enumerate(self.folder.clients) if k not in sharing] if self.method.uploads_models else []
+            [n for k, n in enumerate(self.cohort.names) if k not in sharing and not self.cohort.status[n].revoked]
+            if self.method.uploads_models
+            else []
         )
         whole, seconds = replace(trained, clients=sharing), self.checkpoints.seconds
         task = self.folder.task
@@ -223,7 +225,11 @@ class FlowerServer(Observer):
         self.writer.save_models = not keeping
         self.writer.finish(result, {
             "command": f"fedcc federation run {self.folder.path}",
-            "federation": {"clients": list(self.folder.clients), "kept_models": keeping},
+            "federation": {
+                "clients": self.cohort.names,
+                "kept_models": keeping,
+                "revoked": [name for name, status in self.cohort.status.items() if status.revoked],
+            },
         })  # fmt: skip
         final = result.curve[-1][1] if result.curve else None
         self.log.say("finished" if final is None else f"finished: accuracy {final:.2f} %")
@@ -234,15 +240,16 @@ class GridTransport:
     """Flower's grid with sites by their names. A site is known by its key, whatever its node number is."""
 
     def __init__(self, grid: Grid, folder: FederationFolder):
-        self.grid, self.ttl = grid, max(DAY, 2 * folder.rules.deadline)
-        self.names = {public_bytes(folder.key(name)): name for name in folder.clients}
+        self.grid, self.folder, self.ttl = grid, folder, max(DAY, 2 * folder.rules.deadline)
         self.nodes: dict[str, int] = {}
         self.fetching: dict[str, threading.Thread] = {}  # by ticket
         self.fetched: SimpleQueue[Answer | httpx.HTTPError] = SimpleQueue()
 
     def online(self) -> set[str]:
+        folder = self.folder.current()
+        names = {public_bytes(folder.key(name)): name for name in folder.members}
         nodes = self.grid.get_nodes()
-        self.nodes = {self.names[node.public_key]: node.node_id for node in nodes if node.public_key in self.names}
+        self.nodes = {names[node.public_key]: node.node_id for node in nodes if node.public_key in names}
         return set(self.nodes)
 
     def send(self, name: str, purpose: str, t: int, content: RecordDict, limit: int) -> str | None:
