@@ -74,7 +74,7 @@ class LocalTransport:
     waiting: dict[str, Answer] = field(default_factory=dict)
 
     def online(self) -> set[str]:
-        return set(self.folder.clients) - self.away
+        return set(self.folder.current().members) - self.away
 
     def send(self, name: str, purpose: str, t: int, content: RecordDict, _limit: int) -> str:
         self.sent.append((name, purpose, t))

@@ -125,10 +125,11 @@ class FlowerCohort:
         self.folder, self.run, self.transport, self.dry_run, self.device = folder, run, transport, dry_run, device
         self.wire: str = folder.experiment.training.wire
         self.rules, self.names, self.log, self.say = folder.rules, list(folder.clients), log, log.say
-        self.status = {name: ClientStatus(revoked=name in folder.revoked) for name in self.names}
-        self.keys = key_bytes(folder)
+        self.status = {name: ClientStatus() for name in self.names}
         self.attendance = Attendance()  # of the latest exchange
         self.pending: dict[str, Question] = {}  # by ticket
+        self.keys = dict[str, bytes]()
+        self.look_for_changes()
         self.absent: set[str] = set()  # clients that were not connected in the last exchange
         self.last_look = -ONLINE_SECONDS
         self.seconds = 0.0  # of the latest exchange
@@ -153,7 +154,7 @@ class FlowerCohort:
     def look_for_changes(self) -> None:
         """Let go of clients that were revoked, and forget what those with a new key were asked with the old one."""
         self.folder, before = self.folder.current(), self.keys
-        self.keys = key_bytes(self.folder)
+        self.keys, self.signer = key_bytes(self.folder), CommandSigner(self.folder.command_key, __version__)
         for name, status in self.status.items():
             if name in self.folder.revoked and not status.revoked:
                 status.revoked, status.online = True, False
@@ -163,6 +164,7 @@ class FlowerCohort:
 
     def admit(self) -> None:
         """Let clients in that were added: the server's next message is for them, too."""
+        self.look_for_changes()
         for name, model in list(self.folder.clients.items())[len(self.names) :]:
             self.dry_run.add(len(self.names), self.folder.task.arch(self.dry_run.method, model))
             self.names.append(name)
@@ -225,14 +227,16 @@ class FlowerCohort:
     def ask(self, exchange: Exchange) -> dict[int, Any]:
         """Ask the question and return the answers that came in time, by client."""
         rules, start_time, t, answers = self.rules, time.monotonic(), exchange.t, exchange.answers
-        self.attendance, self.signer = Attendance(), CommandSigner(self.folder.command_key, __version__)
-        quorum_at, missed = None, 0
+        self.attendance = Attendance()
+        quorum_at, missed, self.last_look = None, 0, -ONLINE_SECONDS
         while True:
             online = self.online()
             self.give_up()
             for name in [name for name in answers if self.status[name].revoked]:
                 del answers[name]
             quorum = min(rules.quorum, sum(not self.status[name].revoked for name in exchange.clients))
+            if not quorum:
+                raise NoQuorum(f"round {t}: all clients that were to be asked are revoked")
             for name in self.waiting(exchange):
                 if name in online and name not in self.working:
                     self.send(exchange, name)

@@ -110,10 +110,11 @@ def revoke_client(folder: FederationFolder, name: str) -> FederationFolder:
 
 def register_members(folder: FederationFolder, env: Mapping[str, str] | None = None) -> None:
     """Make the running server's register agree with the folder: others are refused from then on."""
-    keys = json.dumps({name: public_bytes(folder.key(name)).decode() for name in folder.members})
-    words = [sys.executable, "-P", "-c", REGISTER, keys, SUPERLINK]
     env = dict(env or environment(folder.operator / "home"))
-    completed = subprocess.run(words, env=env, capture_output=True, text=True, check=False)
+    with _changing(folder) as folder:
+        keys = json.dumps({name: public_bytes(folder.key(name)).decode() for name in folder.members})
+        words = [sys.executable, "-P", "-c", REGISTER, keys, SUPERLINK]
+        completed = subprocess.run(words, env=env, capture_output=True, text=True, check=False)
     if completed.returncode:
         raise FlowerError(f"could not register the clients' keys: {' '.join(completed.stderr.split())[-500:]}")
 

@@ -62,9 +62,9 @@ def serve(folder: FederationFolder, bind: str, say: Say) -> None:
     )
     with closing(ChildProcess(arguments, env, operator / "superlink.log")) as child:
         child.wait_until(lambda: is_listening(LOCAL, port), START_SECONDS)
-        register_members(folder.current(), env)
         server = {"pid": os.getpid(), "port": folder.port, "inner": port}
-        write_whole(operator / "server.json", json.dumps(server))
+        write_whole(operator / "server.json", json.dumps(server))  # first: who changes the clients now registers them
+        register_members(folder, env)
         say(f"ready: sites connect to {folder.address}; `fedcc federation run` starts the rounds")
         child.wait_until(remind)
 

@@ -29,7 +29,7 @@ from fedcc.nets import build
 RETRY_SECONDS = 10.0
 Say = Callable[[str], None]
 
-CONNECTED, NOT_KNOWN = "SuperNode ID", "/v1/fleet/activate-node'"
+CONNECTED, NOT_KNOWN, OTHER_CA = "SuperNode ID", "/v1/fleet/activate-node'", "CERTIFICATE_VERIFY_FAILED"
 EXPLANATIONS = {  # parts of Flower's log lines, and what they mean to a site
     CONNECTED: "connected",
     "Receiving: train": "working on a round",
@@ -37,13 +37,14 @@ EXPLANATIONS = {  # parts of Flower's log lines, and what they mean to a site
     "Receiving: query.predict": "the server asks for predictions",
     "Sent successfully": "answered",
     NOT_KNOWN: "the server does not know this site's key, or a clock is off by over 5 minutes",
+    OTHER_CA: "the server shows a certificate of another CA",
     "401 Unauthorized": "the server was restarted and does not know this session",
     "Failed to activate": "the server still holds an earlier session of this site",
 }
 
 
-class OwnKey:
-    """A site's key, and the other one while the key is being rotated.
+class Credentials:
+    """A site's key, the other one while the key is being rotated, and what a server says to it.
 
     ``rotate`` at the site makes ``next.key``. The site uses its old key until the server refuses it, which means that
     the operator has put the new one in its place, then tries the other. When the new key is accepted, the old one is
@@ -52,11 +53,11 @@ class OwnKey:
 
     def __init__(self, site: Path):
         self.key, self.next, self.previous = site / "site.key", site / "next.key", site / "previous.key"
-        self.refused = False
+        self.refused = self.other_authority = False
 
     def note(self, part: str) -> None:
         """Note what Flower says about the connection."""
-        self.refused = part == NOT_KNOWN
+        self.refused, self.other_authority = part == NOT_KNOWN, part == OTHER_CA
         if part == CONNECTED:
             self.previous.unlink(missing_ok=True)
 
@@ -139,9 +140,9 @@ def take_part(
                 time.sleep(min(RETRY_SECONDS, 2**tries))
             for note in notes:
                 say(f"note: {note}")
-            own_key = OwnKey(site.path)
-            _run_supernode(site, server, env, own_key, say)
-            if own_key.change():
+            credentials = Credentials(site.path)
+            _run_supernode(site, server, env, credentials, say)
+            if credentials.change():
                 say("trying the site's other key: it is being rotated")
             say(f"the connection has ended; retrying in {RETRY_SECONDS:g} s (a server may keep a session for a minute)")
             time.sleep(RETRY_SECONDS)
@@ -162,7 +163,8 @@ def check_network(site: Site, name: str) -> None:
         build(arch, Key(0))
 
 
-def _run_supernode(site: Site, server: str, env: dict[str, str], own_key: OwnKey, say: Say) -> None:
+def _run_supernode(site: Site, server: str, env: dict[str, str], credentials: Credentials, say: Say) -> None:
+    """Run a SuperNode until it ends, or until the server has a new CA: it would try the old one forever."""
     arguments = supernode_command(
         *("--superlink", server, "--root-certificates", str(site.path / "ca.crt")),
         *("--auth-supernode-private-key", str(site.path / "site.key")),
@@ -175,7 +177,7 @@ def _run_supernode(site: Site, server: str, env: dict[str, str], own_key: OwnKey
         text = line.partition("INFO")[2].partition(":")[2].strip() or line
         for part, meaning in EXPLANATIONS.items():
             if part in text:
-                own_key.note(part)
+                credentials.note(part)
                 say(meaning)
                 return
         if "ERROR" in line or "Error:" in line or "fedcc:" in line:
@@ -184,7 +186,7 @@ def _run_supernode(site: Site, server: str, env: dict[str, str], own_key: OwnKey
     follower = LogFollower(site.state / "supernode.log", explain)
     with closing(ChildProcess(arguments, env, follower.path)) as child:
         ended = False
-        while not ended:
+        while not ended and not credentials.other_authority:
             time.sleep(0.2)
             ended = child.process.poll() is not None  # asked first, so that its last lines are there
             follower.poll()
