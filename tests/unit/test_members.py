@@ -18,7 +18,7 @@ pytest.importorskip("flwr")
 from fedcc.experiments.store import RunFolder
 from fedcc.flower.cohort import NoQuorum
 from fedcc.flower.folder import FederationFolder, Site
-from fedcc.flower.keys import fingerprint, make_command_key, make_key_pair
+from fedcc.flower.keys import federation_fingerprint, fingerprint, make_authority, make_command_key, make_key_pair
 from fedcc.flower.members import add_client, replace_key, revoke_client
 from fedcc.flower.supernode import CONNECTED, NOT_KNOWN, Credentials
 from federation import NAMES, LocalTransport, make
@@ -192,6 +192,14 @@ def test_a_new_client_needs_a_network_that_the_method_can_use(tmp_path: Path) ->
 # -- the commands
 
 
+def other_federation(place: Path, file: str) -> bytes:
+    place.mkdir()
+    make_authority(place)
+    make_command_key(place / "command.key")
+    (place / "app.yaml").write_text("fedcc: ssh-ed25519 AAAA\n")
+    return (place / file).read_bytes()
+
+
 def test_a_site_joins_with_a_key_of_its_own(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -218,7 +226,14 @@ def test_a_site_joins_with_a_key_of_its_own(
     assert FederationFolder.open(tmp_path / "fed").members == ["a"]
     for file in Path("fed/sites/a").iterdir():
         shutil.copy(file, "a")
-    assert fingerprint(Path("fed/operator/command.pub")) in call(capsys, "federation", "join", "a").out
+    theirs = federation_fingerprint(Path("fed/operator"))
+    assert theirs in done.out
+    assert theirs in call(capsys, "federation", "join", "a").out
+    for file in ("command.pub", "ca.crt", "app.yaml"):  # what somebody else may have put there
+        content = Path("a", file).read_bytes()
+        Path("a", file).write_bytes(other_federation(tmp_path / file, file))
+        assert theirs not in call(capsys, "federation", "join", "a").out
+        Path("a", file).write_bytes(content)
     status = call(capsys, "federation", "status", "fed").out
     assert "has not sent its key yet" in status
     call(capsys, "federation", "revoke", "fed", "a")

@@ -66,7 +66,7 @@ def init(
     from fedcc.experiments.experiment import parse_settings
     from fedcc.flower.create import create_federation
     from fedcc.flower.folder import parse_clients
-    from fedcc.flower.keys import fingerprint
+    from fedcc.flower.keys import federation_fingerprint
 
     allow(str(options.get("data", "")))
     federation = create_federation(
@@ -99,7 +99,7 @@ def init(
         typer.echo(f"Each site makes its key with `fedcc federation join NAME`; for the NAME.pub that it sends: "
                    f"`fedcc federation add {folder} NAME NAME.pub`")  # fmt: skip
     typer.echo(f"Keep private: {folder / 'operator'}")
-    typer.echo(f"Fingerprint of the federation: {fingerprint(federation.command_key.with_suffix('.pub'))}")
+    typer.echo(f"Fingerprint of the federation: {federation_fingerprint(federation.operator)}")
 
 
 @federation_app.command()

@@ -33,7 +33,7 @@ def join(
     Run it again to see the fingerprints once more. The operator's files belong into the same folder.
     """
     from fedcc.flower.folder import parse_clients
-    from fedcc.flower.keys import fingerprint, make_key_pair
+    from fedcc.flower.keys import federation_fingerprint, fingerprint, make_key_pair
 
     parse_clients([name])
     folder = folder or Path(name)
@@ -44,8 +44,8 @@ def join(
         make_key_pair(folder / "site.key", public, name)
     typer.echo(f"Send to the operator: {public}")
     typer.echo(f"Read out to the operator: {fingerprint(public)}")
-    if (command := folder / "command.pub").exists():
-        typer.echo(f"Fingerprint of the federation, which the operator reads out: {fingerprint(command)}")
+    if (folder / "site.toml").exists():
+        typer.echo(f"Fingerprint of the federation, which the operator reads out: {federation_fingerprint(folder)}")
     else:
         typer.echo(f"Put what the operator sends into {folder}; the private key, {folder / 'site.key'}, stays there")
 
@@ -60,6 +60,7 @@ def add(
 ) -> None:
     """Add a client, or take the key of one that `init` has named. A running run asks it from its next round on."""
     from fedcc.flower.folder import FederationFolder
+    from fedcc.flower.keys import federation_fingerprint
     from fedcc.flower.members import add_client
 
     federation = FederationFolder.open(folder.resolve())
@@ -68,6 +69,7 @@ def add(
     _register(federation)
     number = list(federation.clients).index(name)
     typer.echo(f"{name} is client {number}, with {federation.clients[name]}. Send to it: {federation.site(name)}")
+    typer.echo(f"Read out to it, the fingerprint of the federation: {federation_fingerprint(federation.operator)}")
 
 
 @federation_app.command()
@@ -107,13 +109,15 @@ def rotate(
     """
     from fedcc.flower import members
     from fedcc.flower.folder import FederationFolder, Site
+    from fedcc.flower.keys import federation_fingerprint, make_key_pair
     from fedcc.flower.keys import fingerprint as fingerprint_of
-    from fedcc.flower.keys import make_key_pair
     from fedcc.flower.lifetime import rotate_command_key
 
     if (folder / "site.toml").is_file():
         site = Site.open(folder.resolve())
         public = site.path / f"{site.name}.pub"
+        if (site.path / "previous.key").exists():
+            raise ValueError(f"the last rotation in {site.path} is not finished: start the client until it connects")
         make_key_pair(site.path / "next.key", public, site.name)
         typer.echo(f"Send to the operator: {public}")
         typer.echo(f"Read out to the operator: {fingerprint_of(public)}")
@@ -123,8 +127,8 @@ def rotate(
     federation = FederationFolder.open(folder.resolve())
     if client is None or file is None:
         rotate_command_key(federation)
-        text = fingerprint_of(federation.command_key.with_suffix(".pub"))
-        typer.echo(f"Commands are signed with a new key, which the old one has signed. Its fingerprint: {text}")
+        typer.echo("Commands are signed with a new key, which the old one has signed")
+        typer.echo(f"Fingerprint of the federation: {federation_fingerprint(federation.operator)}")
         return
     _confirm(file, fingerprint)
     members.replace_key(federation, client, file)

@@ -103,8 +103,21 @@ def make_key_pair(private: Path, public: Path, name: str = "") -> None:
 
 def fingerprint(path: Path) -> str:
     """What two people compare of a public key: 128 bits of its SHA-256, in groups of four digits."""
-    key = load_public_key(path).public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
-    digits = sha256(b"fedcc fingerprint\0" + key).hexdigest()[:32]
+    return _spoken(b"fedcc key", load_public_key(path).public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo))
+
+
+def federation_fingerprint(folder: Path) -> str:
+    """The same of what a site must have from its operator and nobody else: the command key, the CA and the app's key.
+
+    ``folder`` is the operator's or a site's.
+    """
+    command = load_public_key(folder / "command.pub").public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+    authority = read_certificates(folder / "ca.crt")[0].public_bytes(Encoding.DER)
+    return _spoken(b"fedcc federation", command, authority, (folder / "app.yaml").read_bytes())
+
+
+def _spoken(*parts: bytes) -> str:
+    digits = sha256(b"".join(sha256(part).digest() for part in parts)).hexdigest()[:32]
     return " ".join(digits[i : i + 4] for i in range(0, 32, 4))
 
 
