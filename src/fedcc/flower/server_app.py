@@ -152,7 +152,9 @@ class FlowerServer(Observer):
 
     def connect(self, start: Checkpoint | None) -> None:
         clients = start.snapshot.clients if start else None
-        dry_run = DryRun(self.method, self.server, self.experiment.training.wire, self.run, clients)
+        training = self.experiment.training
+        disclosure = training.disclosure(self.method, self.folder.task.classes)
+        dry_run = DryRun(self.method, self.server, training.wire, self.run, clients, disclosure=disclosure)
         self.cohort = FlowerCohort(self.folder, self.run, self.transport, dry_run, self.log, str(self.engine.device))
         for record in start.records if start else ():
             for name in record["federation"]["present"]:

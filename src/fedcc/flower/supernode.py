@@ -70,13 +70,15 @@ def take_part(
         raise ValueError(f"{site.name} {agreed}" + ("" if network else ": name it with --network"))
     if site.brings_network and share_model:
         raise ValueError(f"{site.name} brings its own network, so the server cannot use its model: no --share-model")
+    if share_model and not site.may_share_model:
+        raise ValueError(f"{site.name} shares no more than labels, but a model tells everything: no --share-model")
     if label and data.suffix.lower() not in TABLES:
         raise ValueError(f"--label names a column of a table, got --label {label} for {data}")
     label = label or site.experiment.split.label
     samples = site_samples(data, site.task, label)
     site.task.public_samples(site.path / "public.npz")
     try:
-        site.policy.check_method(site.experiment.method)
+        site.check_policy()
     except SiteError as error:
         raise ValueError(f"the policy of {site.name} forbids it: {error}") from None
     say(f"{site.name}: {len(samples)} samples of {data}, {network or site.model}, server {server}")
