@@ -82,7 +82,7 @@ class DisclosedPredictions(PredictionCache):
         ]
 
     def _answer(self, outputs: Outputs) -> Outputs:
-        sent = self.disclosure.answered(outputs.logits.argmax(-1))
+        sent = self.disclosure.sent(Predictions(outputs.logits.softmax(-1)))
         return Outputs(self.disclosure.logits(sent), outputs.features[:, :0])
 
 

@@ -98,7 +98,7 @@ class Training(Group):
         agreed=True,
     )
     answer_epsilon: float = option(
-        ANSWER_EPSILON, "share=noisy: epsilon of each single answer (not of a record)", above=0, high=50, agreed=True
+        ANSWER_EPSILON, "share=noisy: epsilon of each single answer (not of a record)", above=0, high=20, agreed=True
     )
     seed: int = option(0, "seed of everything random but the noise of share=noisy", low=0, agreed=True)
 

@@ -53,7 +53,7 @@ class SiteApp(ClientApp):
             reply = error_reply(message, error)
         try:  # nothing leaves the site unless the log says so
             AuditLog(Path(str(context.node_config["site"])) / "state").answered(
-                message.metadata.message_type, *read_content(reply.content)
+                message.metadata.message_type, *read_content(reply.content), _texts(message)
             )
         except Exception as error:
             log_error(error)
@@ -66,12 +66,17 @@ def error_reply(message: Message, error: Exception) -> Message:
     return Message(write_content({**_nonce(message), **error_texts(error)}), reply_to=message)
 
 
-def _nonce(message: Message) -> dict[str, str]:
-    """The nonce of a message, which its answer has too, if there is one."""
+def _texts(message: Message) -> dict[str, str]:
+    """The texts of a message, which may be anything."""
     try:
-        return {"nonce": read_content(message.content)[0]["nonce"][:64]}
+        return dict(read_content(message.content)[0])
     except Exception:  # whatever was sent
         return {}
+
+
+def _nonce(message: Message) -> dict[str, str]:
+    """The nonce of a message, which its answer has too, if there is one."""
+    return {name: text[:64] for name, text in _texts(message).items() if name == "nonce"}
 
 
 app = SiteApp()

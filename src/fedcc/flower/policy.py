@@ -25,6 +25,7 @@ from fedcc.flower.site_error import SiteError
 ALLOWED, ANSWERED = "allowed", "answered"  # kinds of lines
 FIRST = "0" * 64  # before the first line
 LONGEST = 200  # characters of a text that was sent
+CLAIMS = ("run", "round")  # that an answer's line repeats: a command that is refused has no line of its own
 
 
 @dataclass(frozen=True)
@@ -122,13 +123,21 @@ class AuditLog:
             about = {"purpose": purpose, "run": run, "round": t, "nonce": nonce, "samples": samples}
             self._append(entries, {"kind": ALLOWED, **about})
 
-    def answered(self, purpose: str, texts: Mapping[str, str], arrays: Mapping[str, bytes]) -> None:
-        """Note an answer: what it says, and the digest of its arrays."""
+    def answered(
+        self,
+        purpose: str,
+        texts: Mapping[str, str],
+        arrays: Mapping[str, bytes],
+        asked: Mapping[str, str] | None = None,
+    ) -> None:
+        """Note an answer: what it says, and the digest of its arrays; ``asked`` is what the command says of itself."""
         content = sha256()
         for name in sorted(arrays):
             content.update(f"{name}\0{len(arrays[name])}\0".encode() + arrays[name])
         outcome = texts.get("error") or ("declined" if texts.get("declined") else "sent")
-        about = {"purpose": printable(purpose)[:LONGEST], "nonce": printable(texts.get("nonce", ""))[:LONGEST]}
+        claims = {name: (asked or {})[name] for name in CLAIMS if name in (asked or {})}
+        about = {"purpose": purpose, "nonce": texts.get("nonce", ""), **claims}
+        about = {name: printable(text)[:LONGEST] for name, text in about.items()}
         size = sum(map(len, arrays.values()))
         with self._locked():
             entry = {"kind": ANSWERED, **about, "answer": outcome, "bytes": size, "sha256": content.hexdigest()}

@@ -172,7 +172,8 @@ class FlowerServer(Observer):
         """
         clients, cohort = dict[int, Model](), self.cohort
         if self.method.uploads_models:
-            self.log.say("asking the clients for their models")
+            if not cohort.disclosure.filters:
+                self.log.say("asking the clients for their models")
             for k, weights in cohort.models(t).items():
                 arch = self.server.archs[k]
                 own = {} if weights is None else self.engine.serve([Init(arch, Key(0))])[0].with_(weights.state).state
