@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from fedcc.core.model import Model, State
@@ -41,6 +42,12 @@ class Labels:
     """One class per public sample [n_u], in the smallest integer type that holds the classes."""
 
     values: Tensor = field(metadata=LABELS)
+
+    @staticmethod
+    def of(values: Tensor, different: int) -> Labels:
+        """Labels in the smallest integer type that holds this many different ones."""
+        kinds = ((2**8, torch.uint8), (2**15, torch.int16), (2**31, torch.int32))
+        return Labels(values.to(next(kind for limit, kind in kinds if different <= limit)))
 
 
 @dataclass(frozen=True, eq=False)

@@ -228,6 +228,17 @@ class Site:
         """The log of what the site was asked and has answered."""
         return AuditLog(self.state)
 
+    def check_policy(self) -> None:
+        """Refuse an experiment that the site's own policy does not allow."""
+        training = self.experiment.training
+        self.policy.check_method(self.experiment.method)
+        self.policy.check_share(training.share, training.answer_epsilon)
+
+    @property
+    def may_share_model(self) -> bool:
+        """Whether a model tells no more than what the site shares anyway."""
+        return self.experiment.training.share == self.policy.share == "predictions"
+
     def terms(self) -> dict[str, Any]:
         return terms(self.experiment, self.task, self.number, self.model)
 
