@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from fedcc.experiments.run import run
     from fedcc.federation import Federation
     from fedcc.methods import (
+        DSFL,
         LSR,
         METHODS,
         SSL,
@@ -73,6 +74,7 @@ _HOMES = {
         "SSL",
         "Local",
         "Centralized",
+        "DSFL",
     ),
     "fedcc.experiments.result": ("Result", "load"),
     "fedcc.experiments.rounds": ("FinishedRound", "Observer", "Pause", "Stop"),
@@ -80,6 +82,7 @@ _HOMES = {
 }
 
 __all__ = [
+    "DSFL",
     "LSR",
     "METHODS",
     "SSL",

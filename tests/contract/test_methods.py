@@ -128,7 +128,7 @@ def test_it_says_what_it_is(name: str) -> None:
     assert len(module.__doc__) > 80
     assert kind.__doc__
     assert kind.source
-    assert kind.family in ("parameters", "distillation", "bound")
+    assert kind.family in ("parameters", "distillation", "ensemble", "bound")
     assert name == kind.__name__.lower()
     assert make(name).name == kind.__name__
 

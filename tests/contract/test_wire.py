@@ -75,7 +75,7 @@ def test_weights_of_the_own_network_go_up_and_down(name: str, data: str) -> None
 
 
 @every_set
-@pytest.mark.parametrize("name", ["fedmd", "lsr", "fedcc"])
+@pytest.mark.parametrize("name", ["fedmd", "lsr", "fedcc", "dsfl"])
 def test_predictions_go_up_and_down(name: str, data: str) -> None:
     first, second = exchanged(name, data)
     up = (UNKNOWN_TOO if name == "fedcc" else KNOWN)[data]
@@ -124,4 +124,5 @@ def test_nothing_goes_anywhere(name: str, data: str) -> None:
 
 def test_no_method_is_left_out() -> None:
     others = ["feddf", "fedet", "fedhkt", "fedmd", "lsr", "fedcc", "fedct", "fedconcat", "local", "ssl"]
+    others += ["dsfl"]
     assert {*WEIGHTS, *others, "centralized"} == set(METHODS)  # which sends its data: test_baselines
