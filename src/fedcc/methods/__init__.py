@@ -11,7 +11,9 @@ from fedcc.core.method import LOST, AnyMethod, Method
 from fedcc.core.naming import unknown
 from fedcc.core.options import check_value
 from fedcc.methods.bounds import Centralized, Local
+from fedcc.methods.comet import COMET
 from fedcc.methods.dsfl import DSFL
+from fedcc.methods.fedaux import FedAUX
 from fedcc.methods.fedavg import FedAvg
 from fedcc.methods.fedcc import FedCC
 from fedcc.methods.fedconcat import FedConcat
@@ -23,11 +25,14 @@ from fedcc.methods.fedlc import FedLC
 from fedcc.methods.fedmd import FedMD
 from fedcc.methods.fedmr import FedMR
 from fedcc.methods.fednova import FedNova
+from fedcc.methods.fedov import FedOV
 from fedcc.methods.fedprox import FedProx
 from fedcc.methods.fedrs import FedRS
 from fedcc.methods.fedsam import FedSAM
 from fedcc.methods.fedvls import FedVLS
 from fedcc.methods.lsr import LSR
+from fedcc.methods.scarlet import SCARLET
+from fedcc.methods.selectivefd import SelectiveFD
 from fedcc.methods.ssl import SSL
 from fedcc.methods.student import Student
 
@@ -36,7 +41,7 @@ PAPER: tuple[type[AnyMethod], ...] = (
     FedMD, FedDF, LSR, FedET, FedHKT, FedCT, FedCC, SSL, Local, Centralized,
 )  # fmt: skip
 """The methods of the paper's Table I in its order, then those that share nothing or everything."""
-BEYOND: tuple[type[AnyMethod], ...] = (DSFL,)
+BEYOND: tuple[type[AnyMethod], ...] = (DSFL, SCARLET, SelectiveFD, COMET, FedAUX, FedOV)
 """Methods that the paper leaves out. Lists and tables have them as a group of their own, "beyond the paper"."""
 METHODS: dict[str, type[AnyMethod]] = {kind.__name__.lower(): kind for kind in (*PAPER, *BEYOND)}
 """Every method by its name on the command line."""
@@ -131,12 +136,15 @@ def recorded_settings(
 
 __all__ = [
     "BEYOND",
+    "COMET",
     "DSFL",
     "LSR",
     "METHODS",
     "PAPER",
+    "SCARLET",
     "SSL",
     "Centralized",
+    "FedAUX",
     "FedAvg",
     "FedCC",
     "FedCT",
@@ -148,11 +156,13 @@ __all__ = [
     "FedMD",
     "FedMR",
     "FedNova",
+    "FedOV",
     "FedProx",
     "FedRS",
     "FedSAM",
     "FedVLS",
     "Local",
+    "SelectiveFD",
     "build_method",
     "class_name",
     "find_method",
