@@ -20,8 +20,11 @@ from fedcc.methods import METHODS, make
 from recording import changed, record
 from tiny import Mlp, Tiny
 
-QUICK: dict[str, dict[str, Any]] = {"fedconcat": {"classifier_rounds": 2, "classifier_lr": 0.5}}
-"""Settings without which a method would take long here."""
+QUICK: dict[str, dict[str, Any]] = {
+    "fedconcat": {"classifier_rounds": 2, "classifier_lr": 0.5},
+    "fedaux": {"pretrain": "none"},
+}
+"""Settings without which a method would take long here, or needs images."""
 
 MIXED = [[0, 1, 2] * 4, [0, 1] * 5, [1, 2] * 5, [2, 0] * 6]
 
@@ -128,7 +131,7 @@ def test_it_says_what_it_is(name: str) -> None:
     assert len(module.__doc__) > 80
     assert kind.__doc__
     assert kind.source
-    assert kind.family in ("parameters", "distillation", "bound")
+    assert kind.family in ("parameters", "distillation", "ensemble", "bound")
     assert name == kind.__name__.lower()
     assert make(name).name == kind.__name__
 
@@ -207,6 +210,11 @@ PHASES: dict[str, tuple[list[str], list[str]]] = {
     "fedcc": (["fit", "refine", "sync", "fit", "refine"], []),
     "ssl": (["fit", "refine"] * 2, []),
     "centralized": ([], ["fit"]),
+    "dsfl": (["fit", "sync", "fit"], ["distil"]),
+    "scarlet": (["fit", "sync", "fit"], ["distil"]),
+    "selectivefd": (["fit", "sync", "fit"], []),
+    "comet": (["fit", "sync", "fit"], []),
+    "fedaux": (["fit", "fit"], ["distill"]),
 }
 """A client's phases in two rounds, and the server's, where they are not a fit every round."""
 

@@ -67,6 +67,8 @@ WEIGHTS = [
     ("fedcc", "lam"),
     ("fedcc", "trust"),
     ("ssl", "lam"),
+    ("comet", "lam"),
+    ("fedov", "weight"),
 ]
 
 
