@@ -67,6 +67,9 @@ WEIGHTS = [
     ("fedcc", "lam"),
     ("fedcc", "trust"),
     ("ssl", "lam"),
+    ("fedntd", "beta"),
+    ("moon", "mu"),
+    ("fedproto", "lam"),
 ]
 
 

@@ -23,11 +23,16 @@ from fedcc.methods.fedlc import FedLC
 from fedcc.methods.fedmd import FedMD
 from fedcc.methods.fedmr import FedMR
 from fedcc.methods.fednova import FedNova
+from fedcc.methods.fedntd import FedNTD
+from fedcc.methods.fedproto import FedProto
 from fedcc.methods.fedprox import FedProx
 from fedcc.methods.fedrs import FedRS
 from fedcc.methods.fedsam import FedSAM
 from fedcc.methods.fedvls import FedVLS
+from fedcc.methods.fens import FENS
 from fedcc.methods.lsr import LSR
+from fedcc.methods.moon import MOON
+from fedcc.methods.scaffold import SCAFFOLD
 from fedcc.methods.ssl import SSL
 from fedcc.methods.student import Student
 
@@ -36,7 +41,10 @@ PAPER: tuple[type[AnyMethod], ...] = (
     FedMD, FedDF, LSR, FedET, FedHKT, FedCT, FedCC, SSL, Local, Centralized,
 )  # fmt: skip
 """The methods of the paper's Table I in its order, then those that share nothing or everything."""
-BEYOND: tuple[type[AnyMethod], ...] = (DSFL,)
+BEYOND: tuple[type[AnyMethod], ...] = (
+    DSFL,
+    FedNTD, MOON, SCAFFOLD, FedProto, FENS,
+)  # fmt: skip
 """Methods that the paper leaves out. Lists and tables have them as a group of their own, "beyond the paper"."""
 METHODS: dict[str, type[AnyMethod]] = {kind.__name__.lower(): kind for kind in (*PAPER, *BEYOND)}
 """Every method by its name on the command line."""
@@ -132,9 +140,12 @@ def recorded_settings(
 __all__ = [
     "BEYOND",
     "DSFL",
+    "FENS",
     "LSR",
     "METHODS",
+    "MOON",
     "PAPER",
+    "SCAFFOLD",
     "SSL",
     "Centralized",
     "FedAvg",
@@ -147,7 +158,9 @@ __all__ = [
     "FedLC",
     "FedMD",
     "FedMR",
+    "FedNTD",
     "FedNova",
+    "FedProto",
     "FedProx",
     "FedRS",
     "FedSAM",
