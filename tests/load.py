@@ -30,10 +30,10 @@ from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
 from flwr.proto.run_pb2 import GetRunRequest
 
 from attacker import Attacker, texts_of
-from federation import Real, make, real
 from fedcc.core.messages import Predictions
 from fedcc.flower.codec import encode, write_content
 from fedcc.flower.folder import FederationFolder
+from federation import Real, make, real
 from program import wait_until
 
 POLL_SECONDS, HEARTBEAT_SECONDS = 3.0, 30.0  # a SuperNode's

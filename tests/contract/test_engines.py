@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from test_methods import QUICK
+from test_methods import ONE_WIDTH, QUICK
 from torch import Tensor, nn
 
 from fedcc.core.model import Arch
@@ -43,6 +43,7 @@ def ran(name: str, lanes: int | None) -> Tiny:
     """Two rounds on the plain engine, or on the fused one with so many lanes."""
     method = make(name, QUICK.get(name, {}))
     factories = (Mlp(),) if method.family == "parameters" else (Mlp(), Mlp(12), Mlp(8, norm=False))
+    factories = factories[::2] if name in ONE_WIDTH else factories
     tiny = Tiny(method, labels=RAGGED, factories=factories)
     if lanes is not None:
         tiny.executor = tiny.cohort.executor = Fused("cpu", "fp64", lanes=lanes)  # type: ignore[assignment]

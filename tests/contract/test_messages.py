@@ -26,6 +26,7 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {
     "fedconcat": [{"clusters": 2, "classifier_rounds": 3}],
     "fedmd": [{}, {"average": "logits", "loss": "l1"}],
     "fedmr": [{}, {"mode": "paper"}],
+    "fens": [{"aggregator_rounds": 3}, {"aggregator_rounds": 3, "aggregator": "weights"}],
 }
 CASES = [(name, given) for name in METHODS for given in SETTINGS.get(name, [{}])]
 
