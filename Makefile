@@ -8,7 +8,7 @@ FUZZ ?= 4000
 SEED ?= 0
 BASE ?= 5a24957
 
-.PHONY: demo federation-demo test test-all same mutants fuzz check format wheel clean help
+.PHONY: demo federation-demo test test-all same mutants fuzz check format wheel release-check pages pictures clean help
 
 help:
 	@echo "make demo      10 clients with one digit each: FedCC against FedAvg, FedMD and the two bounds"
@@ -20,6 +20,9 @@ help:
 	@echo "make fuzz      damaged and hostile inputs for everything that is read (FUZZ=1000000 for more, TARGET=, SEED=, INDEX=)"
 	@echo "make check     format, lint, types, import rules"
 	@echo "make wheel     build the wheel into dist/"
+	@echo "make pages     write anew what is generated in README.md and docs/: results, methods"
+	@echo "make pictures  draw the picture of the idea anew"
+	@echo "make release-check  build the wheel and the source distribution, and check both"
 
 # Three sets of packages in one environment: the package, with Flower, and all that tests and checks need.
 INSTALL = $(BIN)/pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
@@ -72,6 +75,21 @@ format: $(VENV)/.ready
 
 wheel: $(VENV)/.ready
 	$(BIN)/python -m build --wheel --outdir dist
+
+release-check: $(VENV)/.ready
+	rm -rf dist
+	$(BIN)/python -m build --outdir dist
+	$(BIN)/twine check --strict dist/*
+
+pages: $(VENV)/.ready
+	$(BIN)/fedcc report results --readme README.md --markdown docs/results.md
+	$(BIN)/python tests/integration/test_docs.py
+
+pictures: $(VENV)/.package
+	$(BIN)/fedcc run fedcc --data digits --rounds 1 --epochs 5 --out runs/idea --overwrite
+	$(BIN)/fedcc analyse runs/idea
+	$(BIN)/fedcc report runs/idea --out runs/idea/report
+	cp runs/idea/report/figures/*_fedcc_example.png docs/idea.png
 
 clean:
 	rm -rf $(VENV) dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis
