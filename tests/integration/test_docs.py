@@ -1,6 +1,6 @@
 """The documents say what is so: their code runs, their names exist, their table of methods is the one there is.
 
-``python tests/integration/test_docs.py`` writes the README's table of methods anew.
+``python tests/integration/test_docs.py`` writes docs/methods.md's table anew.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import torch
 import fedcc
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 METHODS_TABLE = re.compile(r"(?<=<!-- methods -->\n).*?(?=<!-- /methods -->)", re.DOTALL)
 
 
@@ -73,6 +73,19 @@ def test_links_lead_somewhere() -> None:
                 assert (page.parent / target).exists(), f"{page.name} links to {target}"
 
 
+def test_the_version_is_the_same_everywhere() -> None:
+    stated = {
+        "pyproject.toml": r'^version = "(.*)"$',
+        "CITATION.cff": r"^version: (.*)$",
+        "CHANGELOG.md": r"^## (.*)$",
+        "SECURITY.md": r"now ([\d.]*\d)\.$",
+    }
+    found = {name: re.search(rule, (ROOT / name).read_text(), re.MULTILINE) for name, rule in stated.items()}
+    versions = {name: match[1] for name, match in found.items() if match}
+    minor = fedcc.__version__.rpartition(".")[0]
+    assert versions == dict.fromkeys(stated, fedcc.__version__) | {"SECURITY.md": minor}
+
+
 # ------------------------------------------------------------------------------------------------- docs/paper-map.md
 
 
@@ -121,7 +134,9 @@ def test_settings_have_the_stated_values() -> None:
     assert checked >= 12
 
 
-# ----------------------------------------------------------------------------------------------------- README.md
+# -------------------------------------------------------------------------------------------------- docs/methods.md
+
+TABLE_PAGE = ROOT / "docs" / "methods.md"
 
 
 def methods_table() -> str:
@@ -134,7 +149,7 @@ def methods_table() -> str:
 
 
 def test_the_table_of_methods_is_current() -> None:
-    shown = METHODS_TABLE.search((ROOT / "README.md").read_text())
+    shown = METHODS_TABLE.search(TABLE_PAGE.read_text())
     assert shown is not None
     assert shown[0] == methods_table(), "run `python tests/integration/test_docs.py` to write it anew"
 
@@ -146,5 +161,4 @@ def test_every_setting_stands_in_the_deviations(kind: Any) -> None:
 
 
 if __name__ == "__main__":
-    readme = ROOT / "README.md"
-    readme.write_text(METHODS_TABLE.sub(lambda _: methods_table(), readme.read_text()))
+    TABLE_PAGE.write_text(METHODS_TABLE.sub(lambda _: methods_table(), TABLE_PAGE.read_text()))
