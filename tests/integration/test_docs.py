@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import re
+import shlex
 import sys
 from collections.abc import Iterator
 from dataclasses import fields
@@ -50,6 +51,61 @@ def test_code_runs_and_prints_what_the_page_shows(
         shown = re.match(r"\n```text\n(.*?)^```$", text[text.index(code) + len(code) + 4 :], re.DOTALL | re.MULTILINE)
         if shown is not None:
             assert printed.strip() == shown[1].strip()
+
+
+# ----------------------------------------------------------------------------------------------------- console blocks
+
+SHELL = re.compile(r"^(?:<!-- (tested|not run): (.*?) -->\n+)?```(console|sh)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+NOT_RUN = 9  # at most so many blocks may carry a reason why they are not run
+
+
+def shell_blocks(page: Path) -> list[tuple[str, str, str]]:
+    """The blocks for a shell: how they are covered ("tested", "not run", or "" if run here), by what, and the text."""
+    return [(how, what, text) for how, what, _, text in SHELL.findall(page.read_text())]
+
+
+def test_every_console_block_is_run_or_says_why_not() -> None:
+    """A block is run below, or names the test that runs its commands, or gives a reason."""
+    covered = [(page.name, how, what) for page in PAGES for how, what, _ in shell_blocks(page)]
+    fences = sum(len(re.findall(r"^```(?:console|sh|bash|shell)$", page.read_text(), re.MULTILINE)) for page in PAGES)
+    assert len(covered) == fences, "a block has another form than the ones known here"
+    for page, how, what in covered:
+        if how == "tested":
+            file, _, name = what.partition("::")
+            assert f"def {name}(" in (ROOT / file).read_text(), f"{page} names {what}, which does not exist"
+    reasons = [f"{page}: {what}" for page, how, what in covered if how == "not run"]
+    assert len(reasons) <= NOT_RUN, "\n".join(reasons)
+    assert all(len(reason.split()) > 3 for reason in reasons)
+
+
+def without_numbers(line: str) -> str:
+    return re.sub(r"\s+", " ", re.sub(r"[\d.,:]+", "0", line)).strip()
+
+
+@pytest.mark.parametrize(
+    "page", [p for p in PAGES if any(not how for how, _, _ in shell_blocks(p))], ids=lambda p: p.name
+)
+def test_console_blocks_print_what_the_page_shows(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The same lines, but for numbers; a command that is shown with an error ends with it."""
+    from program import call  # not above: this file is also a script
+
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "experiments").symlink_to(ROOT / "experiments")
+    for _, _, text in (block for block in shell_blocks(page) if not block[0]):
+        commands = re.split(r"^\$ ", text, flags=re.MULTILINE)[1:] if "$ " in text else text.splitlines()
+        for command in commands:
+            line, _, shown = command.partition("\n")
+            program, *words = shlex.split(line, comments=True)
+            assert program == "fedcc", f"{page.name}: only fedcc is run here, mark the block with {program!r}"
+            done = call(capsys, *words)
+            assert (done.code != 0) == shown.startswith("fedcc: "), done.err
+            printed = {without_numbers(line) for line in (done.out + done.err).splitlines()}
+            assert {without_numbers(line) for line in shown.splitlines()} - {"0"} <= printed
+
+
+# ------------------------------------------------------------------------------------------------ single documents
 
 
 def test_fedprox_is_short_and_right(module: ModuleType) -> None:
