@@ -306,6 +306,16 @@ def test_version_and_help(capsys: Capsys) -> None:
     assert "Commands:" in bare.err
 
 
+def test_a_shell_completes_commands_and_options() -> None:
+    def completed(words: str) -> list[str]:
+        asked = {"_FEDCC_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(len(words.split()) - 1)}
+        program = [sys.executable, "-m", "fedcc"]
+        return subprocess.run(program, env=os.environ | asked, capture_output=True, text=True).stdout.split()
+
+    assert completed("fedcc re") == ["resume", "report"]
+    assert completed("fedcc run --sk") == ["--skew"]
+
+
 @pytest.mark.parametrize("command", COMMANDS)
 def test_help_names_every_option(command: str, capsys: Capsys) -> None:
     done = call(capsys, *command.split(), "--help")
