@@ -23,7 +23,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from fedcc.flower.door import BODY_SECONDS, HEADER_BYTES, SLOWEST, Busy, Door, Line
+from fedcc.flower.door import BODY_SECONDS, HEADER_BYTES, SLOWEST, Busy, Door, Line, PrivateDoor
 from fedcc.flower.fleet import ROUTES, RefusedRequest, Replies, authenticated_node
 
 SUCCESSION = "/v1/federation/succession"
@@ -49,6 +49,7 @@ class Gate:
         self.app, self.private, self.signature = app, private, signature  # private: a port, for its owner alone
         self.succession = succession  # what everybody may read
         self.replies, self.door, self.line = Replies(), door or Door(), Line()
+        self.private_door = PrivateDoor()
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         if scope["type"] not in ("lifespan", "http"):
@@ -80,13 +81,23 @@ class Gate:
 
     async def private_request(self, scope: Message, receive: Receive) -> Receive:
         """What the application receives at the private port, from its owner; the server's messages are noted."""
-        if not is_owned_by(scope["client"], scope["server"], os.getuid()):
+        if not self.is_owners(scope):
             raise Refusal(403, "this port is for processes of the user who runs the server")
         if scope["path"] != EXPECT:
             return receive
         body = await read_body(receive)
         self.replies.expect(body)
         return replayed(body, receive)
+
+    def is_owners(self, scope: Message) -> bool:
+        """Whether the caller is the user who runs this; asked once per connection, since the kernel's table is long."""
+        connection = self.private_door.connections.get((str(scope["client"][0]), int(scope["client"][1])))
+        owned = None if connection is None else connection.owned
+        if owned is None:
+            owned = is_owned_by(scope["client"], scope["server"], os.getuid())
+            if connection is not None:
+                connection.owned = owned
+        return owned
 
     async def public_request(self, scope: Message, receive: Receive, send: Send) -> None:
         """Pass on a request at the public port, if it is a registered client's and its own business."""
@@ -273,7 +284,7 @@ def superlink(
         if config.ssl is not None:
             RenewedCertificate(config.ssl, Path(options["ssl_certfile"]), Path(options["ssl_keyfile"]))
         server = uvicorn.Server(config)
-        server.run([listen((host, port)), door.listen(listen(public))])
+        server.run([gate.private_door.listen(listen((host, port))), door.listen(listen(public))])
         if not server.started:
             sys.exit("the SuperLink did not start")
 

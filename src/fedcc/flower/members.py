@@ -54,7 +54,8 @@ def write_site(folder: FederationFolder, name: str) -> Path:
         shutil.copyfile(folder.operator / file, site / file)
     shutil.copyfile(folder.path / "public.npz", site / "public.npz")
     experiment = folder.experiment.with_options(data=Path(folder.experiment.split.data).name)  # no path of the operator
-    Site(site, experiment, folder.task, name, number, folder.clients[name], folder.address, False).write()
+    networks = tuple(folder.clients.values())
+    Site(site, experiment, folder.task, name, number, folder.clients[name], folder.address, False, networks).write()
     return site
 
 
@@ -184,6 +185,8 @@ def _network(folder: FederationFolder, model: str | None) -> str:
     model = model or networks[0]
     client_network(model, folder.task.shape)
     method = folder.experiment.build_method()
+    if method.knows_networks:
+        raise ValueError(f"{method.name} tells the clients each other's networks at the start; none can be added")
     if not method.uploads_models and model not in networks:
         raise ValueError(f"{method.name} needs one of the networks that clients have, {', '.join(networks)}, "
                          f"got {model}")  # fmt: skip
