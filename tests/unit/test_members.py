@@ -42,8 +42,8 @@ def when(transport: LocalTransport, text: str, action: Callable[[], Any]) -> Any
     server = transport.server()
     say, waiting = server.log.say, [action]
 
-    def heard(line: str) -> None:
-        say(line)
+    def heard(line: str, *level: Any) -> None:
+        say(line, *level)
         if line.startswith(text) and waiting:
             waiting.pop()()
 

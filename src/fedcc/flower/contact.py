@@ -62,9 +62,10 @@ def _ask(server: str, context: ssl.SSLContext) -> tuple[float, bytes, float]:
     host, _, port = server.rpartition(":")
     connection = HTTPSConnection(host.strip("[]"), int(port), timeout=SECONDS, context=context)
     try:
+        connection.connect()
+        shown = connection.sock.getpeercert()
         connection.request("GET", SUCCESSION)
         answer = connection.getresponse()
-        shown = connection.sock.getpeercert() if connection.sock else None
         text = answer.read(LARGEST + 1) if answer.status == 200 else b"[]"
         return _ahead(answer.headers["date"]), text, _days(shown)
     finally:
