@@ -299,7 +299,8 @@ def superlink(
 class RenewedCertificate:
     """Has new connections use the server's certificate as soon as it is renewed; those of a new CA, after a restart.
 
-    The processes that this one has started know the CA of the start only.
+    The first handshake after a renewal notices it; the next one shows the new certificate. The processes that this one
+    has started know the CA of the start only.
     """
 
     def __init__(self, context: ssl.SSLContext, certificate: Path, key: Path):
