@@ -163,18 +163,18 @@ def build_roles(
     """The server and the clients of a run, each with what it may see and nothing else."""
     archs, public, classes = federation.archs(method), federation.public.to(device), federation.classes
     clients = [
-        build_client(public, classes, recipe, seed, k, archs[k], private.to(device))
+        build_client(public, classes, recipe, seed, k, archs, private.to(device))
         for k, private in enumerate(federation.private)
     ]
     return build_server(method, public, classes, recipe, seed, archs), clients
 
 
 def build_client(
-    public: Samples, classes: int, recipe: Recipe, seed: int, number: int, arch: Arch, private: Samples
+    public: Samples, classes: int, recipe: Recipe, seed: int, number: int, archs: Mapping[int, Arch], private: Samples
 ) -> Client:
     """One client, in this process or at its site."""
-    key = Key(seed, 0, number)
-    return Client(public=public, classes=classes, recipe=recipe, key=key, id=number, arch=arch, private=private)
+    own = {"id": number, "arch": archs[number], "private": private}
+    return Client(public=public, classes=classes, recipe=recipe, key=Key(seed, 0, number), archs=archs, **own)
 
 
 def build_server(

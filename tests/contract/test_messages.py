@@ -22,9 +22,11 @@ from fedcc.methods import METHODS, make
 from tiny import Tiny
 
 SETTINGS: dict[str, list[dict[str, Any]]] = {
+    "fedaux": [{"pretrain": "none"}],
     "fedconcat": [{"clusters": 2, "classifier_rounds": 3}],
     "fedmd": [{}, {"average": "logits", "loss": "l1"}],
     "fedmr": [{}, {"mode": "paper"}],
+    "fens": [{"aggregator_rounds": 3}, {"aggregator_rounds": 3, "aggregator": "weights"}],
 }
 CASES = [(name, given) for name in METHODS for given in SETTINGS.get(name, [{}])]
 

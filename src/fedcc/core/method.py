@@ -17,7 +17,7 @@ from fedcc.core.samples import Samples
 
 Up = TypeVar("Up")
 Down = TypeVar("Down")
-Family = Literal["parameters", "distillation", "bound"]
+Family = Literal["parameters", "distillation", "ensemble", "bound"]
 Answers = Literal["none", "probabilities", "logits", "labels"]
 LOST: Any = object()  # in ``Method.earlier``: no value of the option gives the numbers of that version
 

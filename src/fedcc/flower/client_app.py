@@ -174,8 +174,8 @@ class SiteClient:
         site, task, recipe = self.site, self.site.task, self.site.experiment.training.recipe()
         public = task.public_samples(site.path / "public.npz").to(self.device)
         private = site_samples(self.data, task, self.label).to(self.device)
-        arch = task.arch(self.method, self.network)
-        client = build_client(public, task.classes, recipe, self.seed, site.number, arch, private)
+        archs = site.archs(self.method, self.network)
+        client = build_client(public, task.classes, recipe, self.seed, site.number, archs, private)
         if snapshot := self.before(t):
             client.model, client.memory = snapshot.model, snapshot.memory
         else:

@@ -86,8 +86,8 @@ class DryRun:
         blank = torch.zeros((), dtype=public.x.dtype).expand(server.classes, *public.shape)
         private = Samples({"x": blank, "y": torch.arange(server.classes)}, public.view)
         self._clients = {
-            k: build_client(public, server.classes, server.recipe, server.key.seed, k, arch, private)
-            for k, arch in server.archs.items()
+            k: build_client(public, server.classes, server.recipe, server.key.seed, k, server.archs, private)
+            for k in server.archs
         }
         for k, client in self._clients.items():
             client.model = self.engine.answer(Init(client.arch, client.key))
