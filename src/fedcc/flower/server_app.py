@@ -26,6 +26,7 @@ from fedcc.engine.threads import fixed_threads
 from fedcc.evaluate import Evaluation, evaluate, readings_in_round
 from fedcc.evaluate.accuracy import targets_accuracy
 from fedcc.evaluate.predictions import RemotePredictions
+from fedcc.evaluate.uploads import changed_models
 from fedcc.experiments.checkpoint import KEPT, Checkpoint, Checkpoints
 from fedcc.experiments.record import Record
 from fedcc.experiments.result import Result
@@ -83,6 +84,7 @@ class FlowerServer(Observer):
             start, number, measurement = self.start(), self.experiment.training.rounds, self.experiment.measurement
             self.connect(start)
             self.trained: Trained | None = None
+            self.changed: dict[str, float] = {}  # clients whose models do not fit their last uploads
             rounds = run_rounds(
                 self, number, evaluate_every=measurement.evaluate_every, start=start.snapshot if start else None
             )
@@ -107,6 +109,13 @@ class FlowerServer(Observer):
             return Evaluation(targets=targets_accuracy(messages.downs, hidden))
         samples = self.samples(x=self.test["x"], y=self.test["y"]) if self.test else None
         self.trained, executor = self.ensemble(messages.t, samples)
+        shared = {k: model for k, model in self.trained.clients.items() if model.state}
+        changed = changed_models(self.method, shared, messages.ups, self.public, self.engine)
+        self.changed = {self.cohort.names[k]: distance for k, distance in changed.items()}
+        for name, distance in self.changed.items():
+            reason = f"its model does not give the answers that it uploaded (they differ by {distance:.2f})"
+            self.cohort.status[name].warning = reason
+            self.log.say(f"warning: {name}: {reason}")
         if samples is None or (self.method.uploads_models and not self.trained.clients):  # all decline
             return Evaluation()
         asks_sites = executor is not self.engine  # other readings are not worth asking the sites again
@@ -222,7 +231,11 @@ class FlowerServer(Observer):
         self.writer.save_models = not keeping
         self.writer.finish(result, {
             "command": f"fedcc federation run {self.folder.path}",
-            "federation": {"clients": list(self.folder.clients), "kept_models": keeping},
+            "federation": {
+                "clients": list(self.folder.clients),
+                "kept_models": keeping,
+                **({"changed_models": self.changed} if self.changed else {}),
+            },
         })  # fmt: skip
         final = result.curve[-1][1] if result.curve else None
         self.log.say("finished" if final is None else f"finished: accuracy {final:.2f} %")
