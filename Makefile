@@ -1,6 +1,7 @@
 # Two commands for a newcomer: `make demo` and `make test`. Each sets up .venv by itself.
 PYTHON ?= python3
 VENV := .venv
+TOOLS := .venv-tools
 BIN := $(VENV)/bin
 # One torch thread per process; parallelism is by processes.
 export OMP_NUM_THREADS ?= 1
@@ -8,7 +9,7 @@ FUZZ ?= 4000
 SEED ?= 0
 BASE ?= 5a24957
 
-.PHONY: demo federation-demo test test-all same mutants fuzz check format wheel clean help
+.PHONY: demo federation-demo test test-all same mutants fuzz check format wheel lock sbom deploy-check clean help
 
 help:
 	@echo "make demo      10 clients with one digit each: FedCC against FedAvg, FedMD and the two bounds"
@@ -20,6 +21,9 @@ help:
 	@echo "make fuzz      damaged and hostile inputs for everything that is read (FUZZ=1000000 for more, TARGET=, SEED=, INDEX=)"
 	@echo "make check     format, lint, types, import rules"
 	@echo "make wheel     build the wheel into dist/"
+	@echo "make lock      deploy/requirements.lock: all packages of the images, with hashes (minutes; Python 3.11)"
+	@echo "make sbom      dist/sbom.json: what the images hold, as CycloneDX"
+	@echo "make deploy-check  the units, the Dockerfile and the Compose file, as far as this machine can"
 
 # Three sets of packages in one environment: the package, with Flower, and all that tests and checks need.
 INSTALL = $(BIN)/pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
@@ -73,5 +77,25 @@ format: $(VENV)/.ready
 wheel: $(VENV)/.ready
 	$(BIN)/python -m build --wheel --outdir dist
 
+$(TOOLS)/.ready: deploy/tools.txt
+	$(PYTHON) -m venv $(TOOLS)
+	$(TOOLS)/bin/pip install --quiet --disable-pip-version-check -r deploy/tools.txt
+	@touch $@
+
+# without options that name an index: which one is used is the machine's business, not the file's
+lock: $(TOOLS)/.ready
+	$(TOOLS)/bin/pip-compile --quiet --generate-hashes --strip-extras --no-annotate --no-header --no-emit-index-url \
+		--no-emit-find-links --no-emit-trusted-host --extra flower -c constraints.txt -o deploy/requirements.lock pyproject.toml
+
+sbom: $(TOOLS)/.ready
+	mkdir -p dist
+	$(TOOLS)/bin/cyclonedx-py requirements --pyproject pyproject.toml --output-reproducible -o dist/sbom.json \
+		deploy/requirements.lock
+
+deploy-check: $(TOOLS)/.ready
+	if command -v systemd-analyze; then $(TOOLS)/bin/python deploy/check.py units; fi
+	$(TOOLS)/bin/hadolint deploy/Dockerfile
+	$(TOOLS)/bin/python deploy/check.py compose
+
 clean:
-	rm -rf $(VENV) dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(TOOLS) dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis
