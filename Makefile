@@ -9,7 +9,7 @@ FUZZ ?= 4000
 SEED ?= 0
 BASE ?= 5a24957
 
-.PHONY: demo federation-demo test test-all same mutants fuzz check format wheel lock sbom deploy-check clean help
+.PHONY: demo federation-demo test test-all same mutants fuzz check format wheel lock sbom hadolint clean help
 
 help:
 	@echo "make demo      10 clients with one digit each: FedCC against FedAvg, FedMD and the two bounds"
@@ -23,7 +23,7 @@ help:
 	@echo "make wheel     build the wheel into dist/"
 	@echo "make lock      deploy/requirements.lock: all packages of the images, with hashes (minutes; Python 3.11)"
 	@echo "make sbom      dist/sbom.json: what the images hold, as CycloneDX"
-	@echo "make deploy-check  the units, the Dockerfile and the Compose file, as far as this machine can"
+	@echo "make hadolint  lint the Dockerfile"
 
 # Three sets of packages in one environment: the package, with Flower, and all that tests and checks need.
 INSTALL = $(BIN)/pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
@@ -92,10 +92,8 @@ sbom: $(TOOLS)/.ready
 	$(TOOLS)/bin/cyclonedx-py requirements --pyproject pyproject.toml --output-reproducible -o dist/sbom.json \
 		deploy/requirements.lock
 
-deploy-check: $(TOOLS)/.ready
-	if command -v systemd-analyze; then $(TOOLS)/bin/python deploy/check.py units; fi
+hadolint: $(TOOLS)/.ready
 	$(TOOLS)/bin/hadolint deploy/Dockerfile
-	$(TOOLS)/bin/python deploy/check.py compose
 
 clean:
 	rm -rf $(VENV) $(TOOLS) dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -72,11 +72,7 @@ def test_a_run_with_many_clients_can_be_watched(tmp_path: Path) -> None:
         assert min(seconds) < 20
         for path in (folder.operator, folder.run):
             assert stat.S_IMODE(path.stat().st_mode) == 0o700
-        superlink = next(
-            pid
-            for pid in descendants(server.pid)
-            if b"superlink\0--public" in Path(f"/proc/{pid}/cmdline").read_bytes()
-        )
+        (superlink,) = processes(federation, b"superlink\0--public")
         os.kill(superlink, signal.SIGSTOP)
         try:
             assert get(port, "/healthz")[0] == 503
