@@ -164,7 +164,7 @@ class FlowerCohort:
         self.wire: str = folder.experiment.training.wire
         self.rules, self.names, self.log, self.say = folder.rules, list(folder.clients), log, log.say
         self.numbers = {name: k for k, name in enumerate(self.names)}
-        self.archs = folder.archs(dry_run.method)
+        self.archs, self.disclosure = folder.archs(dry_run.method), dry_run.disclosure
         self.status = {name: ClientStatus() for name in self.names}
         self.attendance = Attendance()  # of the latest exchange
         self.signer = CommandSigner(folder.command_key, __version__)
@@ -204,12 +204,17 @@ class FlowerCohort:
         return self.ask(Exchange("train", t, message, expected.__getitem__, self.names))
 
     def models(self, t: int) -> dict[int, Weights | None]:
-        """The clients' models after round t; None for those that keep theirs, as all do that bring their network."""
+        """The clients' models after round t; None for those that keep theirs, as all do that bring their network.
+
+        Where clients share labels only, all keep theirs.
+        """
 
         def expected(k: int) -> ExpectedMessage:
             return self.whole(Weights.of(self.dry_run.clients[k][0], 1), t)
 
-        models: dict[int, Weights | None] = {k: None for k, arch in self.archs.items() if is_at_site(arch)}
+        models: dict[int, Weights | None] = {
+            k: None for k, arch in self.archs.items() if is_at_site(arch) or self.disclosure.filters
+        }
         names = [name for k, name in enumerate(self.names) if k not in models]
         if names:
             models |= self.ask(Exchange("query.model", t, lambda _: None, expected, names, may_decline=True))
@@ -220,15 +225,20 @@ class FlowerCohort:
         question = encode(Inputs(x.cpu()), "fp32", run=self.run, round=t)
 
         def expected(k: int) -> ExpectedMessage:
-            return self.whole(Predictions(torch.zeros(len(x), self.archs[k].outputs)), t)
+            blank = (
+                self.disclosure.blank(len(x)) if filtered else Predictions(torch.zeros(len(x), self.archs[k].outputs))
+            )
+            return self.whole(blank, t)
 
-        names = [self.names[k] for k in clients]
+        filtered, names = self.disclosure.filters, [self.names[k] for k in clients]
         answers = self.ask(Exchange("query.predict", t, lambda _: question, expected, names, may_decline=True))
-        return {k: answer for k, answer in answers.items() if answer is not None}
+        answers = {k: answer for k, answer in answers.items() if answer is not None}
+        return {k: Predictions(self.disclosure.logits(a)) for k, a in answers.items()} if filtered else answers
 
     def whole(self, message: Any, t: int) -> ExpectedMessage:
         """An answer like this message, which no wire has rounded."""
-        return ExpectedMessage(message, self.dry_run.message_classes, self.folder.task.classes, "fp32", self.run, t)
+        labels = self.disclosure.columns or self.folder.task.classes
+        return ExpectedMessage(message, self.dry_run.message_classes, labels, "fp32", self.run, t)
 
     # -- asking, waiting, ending
 

@@ -148,7 +148,9 @@ class FlowerServer(Observer):
 
     def connect(self, start: Checkpoint | None) -> None:
         clients = start.snapshot.clients if start else None
-        dry_run = DryRun(self.method, self.server, self.experiment.training.wire, self.run, clients)
+        training = self.experiment.training
+        disclosure = training.disclosure(self.method, self.folder.task.classes)
+        dry_run = DryRun(self.method, self.server, training.wire, self.run, clients, disclosure=disclosure)
         self.cohort = FlowerCohort(self.folder, self.run, self.transport, dry_run, self.log, str(self.engine.device))
         for record in start.records if start else ():
             for name in record["federation"]["present"]:
@@ -166,7 +168,8 @@ class FlowerServer(Observer):
         """
         clients, cohort = dict[int, Model](), self.cohort
         if self.method.uploads_models:
-            self.log.say("asking the clients for their models")
+            if not cohort.disclosure.filters:
+                self.log.say("asking the clients for their models")
             for k, weights in cohort.models(t).items():
                 arch = self.server.archs[k]
                 own = {} if weights is None else self.engine.serve([Init(arch, Key(0))])[0].with_(weights.state).state
