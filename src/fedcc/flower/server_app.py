@@ -136,7 +136,7 @@ class FlowerServer(Observer):
         self.log.say(f"round {done.t} of {done.total} is done with {present}{accuracy_text}")
         self.cohort.note_uploads(done.record)
         for k, reason in done.record.get("warnings", {}).items():
-            self.log.say(f"warning: round {done.t}: {self.cohort.names[int(k)]}: {reason}")
+            self.log.say(f"warning: round {done.t}: {self.cohort.names[int(k)]}: {reason}", "warning")
 
     def start(self) -> Checkpoint | None:
         """The checkpoint that the folder's run resumes from; None if the run is new."""
@@ -145,7 +145,7 @@ class FlowerServer(Observer):
             notes = self.writer.folder.check_description()
             start, problems = self.checkpoints.latest()
             for problem in notes + problems:
-                self.log.say(f"warning: {problem}")
+                self.log.say(f"warning: {problem}", "warning")
         self.writer.begin(start)
         if start is None:
             clients, rounds = len(self.folder.clients), self.experiment.training.rounds
@@ -297,5 +297,5 @@ def main(grid: Grid, context: Context) -> None:
                 server.train()
     except BaseException as error:
         log.update(state="stopped", problem=f"{type(error).__name__}: {error}")
-        log.say(f"stopped: {error}")
+        log.say(f"stopped: {error}", "error")
         raise
