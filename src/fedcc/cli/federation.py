@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-import time
+import os
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 from typer import Argument, Option
@@ -18,6 +18,7 @@ from fedcc.flower.rules import Rules
 
 federation_app = typer.Typer(help="Federations across machines, on Flower.", no_args_is_help=True)
 Folder = Annotated[Path, Argument(metavar="FOLDER", help="the federation's folder")]
+LogFormatOption = Annotated[Literal["text", "json"], Option(help="how log lines are written")]
 SIGNS = ("known", "agreement", "relation", "size", "direction", "trust")  # that `status` shows of uploads
 SIMULATED = ("clients", "participation", "client_accuracy", "deterministic")  # options that only the simulator has
 
@@ -103,12 +104,21 @@ def init(
 
 
 @federation_app.command()
-def server(folder: Folder, bind: Annotated[str, Option(help="the address to listen on")] = "0.0.0.0") -> None:
+def server(
+    folder: Folder,
+    bind: Annotated[str, Option(help="the address to listen on")] = "0.0.0.0",
+    metrics: Annotated[
+        str | None, Option(metavar="HOST:PORT", help="serve /healthz and Prometheus' /metrics there, without TLS")
+    ] = None,
+    log_format: LogFormatOption = "text",
+) -> None:
     """Run the server until Ctrl-C: Flower's SuperLink, which the sites connect to."""
     from fedcc.flower.folder import FederationFolder
+    from fedcc.flower.logs import FORMAT_VARIABLE, console_log
     from fedcc.flower.superlink import serve
 
-    serve(FederationFolder.open(folder.resolve()), bind, typer.echo)
+    os.environ[FORMAT_VARIABLE] = log_format  # of run.log, which Flower's child writes
+    serve(FederationFolder.open(folder.resolve()), bind, console_log(typer.echo, log_format), metrics)
 
 
 @federation_app.command()
@@ -126,18 +136,18 @@ def client(
     share_model: Annotated[
         bool, Option("--share-model", help="send the model to the server at the end; also in site.toml")
     ] = False,
+    log_format: LogFormatOption = "text",
 ) -> None:
     """Take part as a client until Ctrl-C: Flower's SuperNode, restarted when it ends."""
     from fedcc.flower.folder import Site
+    from fedcc.flower.logs import console_log
     from fedcc.flower.supernode import take_part
 
     own = Site.open(Site.find(site).resolve())
     if model is not None and model != own.model:
         raise ValueError(f"{own.name} has agreed on {own.model}, got --model {model}; ask the operator to change it")
 
-    def say(text: str) -> None:
-        typer.echo(f"{time.strftime('%H:%M:%S')} {text}")
-
+    say = console_log(typer.echo, log_format)
     take_part(own, data, say, server=server, share_model=share_model, label=label, network=network, **options)
 
 
@@ -169,14 +179,18 @@ def audit(
 def run(
     folder: Folder,
     overwrite: Annotated[bool, Option("--overwrite", help="start again, replacing the run in the folder")] = False,
+    log_format: LogFormatOption = "text",
 ) -> None:
     """Start or resume the rounds, and follow them. Ctrl-C stops them; run this again to resume."""
     from fedcc.flower.folder import FederationFolder
+    from fedcc.flower.logs import console_log
     from fedcc.flower.superlink import train
 
     federation = FederationFolder.open(folder.resolve())
-    final = train(federation, overwrite, typer.echo)
-    typer.echo(f"{federation.run}" if final is None else f"final {final:.2f} %, {federation.run}")
+    say = console_log(typer.echo, log_format)
+    final = train(federation, overwrite, say)
+    last = f"{federation.run}" if final is None else f"final {final:.2f} %, {federation.run}"
+    say(last) if log_format == "json" else typer.echo(last)
 
 
 @federation_app.command()
@@ -222,7 +236,7 @@ def status(folder: Folder, as_json: Json = False) -> None:
             "uploads": {},
         }
         row |= state["clients"].get(name, {})
-        connected = ("yes" if row["online"] else "no") if state["state"] == "running" else "?"
+        connected = "?" if state["connected"] is None else "yes" if name in state["connected"] else "no"
         problem = f"set aside: {row['problem']}" if row["aside"] else str(row["problem"])
         if name not in federation.members:
             problem = "revoked" if name in federation.revoked else "has not sent its key yet"

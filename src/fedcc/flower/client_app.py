@@ -201,8 +201,8 @@ class SiteClient:
         disclosure, command = self.disclosure, self.command
         about = (command.purpose, self.run, self.t, command.nonce)
         if disclosure.share != "noisy":
-            answers = isinstance(up, Predictions | Labels)
-            self.site.audit.disclosed(*about, disclosure.share if answers else "uploads", len(x) if answers else 1)
+            answers = len(up.values) if isinstance(up, Predictions | Labels) else 0
+            self.site.audit.disclosed(*about, disclosure.share if answers else "uploads", answers or 1)
             return disclosure.sent(up)
         store, asked = AnswerStore(self.folder), questions(fingerprint(Weights.of(model)), x)
         if new := store.missing(asked):

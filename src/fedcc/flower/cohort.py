@@ -284,12 +284,13 @@ class FlowerCohort:
                 failures, reason = attendance.refused, str(error)
         if reason:
             failures[name] = status.problem = reason = printable(reason)
-            self.say(f"round {t}: {name} {'has failed' if failures is attendance.failed else 'is refused'}: {reason}")
+            verb = "has failed" if failures is attendance.failed else "is refused"
+            self.say(f"round {t}: {name} {verb}: {reason}", "warning")
             exchange.failures.add(name)
             status.strikes += 1
             if status.strikes >= self.rules.strikes:
                 status.aside = True
-                self.say(f"{name} is set aside: it has failed {status.strikes} times in a row")
+                self.say(f"{name} is set aside: it has failed {status.strikes} times in a row", "warning")
         else:
             status.strikes = 0
             attendance.failed.pop(name, None), attendance.refused.pop(name, None)

@@ -25,7 +25,8 @@ from fedcc.federation import Federation
 from fedcc.flower.codec import fingerprint
 from fedcc.flower.create import create_federation
 from fedcc.flower.folder import FederationFolder
-from fedcc.flower.programs import ChildProcess, FlowerError, LogFollower, free_port
+from fedcc.flower.logs import LogFollower
+from fedcc.flower.programs import ChildProcess, FlowerError, free_port
 
 CLIENTS = ("north", "east", "south", "west")
 LIMIT, STOP_SECONDS = 600.0, 30.0  # for a federation to finish; for a program to end those that it has started

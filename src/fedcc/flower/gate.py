@@ -25,6 +25,7 @@ from typing import Any
 
 from fedcc.flower.door import BODY_SECONDS, HEADER_BYTES, SLOWEST, Busy, Door, Line, PrivateDoor
 from fedcc.flower.fleet import ROUTES, RefusedRequest, Replies, authenticated_node
+from fedcc.flower.gate_report import PATH, GateCounts
 
 SUCCESSION = "/v1/federation/succession"
 EXPECT = "/v1/runtime/push-messages"  # how the server's own app sends messages
@@ -49,7 +50,7 @@ class Gate:
         self.app, self.private, self.signature = app, private, signature  # private: a port, for its owner alone
         self.succession = succession  # what everybody may read
         self.replies, self.door, self.line = Replies(), door or Door(), Line()
-        self.private_door = PrivateDoor()
+        self.private_door, self.counts = PrivateDoor(), GateCounts()
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         if scope["type"] not in ("lifespan", "http"):
@@ -59,12 +60,14 @@ class Gate:
             return
         try:
             if scope["server"][1] == self.private:
-                await self.app(scope, await self.private_request(scope, receive), send)
+                received = await self.private_request(scope, receive)
+                await (self.report if scope["path"] == PATH else self.app)(scope, received, send)
             elif (scope["method"], scope["path"]) == ("GET", SUCCESSION):
                 await self.show_succession(scope, receive, send)
             else:
                 await self.public_request(scope, receive, send)
         except Refusal as refusal:
+            self.counts.refuse(refusal.status)
             from starlette.responses import PlainTextResponse
 
             response = PlainTextResponse(refusal.reason, refusal.status, {"connection": "close"})
@@ -89,6 +92,13 @@ class Gate:
         self.replies.expect(body)
         return replayed(body, receive)
 
+    async def report(self, scope: Message, receive: Receive, send: Send) -> None:
+        """Tell the operator who is connected and what was counted."""
+        from starlette.responses import Response
+
+        content = self.counts.report(self.state, self.door.ended, len(self.door.connections))
+        await Response(content, 200, None, "application/json")(scope, receive, send)
+
     def is_owners(self, scope: Message) -> bool:
         """Whether the caller is the user who runs this; asked once per connection, since the kernel's table is long."""
         connection = self.private_door.connections.get((str(scope["client"][0]), int(scope["client"][1])))
@@ -112,6 +122,8 @@ class Gate:
             async with self.line.room(node, length):
                 body = await self.body(receive, length)
                 self.replies.check(scope["path"], body, node)
+                if scope["path"] == "/v1/fleet/push-object":
+                    self.counts.uploaded[node] += length
                 signs = self.signature and scope["path"] == "/v1/fleet/get-fab"
                 await self.app(scope, replayed(body, receive), self.signer(send) if signs else send)
         except RefusedRequest as error:

@@ -26,6 +26,7 @@ from fedcc.engine.threads import fixed_threads
 from fedcc.evaluate import Evaluation, evaluate, readings_in_round
 from fedcc.evaluate.accuracy import targets_accuracy
 from fedcc.evaluate.predictions import RemotePredictions
+from fedcc.evaluate.uploads import changed_models
 from fedcc.experiments.checkpoint import KEPT, Checkpoint, Checkpoints
 from fedcc.experiments.record import Record
 from fedcc.experiments.result import Result
@@ -84,6 +85,7 @@ class FlowerServer(Observer):
             start, number, measurement = self.start(), self.experiment.training.rounds, self.experiment.measurement
             self.connect(start)
             self.trained: Trained | None = None
+            self.changed: dict[str, float] = {}  # clients whose models do not fit their last uploads
             rounds = run_rounds(
                 self, number, evaluate_every=measurement.evaluate_every, start=start.snapshot if start else None
             )
@@ -108,6 +110,13 @@ class FlowerServer(Observer):
             return Evaluation(targets=targets_accuracy(messages.downs, hidden))
         samples = self.samples(x=self.test["x"], y=self.test["y"]) if self.test else None
         self.trained, executor = self.ensemble(messages.t, samples)
+        shared = {k: model for k, model in self.trained.clients.items() if model.state}
+        changed = changed_models(self.method, shared, messages.ups, self.public, self.engine)
+        self.changed = {self.cohort.names[k]: distance for k, distance in changed.items()}
+        for name, distance in self.changed.items():
+            reason = f"its model does not give the answers that it uploaded (they differ by {distance:.2f})"
+            self.cohort.status[name].warning = reason
+            self.log.say(f"warning: {name}: {reason}")
         if samples is None or (self.method.uploads_models and not self.trained.clients):  # all decline
             return Evaluation()
         asks_sites = executor is not self.engine  # other readings are not worth asking the sites again
@@ -128,7 +137,7 @@ class FlowerServer(Observer):
         self.log.say(f"round {done.t} of {done.total} is done with {present}{accuracy_text}")
         self.cohort.note_uploads(done.record)
         for k, reason in done.record.get("warnings", {}).items():
-            self.log.say(f"warning: round {done.t}: {self.cohort.names[int(k)]}: {reason}")
+            self.log.say(f"warning: round {done.t}: {self.cohort.names[int(k)]}: {reason}", "warning")
 
     def start(self) -> Checkpoint | None:
         """The checkpoint that the folder's run resumes from; None if the run is new."""
@@ -137,7 +146,7 @@ class FlowerServer(Observer):
             notes = self.writer.folder.check_description()
             start, problems = self.checkpoints.latest()
             for problem in notes + problems:
-                self.log.say(f"warning: {problem}")
+                self.log.say(f"warning: {problem}", "warning")
         self.writer.begin(start)
         if start is None:
             clients, rounds = len(self.folder.clients), self.experiment.training.rounds
@@ -229,6 +238,7 @@ class FlowerServer(Observer):
                 "clients": self.cohort.names,
                 "kept_models": keeping,
                 "revoked": [name for name, status in self.cohort.status.items() if status.revoked],
+                **({"changed_models": self.changed} if self.changed else {}),
             },
         })  # fmt: skip
         final = result.curve[-1][1] if result.curve else None
@@ -292,5 +302,5 @@ def main(grid: Grid, context: Context) -> None:
                 server.train()
     except BaseException as error:
         log.update(state="stopped", problem=f"{type(error).__name__}: {error}")
-        log.say(f"stopped: {error}")
+        log.say(f"stopped: {error}", "error")
         raise

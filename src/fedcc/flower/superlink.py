@@ -8,7 +8,7 @@ import secrets
 import shutil
 import time
 from collections.abc import Callable
-from contextlib import closing, suppress
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +21,20 @@ from fedcc.flower.command import CommandSigner
 from fedcc.flower.data import new_inputs
 from fedcc.flower.folder import ENVIRONMENT, FederationFolder
 from fedcc.flower.gate import superlink_command
+from fedcc.flower.gate_report import Report
 from fedcc.flower.lifetime import Reminder, warnings_of
+from fedcc.flower.logs import LogFollower
 from fedcc.flower.members import SUPERLINK, register_members
-from fedcc.flower.programs import ChildProcess, FlowerError, LogFollower, environment, flwr, free_port, is_listening
+from fedcc.flower.metrics import MetricsListener, Watch, client_keys
+from fedcc.flower.programs import (
+    ChildProcess,
+    FlowerError,
+    close_to_others,
+    environment,
+    flwr,
+    free_port,
+    is_listening,
+)
 from fedcc.flower.succession import FILE, finish_rotation, forget_old_authorities
 from fedcc.processes import is_alive
 
@@ -33,8 +44,12 @@ START_SECONDS = 120.0  # for the SuperLink to start, and for it to start a run
 Say = Callable[[str], None]
 
 
-def serve(folder: FederationFolder, bind: str, say: Say) -> None:
-    """Run the SuperLink until it is interrupted; if it ends by itself, that is an error."""
+def serve(folder: FederationFolder, bind: str, say: Say, metrics: str | None = None) -> None:
+    """Run the SuperLink until it is interrupted; if it ends by itself, that is an error.
+
+    ``metrics`` is the address, HOST:PORT, at which the federation can be watched.
+    """
+    close_to_others(folder.operator, folder.run)
     operator, port = folder.operator, free_port()
     CommandSigner(folder.command_key)  # an error if it is missing
     finish_rotation(folder.command_key)
@@ -60,11 +75,16 @@ def serve(folder: FederationFolder, bind: str, say: Say) -> None:
         signature=operator / "app.json",
         succession=operator / FILE,
     )
-    with closing(ChildProcess(arguments, env, operator / "superlink.log")) as child:
+    with ExitStack() as ends:
+        child = ends.enter_context(closing(ChildProcess(arguments, env, operator / "superlink.log")))
         child.wait_until(lambda: is_listening(LOCAL, port), START_SECONDS)
         server = {"pid": os.getpid(), "port": folder.port, "inner": port}
         write_whole(operator / "server.json", json.dumps(server))  # first: who changes the clients now registers them
         register_members(folder, env)
+        if metrics is not None:
+            watch = Watch(folder, port, lambda: read_status(folder), child.process.pid)
+            ends.enter_context(closing(MetricsListener(metrics, watch)))
+            say(f"metrics: http://{metrics}/metrics and /healthz")
         say(f"ready: sites connect to {folder.address}; `fedcc federation run` starts the rounds")
         child.wait_until(remind)
 
@@ -75,8 +95,19 @@ def is_serving(folder: FederationFolder) -> bool:
     return bool(server) and is_alive(server["pid"]) and is_listening(LOCAL, server["inner"])  # process ids are reused
 
 
+def connected_clients(folder: FederationFolder) -> list[str] | None:
+    """Who is connected, whether there is a run or not; None if the server does not say."""
+    try:
+        server = json.loads((folder.operator / "server.json").read_text())
+        online = Report.fetch(server["inner"], folder.operator / "ca.crt").online
+    except (OSError, ValueError, KeyError):
+        return None
+    return sorted(name for key, name in client_keys(folder).items() if key in online)
+
+
 def train(folder: FederationFolder, overwrite: bool, say: Say) -> float | None:
     """Start or resume the rounds, follow them to the end, and return the final accuracy, if there is a test set."""
+    close_to_others(folder.operator, folder.run)
     files, run_file = RunFolder(folder.run), folder.operator / "run.json"
     if overwrite and folder.run.is_dir():
         files.clear()
@@ -149,6 +180,7 @@ def read_status(folder: FederationFolder) -> dict[str, Any]:
     if path.exists():
         status = json.loads(path.read_text())
     status["server"] = "running" if is_serving(folder) else "not running"
+    status["connected"] = connected_clients(folder) if status["server"] == "running" else None
     if status["state"] == "running" and not (status["server"] == "running" and is_alive(status.get("pid", 0))):
         status["state"] = "stopped"
     status["warnings"] = warnings_of(folder)

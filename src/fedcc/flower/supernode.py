@@ -19,9 +19,10 @@ from fedcc.flower.data import errors_named, site_samples
 from fedcc.flower.folder import Site
 from fedcc.flower.fork_server import ForkServer
 from fedcc.flower.gate import supernode_command
+from fedcc.flower.logs import LogFollower, rotate
 from fedcc.flower.own_network import own_network
 from fedcc.flower.policy import Usage
-from fedcc.flower.programs import ChildProcess, LogFollower, environment, free_port
+from fedcc.flower.programs import ChildProcess, close_to_others, environment, free_port
 from fedcc.flower.site_error import SiteError
 from fedcc.inputs import TABLES
 from fedcc.nets import build
@@ -124,6 +125,7 @@ def take_part(
         if text:
             say(text)
     site.state.mkdir(exist_ok=True)
+    close_to_others(site.state)
     config = {"site": str(site.path), "data": str(data.resolve()), "device": device, "threads": threads,
               "share-model": share_model, "label": label, "network": network, "code": str(Path.cwd())}  # fmt: skip
     write_whole(site.state / "node.toml", dumps(config))
@@ -206,3 +208,4 @@ def _run_supernode(site: Site, server: str, env: dict[str, str], credentials: Cr
             time.sleep(0.2)
             ended = child.process.poll() is not None  # asked first, so that its last lines are there
             follower.poll()
+            rotate(follower.path, copy=True)
