@@ -55,12 +55,19 @@ def init(
     simulate_sites: Annotated[
         bool, Option("--simulate-sites", help="split the data set as `fedcc run` would, a data.npz for each site")
     ] = False,
+    make_keys: Annotated[
+        bool, Option("--make-keys", help="make the sites' private keys here instead of at the sites")
+    ] = False,
 ) -> None:
-    """Create a federation folder: experiment, certificates, and a folder with a key for each site."""
+    """Create a federation folder: experiment, certificates, and a folder for each site.
+
+    The sites make their own keys with `fedcc federation join`, and `fedcc federation add` takes the public halves.
+    """
     from fedcc.code import allow
     from fedcc.experiments.experiment import parse_settings
     from fedcc.flower.create import create_federation
     from fedcc.flower.folder import parse_clients
+    from fedcc.flower.keys import federation_fingerprint
 
     allow(str(options.get("data", "")))
     federation = create_federation(
@@ -77,6 +84,7 @@ def init(
         test_file=test_file,
         class_names=tuple(class_name or ()),
         simulate_sites=simulate_sites,
+        make_keys=make_keys,
     )
     e = federation.experiment
     networks = ", ".join(f"{name} ({model})" for name, model in federation.clients.items())
@@ -85,18 +93,14 @@ def init(
         f"{federation.task.public} public {federation.task.samples_text}; server {federation.address}"
     )
     sites = ", ".join(str(folder / "sites" / name) for name in federation.clients)
-    typer.echo(f"Send over a confidential channel: {sites}")
+    if make_keys or simulate_sites:
+        typer.echo(f"Send over a confidential channel: {sites}")
+    else:
+        typer.echo(f"Send: {sites}")
+        typer.echo(f"Each site makes its key with `fedcc federation join NAME`; for the NAME.pub that it sends: "
+                   f"`fedcc federation add {folder} NAME NAME.pub`")  # fmt: skip
     typer.echo(f"Keep private: {folder / 'operator'}")
-
-
-@federation_app.command()
-def upgrade(folder: Folder) -> None:
-    """Make what a federation of an older fedcc lacks: the key that signs what the sites are asked."""
-    from fedcc.flower.create import upgrade_federation
-    from fedcc.flower.folder import FederationFolder
-
-    public = upgrade_federation(FederationFolder.read(folder.resolve()))
-    typer.echo(f"Send to every site, for its folder: {public}")
+    typer.echo(f"Fingerprint of the federation: {federation_fingerprint(federation.operator)}")
 
 
 @federation_app.command()
@@ -114,7 +118,7 @@ def server(
     from fedcc.flower.superlink import serve
 
     os.environ[FORMAT_VARIABLE] = log_format  # of run.log, which Flower's child writes
-    serve(FederationFolder.read(folder.resolve()), bind, console_log(typer.echo, log_format), metrics)
+    serve(FederationFolder.open(folder.resolve()), bind, console_log(typer.echo, log_format), metrics)
 
 
 @federation_app.command()
@@ -139,7 +143,7 @@ def client(
     from fedcc.flower.logs import console_log
     from fedcc.flower.supernode import take_part
 
-    own = Site.read(Site.find(site).resolve())
+    own = Site.open(Site.find(site).resolve())
     if model is not None and model != own.model:
         raise ValueError(f"{own.name} has agreed on {own.model}, got --model {model}; ask the operator to change it")
 
@@ -155,7 +159,7 @@ def audit(
     from fedcc.flower.folder import Site
     from fedcc.flower.supernode import policy_text
 
-    own = Site.read(Site.find(site).resolve())
+    own = Site.open(Site.find(site).resolve())
     entries = own.audit.entries()
     if as_json:
         typer.echo(json.dumps(entries, indent=1))
@@ -182,7 +186,7 @@ def run(
     from fedcc.flower.logs import console_log
     from fedcc.flower.superlink import train
 
-    federation = FederationFolder.read(folder.resolve())
+    federation = FederationFolder.open(folder.resolve())
     say = console_log(typer.echo, log_format)
     final = train(federation, overwrite, say)
     last = f"{federation.run}" if final is None else f"final {final:.2f} %, {federation.run}"
@@ -199,7 +203,7 @@ def predict(
     from fedcc.flower import superlink
     from fedcc.flower.folder import FederationFolder
 
-    number = superlink.predict(FederationFolder.read(folder.resolve()), source, out, typer.echo)
+    number = superlink.predict(FederationFolder.open(folder.resolve()), source, out, typer.echo)
     typer.echo(f"{number} predictions: {out}")
 
 
@@ -209,7 +213,7 @@ def status(folder: Folder, as_json: Json = False) -> None:
     from fedcc.flower.folder import FederationFolder
     from fedcc.flower.superlink import read_status
 
-    federation = FederationFolder.read(folder.resolve())
+    federation = FederationFolder.open(folder.resolve())
     state = read_status(federation)
     if as_json:
         typer.echo(json.dumps(state, indent=1))
@@ -218,6 +222,8 @@ def status(folder: Folder, as_json: Json = False) -> None:
     typer.echo(f"server {state['server']}; run {state['state']}, round {state['round']} of {state['rounds']}{accuracy}")
     if state.get("problem"):
         typer.echo(f"problem: {state['problem']}")
+    for warning in state["warnings"]:
+        typer.echo(f"warning: {warning}")
     signs = [s for s in SIGNS if any(s in row.get("uploads", {}) for row in state["clients"].values())]
     clients = table("client", "connected", "last round", "failures", *signs, "")
     for name in federation.clients:
@@ -232,6 +238,8 @@ def status(folder: Folder, as_json: Json = False) -> None:
         row |= state["clients"].get(name, {})
         connected = "?" if state["connected"] is None else "yes" if name in state["connected"] else "no"
         problem = f"set aside: {row['problem']}" if row["aside"] else str(row["problem"])
+        if name not in federation.members:
+            problem = "revoked" if name in federation.revoked else "has not sent its key yet"
         numbers = [f"{row['uploads'][sign]:.2f}" if sign in row["uploads"] else "" for sign in signs]
         clients.add_row(name, connected, str(row["answered"]), str(row["strikes"]), *numbers, problem)
     console().print(clients)

@@ -13,6 +13,7 @@ from typing import Annotated
 import click
 import typer.core
 
+import fedcc.cli.federation_life  # noqa: F401  adds commands
 from fedcc import __version__
 from fedcc.cli.bench import bench
 from fedcc.cli.console import say, warn

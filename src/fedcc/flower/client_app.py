@@ -30,9 +30,9 @@ from fedcc.experiments.store import RunFolderError
 from fedcc.federate import build_client, first_model
 from fedcc.flower.answers import AnswerStore, questions
 from fedcc.flower.codec import decode, encode, fingerprint, read_content, write_content
-from fedcc.flower.cohort import Inputs
 from fedcc.flower.command import Command, Nonces
 from fedcc.flower.data import site_samples
+from fedcc.flower.exchange import Inputs
 from fedcc.flower.folder import Site
 from fedcc.flower.own_network import own_network
 from fedcc.flower.policy import AuditLog

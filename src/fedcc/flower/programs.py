@@ -7,7 +7,6 @@ import math
 import os
 import signal
 import socket
-import ssl
 import subprocess
 import sys
 import time
@@ -118,17 +117,3 @@ def is_listening(host: str, port: int) -> bool:
         return True
     except OSError:
         return False
-
-
-def unreachable_reason(address: str, authority: Path) -> str | None:
-    """Why the server at an address cannot be reached, or None; a certificate of another CA is an error."""
-    host, _, port = address.rpartition(":")
-    context = ssl.create_default_context(cafile=str(authority))
-    try:
-        with socket.create_connection((host, int(port)), 5) as plain:
-            context.wrap_socket(plain, server_hostname=host).close()
-        return None
-    except ssl.SSLCertVerificationError as error:
-        raise FlowerError(f"{address} does not show a certificate of this federation: {error.verify_message}") from None
-    except OSError as error:
-        return error.strerror or str(error)

@@ -34,9 +34,10 @@ from fedcc.experiments.rounds import FinishedRound, Observer, Observers, follow,
 from fedcc.experiments.run import FolderWriter
 from fedcc.federate import RoundMessages, Snapshot, build_server
 from fedcc.federation import Federation
-from fedcc.flower.cohort import Answer, FlowerCohort, Outgoing, RunLog, Transport
+from fedcc.flower.cohort import FlowerCohort, RunLog
 from fedcc.flower.data import read_arrays
 from fedcc.flower.dry_run import DryRun
+from fedcc.flower.exchange import Answer, Outgoing, Transport
 from fedcc.flower.fleet import write_budget
 from fedcc.flower.folder import ENVIRONMENT, FederationFolder
 from fedcc.flower.keys import public_bytes
@@ -222,7 +223,9 @@ class FlowerServer(Observer):
     def finish(self, records: list[Record], trained: Trained) -> None:
         sharing = {k: model for k, model in trained.clients.items() if model.state}
         keeping = (
-            [n for k, n in enumerate(self.folder.clients) if k not in sharing] if self.method.uploads_models else []
+            [n for k, n in enumerate(self.cohort.names) if k not in sharing and not self.cohort.status[n].revoked]
+            if self.method.uploads_models
+            else []
         )
         whole, seconds = replace(trained, clients=sharing), self.checkpoints.seconds
         task = self.folder.task
@@ -232,8 +235,9 @@ class FlowerServer(Observer):
         self.writer.finish(result, {
             "command": f"fedcc federation run {self.folder.path}",
             "federation": {
-                "clients": list(self.folder.clients),
+                "clients": self.cohort.names,
                 "kept_models": keeping,
+                "revoked": [name for name, status in self.cohort.status.items() if status.revoked],
                 **({"changed_models": self.changed} if self.changed else {}),
             },
         })  # fmt: skip
@@ -246,14 +250,15 @@ class GridTransport:
     """Flower's grid with sites by their names. A site is known by its key, whatever its node number is."""
 
     def __init__(self, grid: Grid, folder: FederationFolder):
-        self.grid, self.ttl = grid, max(DAY, 2 * folder.rules.deadline)
-        self.names = {public_bytes(folder.key(name)): name for name in folder.clients}
+        self.grid, self.folder, self.ttl = grid, folder, max(DAY, 2 * folder.rules.deadline)
         self.nodes: dict[str, int] = {}
         self.replies = Replies(grid)
 
     def online(self) -> set[str]:
+        folder = self.folder.current()
+        names = {public_bytes(folder.key(name)): name for name in folder.members}
         nodes = self.grid.get_nodes()
-        self.nodes = {self.names[node.public_key]: node.node_id for node in nodes if node.public_key in self.names}
+        self.nodes = {names[node.public_key]: node.node_id for node in nodes if node.public_key in names}
         return set(self.nodes)
 
     def send(self, messages: Sequence[Outgoing]) -> list[str | None]:
