@@ -69,6 +69,9 @@ WEIGHTS = [
     ("ssl", "lam"),
     ("comet", "lam"),
     ("fedov", "weight"),
+    ("fedntd", "beta"),
+    ("moon", "mu"),
+    ("fedproto", "lam"),
 ]
 
 

@@ -25,12 +25,17 @@ from fedcc.methods.fedlc import FedLC
 from fedcc.methods.fedmd import FedMD
 from fedcc.methods.fedmr import FedMR
 from fedcc.methods.fednova import FedNova
+from fedcc.methods.fedntd import FedNTD
 from fedcc.methods.fedov import FedOV
+from fedcc.methods.fedproto import FedProto
 from fedcc.methods.fedprox import FedProx
 from fedcc.methods.fedrs import FedRS
 from fedcc.methods.fedsam import FedSAM
 from fedcc.methods.fedvls import FedVLS
+from fedcc.methods.fens import FENS
 from fedcc.methods.lsr import LSR
+from fedcc.methods.moon import MOON
+from fedcc.methods.scaffold import SCAFFOLD
 from fedcc.methods.scarlet import SCARLET
 from fedcc.methods.selectivefd import SelectiveFD
 from fedcc.methods.ssl import SSL
@@ -41,7 +46,9 @@ PAPER: tuple[type[AnyMethod], ...] = (
     FedMD, FedDF, LSR, FedET, FedHKT, FedCT, FedCC, SSL, Local, Centralized,
 )  # fmt: skip
 """The methods of the paper's Table I in its order, then those that share nothing or everything."""
-BEYOND: tuple[type[AnyMethod], ...] = (DSFL, SCARLET, SelectiveFD, COMET, FedAUX, FedOV)
+BEYOND: tuple[type[AnyMethod], ...] = (
+    DSFL, SCARLET, SelectiveFD, COMET, FedAUX, FedOV, FedNTD, MOON, SCAFFOLD, FedProto, FENS,
+)  # fmt: skip
 """Methods that the paper leaves out. Lists and tables have them as a group of their own, "beyond the paper"."""
 METHODS: dict[str, type[AnyMethod]] = {kind.__name__.lower(): kind for kind in (*PAPER, *BEYOND)}
 """Every method by its name on the command line."""
@@ -138,9 +145,12 @@ __all__ = [
     "BEYOND",
     "COMET",
     "DSFL",
+    "FENS",
     "LSR",
     "METHODS",
+    "MOON",
     "PAPER",
+    "SCAFFOLD",
     "SCARLET",
     "SSL",
     "Centralized",
@@ -155,8 +165,10 @@ __all__ = [
     "FedLC",
     "FedMD",
     "FedMR",
+    "FedNTD",
     "FedNova",
     "FedOV",
+    "FedProto",
     "FedProx",
     "FedRS",
     "FedSAM",

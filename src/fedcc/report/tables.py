@@ -45,7 +45,9 @@ COMMON: dict[str, Callable[[Any], str]] = {  # what runs have in common, in word
     "public": lambda v: f"{100 * v:g} % public",
     "augment": lambda v: {"none": "no augmentation", "standard": "crop and flip"}.get(v, v),
 }
-UNUSUAL = ("fraction", "participation", "stratified", "reset", "wire", "assignment", "resize")
+UNUSUAL = (
+    *("fraction", "participation", "stratified", "reset", "wire", "share", "answer_epsilon", "assignment", "resize"),
+)
 """What else is named, if it is not the default."""
 
 READINGS = {
