@@ -13,8 +13,7 @@ from fedcc.core.requests import Recipe
 from fedcc.core.rng import Key
 from fedcc.core.roles import Server
 from fedcc.core.samples import Samples
-from fedcc.engine import drive
-from fedcc.flower.dry_run import ShapeEngine
+from fedcc.engine import Plain, drive
 from fedcc.methods import DSFL, LSR, SCARLET, FedMD, dsfl
 from fedcc.methods.abstention import entropy
 from fedcc.methods.scarlet import Cached, due, subset
@@ -89,7 +88,7 @@ def asked(method: SCARLET, rounds: int, publics: int = 2000) -> list[float]:
     arch = Tiny(method).clients[0].arch
     public = Samples({"x": torch.zeros(publics, 6)})
     server = Server(public=public, classes=3, recipe=Recipe(epochs=0), key=Key(0), archs={0: arch})
-    engine, found = ShapeEngine(), []
+    engine, found = Plain("cpu", "fp32"), []
     downs = drive([method.start(server)], engine)[0]
     for t in range(1, rounds + 1):
         server.begin(t)
