@@ -45,7 +45,7 @@ COMMON: dict[str, Callable[[Any], str]] = {  # what runs have in common, in word
     "public": lambda v: f"{100 * v:g} % public",
     "augment": lambda v: {"none": "no augmentation", "standard": "crop and flip"}.get(v, v),
 }
-UNUSUAL = ("fraction", "participation", "stratified", "reset", "wire", "assignment", "resize")
+UNUSUAL = ("momentum", "fraction", "participation", "stratified", "reset", "wire", "assignment", "resize")
 """What else is named, if it is not the default."""
 
 READINGS = {
@@ -183,7 +183,8 @@ def _protocol(runs: Sequence[RunRecord]) -> str:
     first, *rest = [r for r in runs if not budget_matched(r)] or runs
     common = {n: v for n, v in first.experiment.items() if all(r.experiment.get(n) == v for r in rest)}
     names = [n for n in COMMON if n in common] + [n for n in UNUSUAL if n in common and common[n] != DEFAULTS[n]]
-    return ", ".join(COMMON[n](common[n]) if n in COMMON else f"{n} {common[n]}" for n in names)
+    words = COMMON | ({"lr": lambda v: f"SGD {v:g}"} if common.get("optimizer") == "sgd" else {})
+    return ", ".join(words[n](common[n]) if n in words else f"{n} {common[n]}" for n in names)
 
 
 def client_table(table: Table) -> Table | None:
