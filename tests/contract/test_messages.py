@@ -21,6 +21,7 @@ from fedcc.methods import METHODS, make
 from tiny import Tiny
 
 SETTINGS: dict[str, list[dict[str, Any]]] = {
+    "fedaux": [{"pretrain": "none"}],
     "fedconcat": [{"clusters": 2, "classifier_rounds": 3}],
     "fedmd": [{}, {"average": "logits", "loss": "l1"}],
     "fedmr": [{}, {"mode": "paper"}],

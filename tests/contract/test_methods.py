@@ -23,8 +23,9 @@ from tiny import Mlp, Tiny
 QUICK: dict[str, dict[str, Any]] = {
     "fedconcat": {"classifier_rounds": 2, "classifier_lr": 0.5},
     "fens": {"aggregator_rounds": 2, "aggregator": "weights"},
+    "fedaux": {"pretrain": "none"},
 }
-"""Settings without which a method would take long here."""
+"""Settings without which a method would take long here, or needs images."""
 
 ONE_WIDTH = {"fedproto"}
 """Methods whose clients' networks may differ, but for the number of features."""
@@ -215,6 +216,11 @@ PHASES: dict[str, tuple[list[str], list[str]]] = {
     "scaffold": (["fit", "variate"] * 2, []),
     "fens": (["fit", "fit", "aggregate", "aggregate"], []),
     "centralized": ([], ["fit"]),
+    "dsfl": (["fit", "sync", "fit"], ["distil"]),
+    "scarlet": (["fit", "sync", "fit"], ["distil"]),
+    "selectivefd": (["fit", "sync", "fit"], []),
+    "comet": (["fit", "sync", "fit"], []),
+    "fedaux": (["fit", "fit"], ["distill"]),
 }
 """A client's phases in two rounds, and the server's, where they are not a fit every round."""
 

@@ -70,6 +70,8 @@ WEIGHTS = [
     ("fedntd", "beta"),
     ("moon", "mu"),
     ("fedproto", "lam"),
+    ("comet", "lam"),
+    ("fedov", "weight"),
 ]
 
 

@@ -75,7 +75,7 @@ def test_weights_of_the_own_network_go_up_and_down(name: str, data: str) -> None
 
 
 @every_set
-@pytest.mark.parametrize("name", ["fedmd", "lsr", "fedcc", "dsfl"])
+@pytest.mark.parametrize("name", ["fedmd", "lsr", "fedcc", "dsfl", "comet"])
 def test_predictions_go_up_and_down(name: str, data: str) -> None:
     first, second = exchanged(name, data)
     up = (UNKNOWN_TOO if name == "fedcc" else KNOWN)[data]
@@ -147,13 +147,42 @@ def test_fens_sends_models_once_then_aggregators(data: str, aggregator: str) -> 
 
 
 @every_set
-@pytest.mark.parametrize("name", ["local", "ssl"])
+@pytest.mark.parametrize("name", ["local", "ssl", "fedov"])
 def test_nothing_goes_anywhere(name: str, data: str) -> None:
     assert [(r.bytes_up, r.bytes_down) for r in exchanged(name, data)] == [(0, 0)] * 2
 
 
+@every_set
+def test_scarlet_sends_what_is_asked_for_and_what_has_changed(data: str) -> None:
+    """Half of the public samples in each round; of those of the second round, half were answered in the first."""
+    classes, publics, _ = SETS[data]
+    first, second = exchanged("scarlet", data)
+    assert first.bytes_up == 2 * publics // 2 * 4 * classes
+    asked = second.ups[0].values.shape[0]
+    assert 0.22 * publics < asked < 0.28 * publics
+    assert second.bytes_up == 2 * 4 * classes * asked
+    new = len(first.downs[0].rows)
+    assert new == publics // 2
+    assert (first.bytes_down, second.bytes_down) == (2 * 4 * new, 2 * (4 * new * (classes + 1) + 4 * asked))
+
+
+@every_set
+def test_selectivefd_sends_chosen_rows_and_their_numbers(data: str) -> None:
+    classes, publics, _ = SETS[data]  # where features do not differ, all are chosen
+    first, second = exchanged("selectivefd", data)
+    assert first.bytes_up == second.bytes_up == second.bytes_down == 2 * 4 * publics * (classes + 1)
+    assert first.bytes_down == 0
+
+
+@every_set
+def test_fedaux_sends_scores_once(data: str) -> None:
+    first, second = exchanged("fedaux", data)
+    assert [megabytes(m) for m in second.ups.values()] == [RESNET14[data], RESNET20[data]]
+    assert first.bytes_up - second.bytes_up == 2 * 4 * SETS[data][1]
+    assert first.bytes_down == second.bytes_down
+
+
 def test_no_method_is_left_out() -> None:
     others = ["feddf", "fedet", "fedhkt", "fedmd", "lsr", "fedcc", "fedct", "fedconcat", "local", "ssl"]
-    others += ["dsfl"]
-    others += ["scaffold", "fedproto", "fens"]
+    others += ["dsfl", "scarlet", "selectivefd", "comet", "fedaux", "fedov", "scaffold", "fedproto", "fens"]
     assert {*WEIGHTS, *others, "centralized"} == set(METHODS)  # which sends its data: test_baselines

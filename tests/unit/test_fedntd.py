@@ -24,7 +24,7 @@ def test_it_ignores_the_true_classes_logits_and_a_shift_of_all() -> None:
     teacher, student, y = draw(6, 5), draw(6, 5, seed=1), labels(6, 5)
     value, grad = slopes(NotTrue(2.0), student, y, teacher=teacher)
     own = torch.nn.functional.one_hot(y, 5) * 7.0
-    for other in (slopes(NotTrue(2.0), student + own, y, teacher=teacher - own), ):
+    for other in (slopes(NotTrue(2.0), student + own, y, teacher=teacher - own),):
         torch.testing.assert_close(other[0], value)
         torch.testing.assert_close(other[1], grad)
     torch.testing.assert_close(slopes(NotTrue(2.0), student + 3, y, teacher=teacher - 2)[0], value)

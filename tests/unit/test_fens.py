@@ -256,5 +256,3 @@ def test_a_saved_result_predicts_the_same(tmp_path: Path) -> None:
     again = fedcc.load(result.save(tmp_path))
     assert torch.equal(again.predict(digits.test.x[:50]), result.predict(digits.test.x[:50]))
     assert [r["accuracy"] is not None for r in result.rounds] == [True, False, False, True]
-
-

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedcc.core.messages import Labels, Predictions
+from fedcc.core.messages import Labels, Predictions, Rows
 from fedcc.core.method import AnyMethod, Reading, Trained
 from fedcc.core.requests import Executor, Predict
 from fedcc.core.samples import Samples
@@ -190,8 +190,12 @@ def class_means(values: Tensor, labels: Tensor, classes: int) -> list[float | No
 
 def targets_accuracy(downs: Mapping[int, Any], hidden: Tensor | None) -> float | None:
     """How often the public targets that the server sends name the hidden label."""
-    message = next((m for m in downs.values() if isinstance(m, Predictions | Labels)), None)
+    message = next((m for m in downs.values() if isinstance(m, Predictions | Labels | Rows)), None)
     if message is None or hidden is None:
         return None
-    predicted = message.values.argmax(-1) if isinstance(message, Predictions) else message.values
+    if isinstance(message, Rows):  # of those that it names
+        hidden = hidden[message.rows.long().to(hidden.device)]
+    if not len(hidden):
+        return None
+    predicted = message.values if isinstance(message, Labels) else message.values.argmax(-1)
     return percent(predicted.long() == hidden.to(predicted.device))

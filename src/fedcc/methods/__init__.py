@@ -11,7 +11,9 @@ from fedcc.core.method import LOST, AnyMethod, Method
 from fedcc.core.naming import unknown
 from fedcc.core.options import check_value
 from fedcc.methods.bounds import Centralized, Local
+from fedcc.methods.comet import COMET
 from fedcc.methods.dsfl import DSFL
+from fedcc.methods.fedaux import FedAUX
 from fedcc.methods.fedavg import FedAvg
 from fedcc.methods.fedcc import FedCC
 from fedcc.methods.fedconcat import FedConcat
@@ -24,6 +26,7 @@ from fedcc.methods.fedmd import FedMD
 from fedcc.methods.fedmr import FedMR
 from fedcc.methods.fednova import FedNova
 from fedcc.methods.fedntd import FedNTD
+from fedcc.methods.fedov import FedOV
 from fedcc.methods.fedproto import FedProto
 from fedcc.methods.fedprox import FedProx
 from fedcc.methods.fedrs import FedRS
@@ -33,6 +36,8 @@ from fedcc.methods.fens import FENS
 from fedcc.methods.lsr import LSR
 from fedcc.methods.moon import MOON
 from fedcc.methods.scaffold import SCAFFOLD
+from fedcc.methods.scarlet import SCARLET
+from fedcc.methods.selectivefd import SelectiveFD
 from fedcc.methods.ssl import SSL
 from fedcc.methods.student import Student
 
@@ -42,8 +47,7 @@ PAPER: tuple[type[AnyMethod], ...] = (
 )  # fmt: skip
 """The methods of the paper's Table I in its order, then those that share nothing or everything."""
 BEYOND: tuple[type[AnyMethod], ...] = (
-    DSFL,
-    FedNTD, MOON, SCAFFOLD, FedProto, FENS,
+    DSFL, SCARLET, SelectiveFD, COMET, FedAUX, FedOV, FENS, FedNTD, FedProto, SCAFFOLD, MOON,
 )  # fmt: skip
 """Methods that the paper leaves out. Lists and tables have them as a group of their own, "beyond the paper"."""
 METHODS: dict[str, type[AnyMethod]] = {kind.__name__.lower(): kind for kind in (*PAPER, *BEYOND)}
@@ -139,6 +143,7 @@ def recorded_settings(
 
 __all__ = [
     "BEYOND",
+    "COMET",
     "DSFL",
     "FENS",
     "LSR",
@@ -146,8 +151,10 @@ __all__ = [
     "MOON",
     "PAPER",
     "SCAFFOLD",
+    "SCARLET",
     "SSL",
     "Centralized",
+    "FedAUX",
     "FedAvg",
     "FedCC",
     "FedCT",
@@ -160,12 +167,14 @@ __all__ = [
     "FedMR",
     "FedNTD",
     "FedNova",
+    "FedOV",
     "FedProto",
     "FedProx",
     "FedRS",
     "FedSAM",
     "FedVLS",
     "Local",
+    "SelectiveFD",
     "build_method",
     "class_name",
     "find_method",

@@ -83,7 +83,9 @@ class FENS(Method[Up, Down]):
     units: int = option(2, "hidden units per client of the aggregator", "official script; its class has 4", low=1)
     aggregator_rounds: int = option(500, "rounds for the aggregator after the T for the models", "official", low=0)
     server_lr: float = option(0.001, "the rate of the server's Adam", "official code", low=0)
-    holdout: float = option(0.1, "share of its samples that a client holds out; 0: it reuses all", "official", low=0, below=1)
+    holdout: float = option(
+        0.1, "share of its samples that a client holds out; 0: it reuses all", "official", low=0, below=1
+    )
 
     def rounds(self, rounds: int) -> int:
         return rounds + self.aggregator_rounds
@@ -129,7 +131,9 @@ class FENS(Method[Up, Down]):
         s.memory["known"] = {**s.memory.get("known", {}), **{k: up.models for k, up in answers.items()}}
         current = s.models.get("aggregator") or await self.first(s)
         if answers:
-            current = s.models["aggregator"] = self.built(improved(s, sent(current), answers, self.server_lr), s.classes)
+            current = s.models["aggregator"] = self.built(
+                improved(s, sent(current), answers, self.server_lr), s.classes
+            )
         if s.round < s.rounds:
             return s.to_all(Finish() if s.round == s.rounds - 1 else None)
         return {k: self.downlink(s, k, current) for k in s.archs}

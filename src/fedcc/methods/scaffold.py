@@ -50,7 +50,9 @@ class SCAFFOLD(FedAvg):
 
     source: ClassVar[str] = "Karimireddy et al., ICML 2020"
     variates: Literal["auto", "path", "gradient"] = option(
-        "auto", "c_k from the path (SGD) or by gradients at the received weights; auto: path where it can", "options I, II"
+        "auto",
+        "c_k from the path (SGD) or by gradients at the received weights; auto: path where it can",
+        "options I, II",
     )
     server_rate: float = option(1.0, "the server's step towards the average", "paper", above=0)
     clip: float = option(0.0, "largest norm of a corrected gradient; 0: no limit", "ours", low=0)
