@@ -13,14 +13,13 @@ from torch import Tensor, nn
 from fedcc.core.method import AnyMethod
 from fedcc.core.model import Model
 from fedcc.core.requests import Fit, Fitted, Init, Recipe
-from fedcc.federate import federate
 from fedcc.gradients import Clip
 from fedcc.losses import CrossEntropy
 from fedcc.methods import SCAFFOLD, FedAvg
 from fedcc.methods.fednova import heavy_ball
 from fedcc.methods.scaffold import Shift, mean_variate
 from fedcc.nets import build
-from private_steps import agrees_over_clients, draw, same, slopes, step
+from private_steps import agrees_over_clients, draw, same, step
 from recording import record
 from tiny import DIMENSIONS, Tiny
 
@@ -55,8 +54,6 @@ def test_many_clients_at_once() -> None:
         return {"logits": draw(4, 2), "y": torch.zeros(4).long(), "params": params, "constants": constants}
 
     agrees_over_clients(Shift(), [one(k) for k in range(3)])
-    assert float(slopes(Shift(), draw(4, 2), torch.zeros(4).long(), params={"a": draw(2)},
-                        constants={"w": {"a": draw(2)}, "shift": {"a": draw(2)}})[1].abs().max()) == 0  # fmt: skip
 
 
 # -- what it reduces to
@@ -113,7 +110,7 @@ class Quadratic:
         return Fitted(fit.model.with_({"x": x}), fit.steps, 0.0, {}, ("x",))
 
 
-def quadratic(method: AnyMethod, momentum: float, rounds: int = 80, b: Sequence[float] | None = (0, 1)) -> Tiny:
+def quadratic(method: AnyMethod, momentum: float, rounds: int = 160, b: Sequence[float] | None = (0, 1)) -> Tiny:
     recipe = Recipe(lr=0.05, batch=8, steps=20, momentum=momentum)
     tiny = Tiny(method, labels=((0,) * 8, (1,) * 8), recipe=recipe)
     tiny.executor = tiny.cohort.executor = Quadratic((1, 4), b)  # type: ignore[assignment]
