@@ -22,8 +22,8 @@ from tiny import Mlp, Tiny
 
 QUICK: dict[str, dict[str, Any]] = {
     "fedconcat": {"classifier_rounds": 2, "classifier_lr": 0.5},
-    "fens": {"aggregator_rounds": 2, "aggregator": "weights"},
     "fedaux": {"pretrain": "none"},
+    "fens": {"aggregator_rounds": 2, "aggregator": "weights"},
 }
 """Settings without which a method would take long here, or needs images."""
 

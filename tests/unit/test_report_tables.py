@@ -471,7 +471,7 @@ def test_averaged_models_stand_twice_in_a_table_of_their_own(tmp_path: Path) -> 
     text = markdown.page(Records(tuple(table.runs), ()), [table], tmp_path)
     assert "| FedAvg, averaged | 20.5 ±0.7" in text
     assert "| FedAvg, re-estimated | 23.5 ±0.7" in text
-    assert "averaged" not in markdown.readme_block([table], tmp_path)
+    assert "averaged" not in markdown.readme_block([table])
     rows = list(csv.DictReader(io.StringIO(spreadsheet.comparison(again))))
     assert [(row["variant"], row["final"]) for row in rows if row["seeds"] != "0"] == [
         ("averaged", "20.5000"), ("re-estimated", "23.5000")
@@ -484,7 +484,7 @@ def test_a_lead_is_measured_against_re_estimated_baselines_too(tmp_path: Path) -
     (lead,) = leads(table)
     assert lead.margins["final"][1] == Margin("FedAvg", pytest.approx(1.0), 1, 1)
     assert lead.reread == Margin("FedAvg", pytest.approx(-2.0), 1, 1)  # the record's reading is 3 above its accuracy
-    assert "| -2.0 (FedAvg) |" in markdown.readme_block([table], tmp_path)
+    assert "| -2.0 (FedAvg) |" in markdown.lead_section(table)
 
 
 def test_a_record_of_an_earlier_algorithm_does_not_count(tmp_path: Path) -> None:
@@ -536,7 +536,7 @@ def test_other_readings_stand_below_the_table_but_not_in_a_readme(tmp_path: Path
     page = markdown.page(Records(tuple(table.runs), ()), [table], tmp_path)
     assert page.count("### Other readings\n") == 1
     assert page.index("## Table I") < page.index("| FedCC, read with mirror | 25.5 ±0.7") < page.index("## Records")
-    assert "read with" not in markdown.readme_block([table], tmp_path)
+    assert "read with" not in markdown.readme_block([table])
     rows = list(csv.DictReader(io.StringIO(spreadsheet.comparison(found))))
     assert [row["variant"] for row in rows if row["seeds"] != "0"][-1] == "read with mirror,trust=4"
     assert "FedCC, read with trust=2 & $23.5_{\\pm0.7}$" in latex.comparison(found)

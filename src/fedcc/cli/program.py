@@ -33,7 +33,6 @@ app = typer.Typer(
     name="fedcc",
     help="Federated learning by distillation, with clients that may answer 'unknown'.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )

@@ -23,7 +23,9 @@ def report(
     out_dir: Annotated[
         Path | None, Option("--out", help="folder for the page, tables and figures; report/ by default")
     ] = None,
-    readme: Annotated[Path | None, Option("--readme", help="rewrite the marked block of this file instead")] = None,
+    readme: Annotated[
+        Path | None, Option("--readme", help="rewrite the marked block of this file, and its picture, instead")
+    ] = None,
     markdown: Annotated[
         Path | None, Option("--markdown", help="write everything as this one Markdown page instead")
     ] = None,

@@ -45,6 +45,12 @@ class Labels:
 
     values: Tensor = field(metadata=LABELS)
 
+    @staticmethod
+    def of(values: Tensor, different: int) -> Labels:
+        """Labels in the smallest integer type that holds this many different ones."""
+        kinds = ((2**8, torch.uint8), (2**15, torch.int16), (2**31, torch.int32))
+        return Labels(values.to(next(kind for limit, kind in kinds if different <= limit)))
+
 
 @dataclass(frozen=True, eq=False)
 class Rows:

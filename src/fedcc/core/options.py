@@ -18,6 +18,7 @@ Optimizer = Literal["adam", "sgd"]
 Precision = Literal["fp32", "bf16", "fp64"]
 Reset = Literal["phase", "round"]
 Schedule = Literal["constant", "cosine"]
+Share = Literal["predictions", "labels", "noisy"]
 Wire = Literal["fp32", "fp16", "int8", "int8-stochastic"]
 
 

@@ -99,6 +99,7 @@ def create_federation(
     experiment = experiment.with_options(models=",".join(networks.values()))
     archs = {k: task.arch(instance, model) for k, model in enumerate(networks.values())}
     training = experiment.training
+    training.disclosure(instance, task.classes)
     check_outputs_suffice(
         instance, build_server(instance, public, task.classes, training.recipe(), training.seed, archs)
     )

@@ -85,7 +85,7 @@ def simulate(experiment: Experiment, federation: Federation | None = None, names
         measurement = Measurement(client_accuracy=False, readings=False)
         simulation = Simulation(e.build_method(), federation or e.federation(), e.training, measurement, executor)
         for done in run_rounds(simulation, e.training.rounds, evaluate_every=e.training.rounds):
-            uplinks |= {(done.t, names[k]): fingerprint(up) for k, up in done.messages.ups.items()}
+            uplinks |= {(done.t, names[k]): fingerprint(up) for k, up in done.messages.sent.items()}
     return RunTrace(uplinks, done.record["accuracy"], time.perf_counter() - start_time)
 
 

@@ -231,6 +231,17 @@ class Site:
         """The log of what the site was asked and has answered."""
         return AuditLog(self.state)
 
+    def check_policy(self) -> None:
+        """Refuse an experiment that the site's own policy does not allow."""
+        training = self.experiment.training
+        self.policy.check_method(self.experiment.method)
+        self.policy.check_share(training.share, training.answer_epsilon)
+
+    @property
+    def may_share_model(self) -> bool:
+        """Whether a model tells no more than what the site shares anyway."""
+        return self.experiment.training.share == self.policy.share == "predictions"
+
     def archs(self, method: AnyMethod, own: str | Factory) -> dict[int, Arch]:
         """The clients' networks under a method, this site's as it is here."""
         return {k: self.task.arch(method, model) for k, model in enumerate(self.networks)} | {

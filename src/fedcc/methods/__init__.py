@@ -47,7 +47,7 @@ PAPER: tuple[type[AnyMethod], ...] = (
 )  # fmt: skip
 """The methods of the paper's Table I in its order, then those that share nothing or everything."""
 BEYOND: tuple[type[AnyMethod], ...] = (
-    DSFL, SCARLET, SelectiveFD, COMET, FedAUX, FedOV, FENS, FedNTD, FedProto, SCAFFOLD, MOON,
+    DSFL, SCARLET, SelectiveFD, COMET, FedAUX, FedOV, FedNTD, MOON, SCAFFOLD, FedProto, FENS,
 )  # fmt: skip
 """Methods that the paper leaves out. Lists and tables have them as a group of their own, "beyond the paper"."""
 METHODS: dict[str, type[AnyMethod]] = {kind.__name__.lower(): kind for kind in (*PAPER, *BEYOND)}

@@ -45,7 +45,10 @@ COMMON: dict[str, Callable[[Any], str]] = {  # what runs have in common, in word
     "public": lambda v: f"{100 * v:g} % public",
     "augment": lambda v: {"none": "no augmentation", "standard": "crop and flip"}.get(v, v),
 }
-UNUSUAL = ("momentum", "fraction", "participation", "stratified", "reset", "wire", "assignment", "resize")
+UNUSUAL = (
+    *("momentum", "fraction", "participation", "stratified", "reset", "wire", "share", "answer_epsilon", "assignment"),
+    "resize",
+)
 """What else is named, if it is not the default."""
 
 READINGS = {

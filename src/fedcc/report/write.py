@@ -9,7 +9,9 @@ from fedcc.core.files import make_folder, write_whole
 from fedcc.report import latex, markdown, spreadsheet
 from fedcc.report.cells import Table
 from fedcc.report.records import Records
+from fedcc.report.standings import duels
 from fedcc.report.tables import client_table, reading_tables
+from fedcc.report.titles import scenario_title
 
 TITLE = "Federated learning under label skew"
 
@@ -59,9 +61,26 @@ def write_page(records: Records, tables: Sequence[Table], file: Path) -> Path:
 
 
 def write_readme(tables: Sequence[Table], file: Path) -> Path:
-    """Rewrite the block of a README that holds the paper's table."""
-    block = markdown.readme_block(tables, file.parent)
-    return _write(file, markdown.replace_block(file.read_text(), block, file.name))
+    """Rewrite the block of a README that says whether FedCC is ahead, and draw its picture beside the README."""
+    text = markdown.replace_block(file.read_text(), block := markdown.readme_block(tables), file.name)
+    if markdown.PICTURE in block:
+        from fedcc.report.figures import lead_figure, save
+
+        found = [scenario for table in tables if table.of_paper for scenario in duels(table)]
+        save(lead_figure(found), file.parent / markdown.PICTURE, picture_description(tables))
+    return _write(file, text)
+
+
+def picture_description(tables: Sequence[Table]) -> str:
+    """What the README's picture shows, in words: its metadata, by which a test sees whether it is current."""
+    sides = [
+        f"{scenario_title(s.scenario)}, {name}: FedCC {duel.ours.mean:.1f}, {duel.rival} {duel.theirs.mean:.1f}"
+        for table in tables
+        if table.of_paper
+        for s in duels(table)
+        for name, duel in (("here", s.here), ("paper", s.paper))
+    ]
+    return "; ".join(sides)
 
 
 def _write(path: Path, text: str) -> Path:
