@@ -23,7 +23,10 @@ from fedcc.report.records import Pairs, RunRecord
 from fedcc.report.titles import slug, title_of
 from fedcc.report.values import natural, position
 
-STATED = ("clients", "models", "rounds", "epochs", "public", "fraction", "lr", "batch", "participation", "validation")
+STATED = (
+    *("clients", "models", "rounds", "epochs", "public", "fraction", "optimizer", "lr", "batch", "participation"),
+    "validation",
+)
 """What the paper states of its protocol. If one of these differs, its numbers are not compared with ours."""
 
 AUGMENTATIONS = {"none": "no crop and flip", "standard": "with crop and flip", "strong": "strong augmentation"}
