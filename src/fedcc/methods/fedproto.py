@@ -43,7 +43,7 @@ class PrototypeDistance(Loss):
 
     def __call__(self, step: Step) -> Tensor:
         batch, means, known = step["private"], step.constants["means"], step.constants["known"]
-        gaps = (batch.features - means[batch["y"]]) * known[batch["y"]][:, None]
+        gaps: Tensor = (batch.features - means[batch["y"]]) * known[batch["y"]][:, None]
         return gaps.square().mean()
 
 
