@@ -240,6 +240,7 @@ def test_final_and_best_round_are_told_apart(tmp_path: Path) -> None:
         ({"augment": "strong"}, "table1-strong-augmentation", True),
         ({"validation": 0.1}, "table1-on-10-of-the-private-samples-held-out", False),
         ({"wire": "fp16"}, "table1-wire-fp16", True),
+        ({"optimizer": "sgd", "lr": 0.01}, "table1-optimizer-sgd-lr-0.01", False),
     ],
 )
 def test_another_protocol_has_a_table_of_its_own(
@@ -249,6 +250,7 @@ def test_another_protocol_has_a_table_of_its_own(
     assert (first.slug, second.slug) == ("table1", slug)
     assert [len(t.runs) for t in (first, second)] == [1, 1]
     assert second.with_paper is paper_beside
+    assert ("SGD 0.01" if "optimizer" in given else "Adam 0.001") in second.protocol
     assert [r.method for r in second.rows] == ["fedcc"]
 
 
