@@ -48,6 +48,7 @@ def record(
     names = list(made.readings(Samples({"x": torch.zeros(1, 1, 8, 8)})))
     up = down = 11_000_000 if made.family == "parameters" else classes * 200_000
     shared = made.family != "bound"
+    trained, predicted = [900_000 + 100_000 * (t > 0) for t in range(rounds)], [50_000] * rounds
     return {
         "format": 1,
         "method": made.name,
@@ -81,6 +82,13 @@ def record(
         },
         "counts": {str(k): (rng.dirichlet(np.full(classes, 0.1)) * 4500).astype(int).tolist() for k in clients},
         "public": 5000,
+        "confusion": confusion(known[-1], classes, rng),
+        **({"known": {str(k): np.round(rng.beta(0.3, 0.5, classes), 4).tolist() for k in clients}} if method == "fedcc" else {}),
+        "images": {
+            "trained": {"fit": sum(trained)},
+            "predicted": sum(predicted),
+            "rounds": {"trained": trained, "predicted": predicted},
+        },
         "seconds": round(float(rng.uniform(10, 1000)), 3),
         "engine": e.machine.engine,
         "device": "a machine",
@@ -91,6 +99,16 @@ def record(
         "command": e.command(),
         "experiment": e.values(),
     }
+
+
+def confusion(accuracy: float, classes: int, rng: np.random.Generator, samples: int = 10_000) -> list[list[int]]:
+    """Test samples by label and predicted class, with this accuracy."""
+    rows = np.zeros((classes, classes), int)
+    right = rng.multinomial(round(samples * accuracy / 100), np.full(classes, 1 / classes))
+    wrong = rng.multinomial(samples - right.sum(), rng.dirichlet(np.full(classes * (classes - 1), 0.2)))
+    rows[~np.eye(classes, dtype=bool)] = wrong
+    rows[np.diag_indices(classes)] = right
+    return [[int(n) for n in row] for row in rows]
 
 
 def higher(curve: list[float | None], by: int) -> dict[str, Any]:

@@ -21,10 +21,14 @@ if TYPE_CHECKING:
     from fedcc.experiments.run import run
     from fedcc.federation import Federation
     from fedcc.methods import (
+        COMET,
+        DSFL,
         LSR,
         METHODS,
+        SCARLET,
         SSL,
         Centralized,
+        FedAUX,
         FedAvg,
         FedCC,
         FedConcat,
@@ -36,11 +40,13 @@ if TYPE_CHECKING:
         FedMD,
         FedMR,
         FedNova,
+        FedOV,
         FedProx,
         FedRS,
         FedSAM,
         FedVLS,
         Local,
+        SelectiveFD,
         make,
     )
 
@@ -73,6 +79,12 @@ _HOMES = {
         "SSL",
         "Local",
         "Centralized",
+        "DSFL",
+        "SCARLET",
+        "SelectiveFD",
+        "COMET",
+        "FedAUX",
+        "FedOV",
     ),
     "fedcc.experiments.result": ("Result", "load"),
     "fedcc.experiments.rounds": ("FinishedRound", "Observer", "Pause", "Stop"),
@@ -80,11 +92,15 @@ _HOMES = {
 }
 
 __all__ = [
+    "COMET",
+    "DSFL",
     "LSR",
     "METHODS",
+    "SCARLET",
     "SSL",
     "Centralized",
     "Dataset",
+    "FedAUX",
     "FedAvg",
     "FedCC",
     "FedCT",
@@ -96,6 +112,7 @@ __all__ = [
     "FedMD",
     "FedMR",
     "FedNova",
+    "FedOV",
     "FedProx",
     "FedRS",
     "FedSAM",
@@ -107,6 +124,7 @@ __all__ = [
     "Observer",
     "Pause",
     "Result",
+    "SelectiveFD",
     "Stop",
     "View",
     "load",

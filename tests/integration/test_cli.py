@@ -244,7 +244,8 @@ def test_skew_prints_the_table_and_writes_the_picture(
     assert [p.name for p in picture.parent.iterdir()] == [picture.name]
 
 
-def test_bench_compares_engines_in_one_table(capsys: Capsys) -> None:
+def test_bench_compares_engines_in_one_table(capsys: Capsys, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedcc.experiments.bench.PUBLIC", 300)
     options = ("--device", "cpu", "--model", "resnet8", "--steps", 1, "--batch", 4, "--clients", "1,2")
     found = json.loads(call(capsys, "bench", *options, "--json").out)
     rows = found["rows"]

@@ -19,6 +19,7 @@ import pytest
 import torch
 
 import fedcc
+from fedcc.methods import BEYOND, PAPER
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
@@ -196,12 +197,16 @@ TABLE_PAGE = ROOT / "docs" / "methods.md"
 
 
 def methods_table() -> str:
-    lines = ["| name | method | family | what it does | source |", "|---|---|---|---|---|"]
-    for name, kind in fedcc.METHODS.items():
-        summary = (kind.__doc__ or "").strip().splitlines()[0]
-        noted = f"{kind.__name__} ({kind.note})" if kind.note else kind.__name__
-        lines.append(f"| `{name}` | {noted} | {kind.family} | {summary} | {kind.source} |")
-    return "\n".join(lines) + "\n"
+    """The paper's methods, then those beyond it."""
+    tables = []
+    for kinds in (PAPER, BEYOND):
+        lines = ["| name | method | family | what it does | source |", "|---|---|---|---|---|"]
+        for kind in kinds:
+            summary = (kind.__doc__ or "").strip().splitlines()[0]
+            noted = f"{kind.__name__} ({kind.note})" if kind.note else kind.__name__
+            lines.append(f"| `{kind.__name__.lower()}` | {noted} | {kind.family} | {summary} | {kind.source} |")
+        tables.append("\n".join(lines) + "\n")
+    return "\nBeyond the paper:\n\n".join(tables)
 
 
 def test_the_table_of_methods_is_current() -> None:

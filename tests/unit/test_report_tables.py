@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import synthetic
-from fedcc.methods import METHODS
+from fedcc.methods import BEYOND, METHODS
 from fedcc.report import gallery, latex, markdown, paper, spreadsheet, style
 from fedcc.report.cells import Table
 from fedcc.report.page import TEMPLATE, embedded, page
@@ -250,6 +250,33 @@ def test_another_protocol_has_a_table_of_its_own(
     assert [len(t.runs) for t in (first, second)] == [1, 1]
     assert second.with_paper is paper_beside
     assert [r.method for r in second.rows] == ["fedcc"]
+
+
+def test_methods_beyond_the_paper_leave_table1_alone(tmp_path: Path) -> None:
+    """They have a table of their own, next to the paper's methods in the scenarios that they were run in."""
+    given = [synthetic.record("fedcc", 60.0, **CIFAR), synthetic.record("fedmd", 40.0, **CIFAR)]
+    given += [synthetic.record("dsfl", 50.0, **CIFAR), synthetic.record("dsfl", 45.0, {"temperature": 1.0}, **CIFAR)]
+    given += [synthetic.record("fedcc", 70.0, data="cifar10", skew="classes:2")]
+    found = read(tmp_path, *given)
+    table1, beyond, variants = tables(found.runs)
+    assert [t.slug for t in (table1, beyond, variants)] == ["table1", "beyond", "beyond-variants"]
+    assert [t.title for t in (beyond, variants)] == ["Beyond the paper", "Beyond the paper, variants"]
+    assert tuple(row.method for row in table1.rows) == paper.METHODS
+    assert [row.method for row in beyond.rows] == ["fedmd", "fedcc", "dsfl"]
+    assert [row.title for row in variants.rows] == ["DSFL", "DSFL, temperature=1.0"]
+    assert beyond.scenarios == (("cifar10", "classes:1"),)
+    assert [row.cells["cifar10", "classes:1"].marks.get("final") for row in beyond.rows] == [None, 1, 2]
+    assert [row.method for row in beyond.new_rows] == ["dsfl"]
+    assert [lead.margins["final"][1].rival for t in (table1, beyond) for lead in leads(t)] == ["FedMD", "DSFL"]
+    assert not beyond.of_paper
+    own = client_table(beyond)
+    assert own is not None
+    assert own.slug == "beyond-clients"
+    text = markdown.page(found, tables(found.runs), tmp_path)
+    assert text.count("Is FedCC ahead?") == 2
+    assert f"1 of {len(BEYOND)} |" in text
+    assert "DSFL" not in markdown.readme_block(tables(found.runs), tmp_path)
+    assert [t.slug for t in built(tmp_path / "alone", given[2])] == ["beyond"]
 
 
 def test_how_it_was_computed_is_no_protocol(tmp_path: Path) -> None:

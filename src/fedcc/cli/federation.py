@@ -153,14 +153,15 @@ def audit(
     if as_json:
         typer.echo(json.dumps(entries, indent=1))
         return
-    rows = table("time", "", "purpose", "run", "round", "new samples", "answer", "bytes")
+    rows = table("time", "", "purpose", "run", "round", "new samples", "share", "answers", "answer", "bytes")
     for entry in entries:
-        cells = (entry.get(name, "") for name in ("run", "round", "samples", "answer", "bytes"))
+        cells = (entry.get(name, "") for name in ("run", "round", "samples", "share", "answers", "answer", "bytes"))
         rows.add_row(entry["time"], entry["kind"], entry["purpose"], *map(str, cells))
     console().print(rows)
     typer.echo(f"{own.name}: {len(entries)} lines, each follows from the one before it")
-    if limits := policy_text(own):
-        typer.echo(limits)
+    for text in (policy_text(own), own.audit.ledger().text()):
+        if text:
+            typer.echo(text)
 
 
 @federation_app.command()

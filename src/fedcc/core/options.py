@@ -17,6 +17,7 @@ Engine = Literal["plain", "fused"]
 Precision = Literal["fp32", "bf16", "fp64"]
 Reset = Literal["phase", "round"]
 Schedule = Literal["constant", "cosine"]
+Share = Literal["predictions", "labels", "noisy"]
 Wire = Literal["fp32", "fp16", "int8", "int8-stochastic"]
 
 

@@ -6,10 +6,10 @@ docs/federation.md, "Rounds", says when a round ends and what becomes of clients
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from datetime import datetime
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -27,10 +27,12 @@ from fedcc.flower.codec import EncodedMessage, ExpectedMessage, InvalidMessage, 
 from fedcc.flower.command import CommandSigner
 from fedcc.flower.dry_run import DryRun
 from fedcc.flower.folder import FederationFolder
+from fedcc.flower.logs import FORMAT_VARIABLE, Level, LogFile
 from fedcc.flower.own_network import is_at_site
 from fedcc.flower.site_error import error_reason
 
 POLL_SECONDS = 0.2  # from one look for answers to the next
+SENT_TOGETHER = 16  # messages in one request to Flower
 FLOWERS_BYTES = 64 * 2**10  # that an answer may have besides its arrays and header: Flower's records and other texts
 ONLINE_SECONDS = 2.0  # from one look for who is connected to the next
 
@@ -45,14 +47,25 @@ class Answer:
     lost: bool = False
 
 
+@dataclass(frozen=True, eq=False)
+class Outgoing:
+    """A message to a site, whose answer may have ``limit`` bytes."""
+
+    name: str
+    purpose: str
+    t: int
+    content: Any
+    limit: int
+
+
 class Transport(Protocol):
     """Sends messages to sites, addressed by name."""
 
     def online(self) -> set[str]:
         """Who is connected."""
 
-    def send(self, name: str, purpose: str, t: int, content: Any, limit: int) -> str | None:
-        """A ticket for the answer, of at most ``limit`` bytes, or None if the message could not be sent."""
+    def send(self, messages: Sequence[Outgoing]) -> list[str | None]:
+        """A ticket for each answer, or None if the message could not be sent."""
 
     def collect(self, tickets: Sequence[str]) -> list[Answer]:
         """The answers that have arrived."""
@@ -62,12 +75,14 @@ class RunLog:
     """What the operator can follow while the server works: the lines of ``run.log``, and ``status.json``."""
 
     def __init__(self, folder: Path, run: str):
-        self.path, self.status_path = folder / "run.log", folder / "status.json"
+        self.log, self.status_path = (
+            LogFile(folder / "run.log", os.environ.get(FORMAT_VARIABLE, "text")),
+            folder / "status.json",
+        )
         self.status: dict[str, Any] = {"run": run, "state": "running", "round": 0, "problem": "", "clients": {}}
 
-    def say(self, text: str) -> None:
-        with self.path.open("a") as file:
-            file.write(f"{datetime.now():%H:%M:%S} {text}\n")
+    def say(self, text: str, level: Level = "info") -> None:
+        self.log.say(text, level)
 
     def update(self, **changes: Any) -> None:
         self.status |= changes
@@ -126,6 +141,10 @@ class Exchange:
     ended: float | None = None
 
 
+def _what(exchange: Exchange) -> str:
+    return "" if exchange.purpose == "train" else f" {exchange.purpose}"
+
+
 @dataclass(frozen=True, eq=False)
 class Question:
     """An exchange's question to one client, which has not answered yet."""
@@ -144,7 +163,8 @@ class FlowerCohort:
         self.folder, self.run, self.transport, self.dry_run, self.device = folder, run, transport, dry_run, device
         self.wire: str = folder.experiment.training.wire
         self.rules, self.names, self.log, self.say = folder.rules, list(folder.clients), log, log.say
-        self.archs = folder.archs(dry_run.method)
+        self.numbers = {name: k for k, name in enumerate(self.names)}
+        self.archs, self.disclosure = folder.archs(dry_run.method), dry_run.disclosure
         self.status = {name: ClientStatus() for name in self.names}
         self.attendance = Attendance()  # of the latest exchange
         self.signer = CommandSigner(folder.command_key, __version__)
@@ -184,12 +204,17 @@ class FlowerCohort:
         return self.ask(Exchange("train", t, message, expected.__getitem__, self.names))
 
     def models(self, t: int) -> dict[int, Weights | None]:
-        """The clients' models after round t; None for those that keep theirs, as all do that bring their network."""
+        """The clients' models after round t; None for those that keep theirs, as all do that bring their network.
+
+        Where clients share labels only, all keep theirs.
+        """
 
         def expected(k: int) -> ExpectedMessage:
             return self.whole(Weights.of(self.dry_run.clients[k][0], 1), t)
 
-        models: dict[int, Weights | None] = {k: None for k, arch in self.archs.items() if is_at_site(arch)}
+        models: dict[int, Weights | None] = {
+            k: None for k, arch in self.archs.items() if is_at_site(arch) or self.disclosure.filters
+        }
         names = [name for k, name in enumerate(self.names) if k not in models]
         if names:
             models |= self.ask(Exchange("query.model", t, lambda _: None, expected, names, may_decline=True))
@@ -200,15 +225,20 @@ class FlowerCohort:
         question = encode(Inputs(x.cpu()), "fp32", run=self.run, round=t)
 
         def expected(k: int) -> ExpectedMessage:
-            return self.whole(Predictions(torch.zeros(len(x), self.archs[k].outputs)), t)
+            blank = (
+                self.disclosure.blank(len(x)) if filtered else Predictions(torch.zeros(len(x), self.archs[k].outputs))
+            )
+            return self.whole(blank, t)
 
-        names = [self.names[k] for k in clients]
+        filtered, names = self.disclosure.filters, [self.names[k] for k in clients]
         answers = self.ask(Exchange("query.predict", t, lambda _: question, expected, names, may_decline=True))
-        return {k: answer for k, answer in answers.items() if answer is not None}
+        answers = {k: answer for k, answer in answers.items() if answer is not None}
+        return {k: Predictions(self.disclosure.logits(a)) for k, a in answers.items()} if filtered else answers
 
     def whole(self, message: Any, t: int) -> ExpectedMessage:
         """An answer like this message, which no wire has rounded."""
-        return ExpectedMessage(message, self.dry_run.message_classes, self.folder.task.classes, "fp32", self.run, t)
+        labels = self.disclosure.columns or self.folder.task.classes
+        return ExpectedMessage(message, self.dry_run.message_classes, labels, "fp32", self.run, t)
 
     # -- asking, waiting, ending
 
@@ -218,14 +248,16 @@ class FlowerCohort:
         quorum = min(rules.quorum, len(exchange.clients))
         self.attendance = Attendance()
         quorum_at, missed = None, 0
+        self.say(f"round {t}: asking {len(exchange.clients)} clients{_what(exchange)}")
         while True:
             online = self.online()
             self.give_up()
-            for name in self.waiting(exchange):
-                if name in online and name not in self.working:
-                    self.send(exchange, name)
-            for answer in self.transport.collect(list(self.pending)):
-                self.take(answer)
+            working = self.working
+            self.send(exchange, [name for name in self.waiting(exchange) if name in online and name not in working])
+            if arrived := self.transport.collect(list(self.pending)):
+                for answer in arrived:
+                    self.take(answer)
+                self.show_status()  # once for all: the file is flushed to the disk
             waiting, now = self.waiting(exchange), time.monotonic()
             if len(answers) + len(waiting) < quorum:
                 if all(self.status[name].aside for name in exchange.failures):
@@ -254,14 +286,20 @@ class FlowerCohort:
         self.close(exchange, waiting, online)
         return {k: answers[name] for k, name in enumerate(self.names) if name in answers}
 
-    def send(self, exchange: Exchange, name: str) -> None:
-        """Send the question to a client."""
-        k, purpose, t = self.names.index(name), exchange.purpose, exchange.t
-        message = exchange.message(k)
-        nonce, content = self.signer.content(purpose, name, self.run, t, self.folder.terms(name), message)
-        limit = sum(codec.upload_limits(exchange.expected(k).form)) + FLOWERS_BYTES
-        if (ticket := self.transport.send(name, purpose, t, content, limit)) is not None:
-            self.pending[ticket] = Question(name, exchange, nonce)
+    def send(self, exchange: Exchange, names: list[str]) -> None:
+        """Send the question to these clients, a few at a time: the first can begin before the last is asked."""
+        for first in range(0, len(names), SENT_TOGETHER):
+            questions, messages = [], []
+            for name in names[first : first + SENT_TOGETHER]:
+                k, purpose, t = self.numbers[name], exchange.purpose, exchange.t
+                message = exchange.message(k)
+                nonce, content = self.signer.content(purpose, name, self.run, t, self.folder.terms(name), message)
+                limit = sum(codec.upload_limits(exchange.expected(k).form)) + FLOWERS_BYTES
+                questions.append(Question(name, exchange, nonce))
+                messages.append(Outgoing(name, purpose, t, content, limit))
+            for ticket, question in zip(self.transport.send(messages), questions, strict=True):
+                if ticket is not None:
+                    self.pending[ticket] = question
 
     @property
     def working(self) -> set[str]:
@@ -306,10 +344,8 @@ class FlowerCohort:
         else:
             status.strikes = 0
             attendance.failed.pop(name, None), attendance.refused.pop(name, None)
-            what = "" if exchange.purpose == "train" else f" {exchange.purpose}"
-            self.say(f"round {t}: {name} has answered{what} ({len(exchange.answers)} of {len(self.names)})")
+            self.say(f"round {t}: {name} has answered{_what(exchange)} ({len(exchange.answers)} of {len(self.names)})")
             status.answered = t if exchange.purpose == "train" else status.answered
-        self.show_status()
 
     def read(self, question: Question, content: Any) -> str:
         """Read an answer; the error that the client reports in it, if any."""
@@ -322,7 +358,7 @@ class FlowerCohort:
         if exchange.may_decline and texts.get("declined"):
             exchange.answers[name] = None
             return ""
-        expected = exchange.expected(self.names.index(name))
+        expected = exchange.expected(self.numbers[name])
         exchange.answers[name] = codec.accept(texts["kind"], texts["header"], buffers, expected, device=self.device)
         return ""
 
@@ -342,12 +378,14 @@ class FlowerCohort:
     def online(self) -> set[str]:
         """Who is connected; the transport is asked every few seconds."""
         if time.monotonic() - self.last_look >= ONLINE_SECONDS:
-            now = self.transport.online()
+            now, changed = self.transport.online(), False
             for name, status in self.status.items():
                 if status.online != (name in now):
                     status.online = name in now
                     self.say(f"{name} is {'connected' if status.online else 'disconnected'}")
-                    self.show_status()
+                    changed = True
+            if changed:
+                self.show_status()
             self.last_look = time.monotonic()
         return {name for name, status in self.status.items() if status.online}
 

@@ -99,6 +99,7 @@ def create_federation(
     experiment = experiment.with_options(models=",".join(networks.values()))
     archs = {k: task.arch(instance, model) for k, model in enumerate(networks.values())}
     training = experiment.training
+    training.disclosure(instance, task.classes)
     check_outputs_suffice(
         instance, build_server(instance, public, task.classes, training.recipe(), training.seed, archs)
     )
@@ -161,7 +162,8 @@ def _write(folder: FederationFolder, public: Samples, app: str) -> None:
         shutil.copyfile(operator / "ca.crt", site / "ca.crt")
         shutil.copyfile(command_key, site / "command.pub")
         shutil.copyfile(folder.path / "public.npz", site / "public.npz")
-        Site(site, experiment, folder.task, name, number, model, folder.address, False).write()
+        networks = tuple(folder.clients.values())
+        Site(site, experiment, folder.task, name, number, model, folder.address, False, networks).write()
 
 
 def _own_experiment(method: str, settings: Mapping[str, Any], options: Mapping[str, Any]) -> Experiment:

@@ -113,7 +113,7 @@ def simulate(
         measurement = Measurement(client_accuracy=False, readings=False)
         simulation = Simulation(e.build_method(), federation or e.federation(), e.training, measurement, executor)
         for done in run_rounds(simulation, e.training.rounds, evaluate_every=e.training.rounds):
-            uplinks |= {(done.t, names[k]): fingerprint(up) for k, up in done.messages.ups.items()}
+            uplinks |= {(done.t, names[k]): fingerprint(up) for k, up in done.messages.sent.items()}
             round_done(done.t)
     return RunTrace(uplinks, done.record["accuracy"], time.perf_counter() - start_time)
 

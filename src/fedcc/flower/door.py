@@ -37,6 +37,7 @@ class Connection(socket.socket):
     address: Address
     node: int | None = None
     waits_since: float | None = None  # for a request; None while one is served
+    owned: bool | None = None  # whether its other end belongs to the operator; None if nobody has asked
 
     def close(self) -> None:
         self.door.forget(self)
@@ -117,6 +118,13 @@ class Door:
         for connection in group[: max(0, len(group) - limit)]:
             connection.end()
             self.forget(connection)
+
+
+class PrivateDoor(Door):
+    """The connections at the private port, which are not limited: only the operator's are served."""
+
+    def admit(self, connection: Connection) -> None:
+        self.connections[connection.address] = connection
 
 
 class Busy(Exception):

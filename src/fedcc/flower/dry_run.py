@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from fedcc.core.disclosure import OPEN, Disclosure
 from fedcc.core.messages import Data, leaves
 from fedcc.core.method import AnyMethod
 from fedcc.core.model import HEAD, Arch, Model, Outputs, State
@@ -65,7 +66,7 @@ class DryRun:
     through the client's rounds with the client's downlinks, and remembers what the client would.
 
     ``start`` are the models and memories that :attr:`clients` gave to a checkpoint. ``unknown`` is the state of a
-    network that only its site knows.
+    network that only its site knows. ``disclosure`` is the form in which clients share answers.
     """
 
     def __init__(
@@ -76,15 +77,17 @@ class DryRun:
         run: str,
         start: Mapping[int, tuple[Model, dict[str, Any]]] | None = None,
         unknown: State | None = None,
+        disclosure: Disclosure = OPEN,
     ):
+        self.disclosure = disclosure
         self.method, self.wire, self.run, self.engine = method, wire, run, ShapeEngine(unknown)
         self.classes, self.message_classes = server.classes, message_classes(method)
         public = Samples({"x": server.public.x.cpu()}, server.public.view)
         blank = torch.zeros((), dtype=public.x.dtype).expand(server.classes, *public.shape)
         private = Samples({"x": blank, "y": torch.arange(server.classes)}, public.view)
         self._clients = {
-            k: build_client(public, server.classes, server.recipe, server.key.seed, k, arch, private)
-            for k, arch in server.archs.items()
+            k: build_client(public, server.classes, server.recipe, server.key.seed, k, server.archs, private)
+            for k in server.archs
         }
         for k, client in self._clients.items():
             client.model = self.engine.answer(Init(client.arch, client.key))
@@ -103,7 +106,10 @@ class DryRun:
         up = drive([self.method.client(client, down)], self.engine)[0]
         if isinstance(up, Data):
             raise ValueError(f"{self.method.name} uploads private samples, which a federation across machines refuses")
-        return ExpectedMessage(up, self.message_classes, self.classes, self.wire, self.run, t)
+        if not self.disclosure.filters:
+            return ExpectedMessage(up, self.message_classes, self.classes, self.wire, self.run, t)
+        labels = self.disclosure.blank(len(client.public))
+        return ExpectedMessage(labels, self.message_classes, self.disclosure.columns, self.wire, self.run, t)
 
 
 def check_outputs_suffice(method: AnyMethod, server: Server) -> None:

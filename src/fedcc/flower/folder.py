@@ -184,6 +184,7 @@ class Site:
     model: str = option(REQUIRED, "the client's network")
     server: str = option(REQUIRED, "HOST:PORT of the server")
     share_model: bool = option(REQUIRED, "send the model to the server at the end")
+    networks: tuple[str, ...] = option((), "the networks of all clients, by number")  # older folders lack it
     policy: Policy = Policy()
 
     @staticmethod
@@ -202,6 +203,7 @@ class Site:
         table, experiment = load(file), read_experiment(path / "experiment.toml")
         with errors_named(f"{file} is damaged"):
             policy = Policy.read(table.pop("policy", {}))
+            table["networks"] = tuple(table.get("networks", ()))
             site = Site(path, experiment, Task.read(table.pop("task")), **table, policy=policy)
             check_options(site)
             parse_clients([f"{site.name}={client_network(site.model, site.task.shape)}"])
@@ -209,6 +211,7 @@ class Site:
 
     def write(self) -> None:
         own = {name: getattr(self, name) for name in ("name", "number", "model", "server", "share_model")}
+        own["networks"] = list(self.networks)
         write_whole(self.path / "experiment.toml", self.experiment.toml())
         policy = {"policy": limits} if (limits := self.policy.table()) else {}
         write_whole(self.path / "site.toml", dumps({**own, **policy, "task": self.task.table()}))
@@ -227,6 +230,23 @@ class Site:
     def audit(self) -> AuditLog:
         """The log of what the site was asked and has answered."""
         return AuditLog(self.state)
+
+    def check_policy(self) -> None:
+        """Refuse an experiment that the site's own policy does not allow."""
+        training = self.experiment.training
+        self.policy.check_method(self.experiment.method)
+        self.policy.check_share(training.share, training.answer_epsilon)
+
+    @property
+    def may_share_model(self) -> bool:
+        """Whether a model tells no more than what the site shares anyway."""
+        return self.experiment.training.share == self.policy.share == "predictions"
+
+    def archs(self, method: AnyMethod, own: str | Factory) -> dict[int, Arch]:
+        """The clients' networks under a method, this site's as it is here."""
+        return {k: self.task.arch(method, model) for k, model in enumerate(self.networks)} | {
+            self.number: self.task.arch(method, own)
+        }
 
     def terms(self) -> dict[str, Any]:
         return terms(self.experiment, self.task, self.number, self.model)

@@ -21,7 +21,7 @@ from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from pathlib import Path
 from typing import Any
 
-from fedcc.flower.door import BODY_SECONDS, HEADER_BYTES, SLOWEST, Busy, Door, Line
+from fedcc.flower.door import BODY_SECONDS, HEADER_BYTES, SLOWEST, Busy, Door, Line, PrivateDoor
 from fedcc.flower.fleet import ROUTES, RefusedRequest, Replies, authenticated_node
 
 EXPECT = "/v1/runtime/push-messages"  # how the server's own app sends messages
@@ -41,6 +41,7 @@ class Gate:
     def __init__(self, app: App, private: int, signature: Mapping[str, str] | None = None, door: Door | None = None):
         self.app, self.private, self.signature = app, private, signature  # private: a port, for its owner alone
         self.replies, self.door, self.line = Replies(), door or Door(), Line()
+        self.private_door = PrivateDoor()
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         if scope["type"] not in ("lifespan", "http"):
@@ -62,13 +63,23 @@ class Gate:
 
     async def private_request(self, scope: Message, receive: Receive) -> Receive:
         """What the application receives at the private port, from its owner; the server's messages are noted."""
-        if not is_owned_by(scope["client"], scope["server"], os.getuid()):
+        if not self.is_owners(scope):
             raise Refusal(403, "this port is for processes of the user who runs the server")
         if scope["path"] != EXPECT:
             return receive
         body = await read_body(receive)
         self.replies.expect(body)
         return replayed(body, receive)
+
+    def is_owners(self, scope: Message) -> bool:
+        """Whether the caller is the user who runs this; asked once per connection, since the kernel's table is long."""
+        connection = self.private_door.connections.get((str(scope["client"][0]), int(scope["client"][1])))
+        owned = None if connection is None else connection.owned
+        if owned is None:
+            owned = is_owned_by(scope["client"], scope["server"], os.getuid())
+            if connection is not None:
+                connection.owned = owned
+        return owned
 
     async def public_request(self, scope: Message, receive: Receive, send: Send) -> None:
         """Pass on a request at the public port, if it is a registered client's and its own business."""
@@ -242,10 +253,11 @@ def superlink(public: Address, arguments: list[str], signature: Mapping[str, str
         door = Door()
         # no proxy headers: with them a caller could claim any address. asyncio's loop accepts connections through the
         # listener's own method, and h11 bounds a header
-        config = uvicorn.Config(Gate(app, port, signature, door), proxy_headers=False, loop="asyncio", http="h11",
+        gate = Gate(app, port, signature, door)
+        config = uvicorn.Config(gate, proxy_headers=False, loop="asyncio", http="h11",
                                 ws="none", h11_max_incomplete_event_size=HEADER_BYTES, **options)  # fmt: skip
         server = uvicorn.Server(config)
-        server.run([listen((host, port)), door.listen(listen(public))])
+        server.run([gate.private_door.listen(listen((host, port))), door.listen(listen(public))])
         if not server.started:
             sys.exit("the SuperLink did not start")
 

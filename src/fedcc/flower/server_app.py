@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import os
-import threading
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from queue import SimpleQueue
 from typing import Any
 
-import httpx
 import numpy as np
 import torch
-from flwr.app import Context, Message, RecordDict
+from flwr.app import Context, Message
 from flwr.serverapp import Grid, ServerApp
 from torch import Tensor
 
@@ -37,17 +33,17 @@ from fedcc.experiments.rounds import FinishedRound, Observer, Observers, follow,
 from fedcc.experiments.run import FolderWriter
 from fedcc.federate import RoundMessages, Snapshot, build_server
 from fedcc.federation import Federation
-from fedcc.flower.cohort import Answer, FlowerCohort, RunLog, Transport
+from fedcc.flower.cohort import Answer, FlowerCohort, Outgoing, RunLog, Transport
 from fedcc.flower.data import read_arrays
 from fedcc.flower.dry_run import DryRun
 from fedcc.flower.fleet import write_budget
 from fedcc.flower.folder import ENVIRONMENT, FederationFolder
 from fedcc.flower.keys import public_bytes
 from fedcc.flower.own_network import AtSite
+from fedcc.flower.replies import Replies
 from fedcc.processes import end_with_parent
 
 DAY = 86_400.0
-FETCH_SECONDS = 0.5  # that all answers are waited for together, before the next look
 LOST = (3, 4, 5)  # Flower's codes: message or reply unavailable, node unavailable
 ERRORS = {
     1: "the site could not load the app",
@@ -152,7 +148,9 @@ class FlowerServer(Observer):
 
     def connect(self, start: Checkpoint | None) -> None:
         clients = start.snapshot.clients if start else None
-        dry_run = DryRun(self.method, self.server, self.experiment.training.wire, self.run, clients)
+        training = self.experiment.training
+        disclosure = training.disclosure(self.method, self.folder.task.classes)
+        dry_run = DryRun(self.method, self.server, training.wire, self.run, clients, disclosure=disclosure)
         self.cohort = FlowerCohort(self.folder, self.run, self.transport, dry_run, self.log, str(self.engine.device))
         for record in start.records if start else ():
             for name in record["federation"]["present"]:
@@ -170,7 +168,8 @@ class FlowerServer(Observer):
         """
         clients, cohort = dict[int, Model](), self.cohort
         if self.method.uploads_models:
-            self.log.say("asking the clients for their models")
+            if not cohort.disclosure.filters:
+                self.log.say("asking the clients for their models")
             for k, weights in cohort.models(t).items():
                 arch = self.server.archs[k]
                 own = {} if weights is None else self.engine.serve([Init(arch, Key(0))])[0].with_(weights.state).state
@@ -237,46 +236,28 @@ class GridTransport:
         self.grid, self.ttl = grid, max(DAY, 2 * folder.rules.deadline)
         self.names = {public_bytes(folder.key(name)): name for name in folder.clients}
         self.nodes: dict[str, int] = {}
-        self.fetching: dict[str, threading.Thread] = {}  # by ticket
-        self.fetched: SimpleQueue[Answer | httpx.HTTPError] = SimpleQueue()
+        self.replies = Replies(grid)
 
     def online(self) -> set[str]:
         nodes = self.grid.get_nodes()
         self.nodes = {self.names[node.public_key]: node.node_id for node in nodes if node.public_key in self.names}
         return set(self.nodes)
 
-    def send(self, name: str, purpose: str, t: int, content: RecordDict, limit: int) -> str | None:
-        message = Message(content, self.nodes[name], purpose, ttl=self.ttl, group_id=write_budget(t, limit))
-        return next(iter(self.grid.push_messages([message])), None)
+    def send(self, messages: Sequence[Outgoing]) -> list[str | None]:
+        made = [
+            Message(m.content, self.nodes[m.name], m.purpose, ttl=self.ttl, group_id=write_budget(m.t, m.limit))
+            for m in messages
+        ]
+        tickets = [ticket or None for ticket in self.grid.push_messages(made)]
+        return tickets or [None] * len(made)  # none at all if the request was too large
 
     def collect(self, tickets: Sequence[str]) -> list[Answer]:
-        """The answers that are here. Each is fetched in a thread: Flower waits minutes for parts that are missing."""
-        for ticket in tickets:
-            if ticket not in self.fetching:
-                self.fetching[ticket] = threading.Thread(target=self.fetch, args=(ticket,), daemon=True)
-                self.fetching[ticket].start()
-        end, found = time.monotonic() + FETCH_SECONDS, []
-        for thread in list(self.fetching.values()):
-            thread.join(max(0.0, end - time.monotonic()))
-        self.fetching = {ticket: thread for ticket, thread in self.fetching.items() if thread.is_alive()}
-        while not self.fetched.empty():
-            answer = self.fetched.get()
-            if isinstance(answer, httpx.HTTPError):
-                raise answer
-            found.append(answer)
-        return [answer for answer in found if answer.ticket in tickets]
+        found = self.replies.take([ticket for ticket in tickets if ticket not in self.replies.fetching])
+        return [self.answer(ticket, message) for ticket, message in found if ticket in tickets]
 
-    def fetch(self, ticket: str) -> None:
-        """Fetch the answer to one message, if it has arrived. A client may send anything, so each is read alone."""
-        try:
-            for message in self.grid.pull_messages([ticket]):
-                self.fetched.put(self.answer(ticket, message))
-        except httpx.HTTPError as error:
-            self.fetched.put(error)
-        except Exception as error:
-            self.fetched.put(Answer(ticket, error=f"its answer cannot be read ({type(error).__name__})"))
-
-    def answer(self, ticket: str, message: Message) -> Answer:
+    def answer(self, ticket: str, message: Message | Exception) -> Answer:
+        if isinstance(message, Exception):
+            return Answer(ticket, error=f"its answer cannot be read ({type(message).__name__})")
         if not message.has_error():
             return Answer(ticket, message.content)
         code = message.error.code

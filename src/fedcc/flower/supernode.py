@@ -70,18 +70,21 @@ def take_part(
         raise ValueError(f"{site.name} {agreed}" + ("" if network else ": name it with --network"))
     if site.brings_network and share_model:
         raise ValueError(f"{site.name} brings its own network, so the server cannot use its model: no --share-model")
+    if share_model and not site.may_share_model:
+        raise ValueError(f"{site.name} shares no more than labels, but a model tells everything: no --share-model")
     if label and data.suffix.lower() not in TABLES:
         raise ValueError(f"--label names a column of a table, got --label {label} for {data}")
     label = label or site.experiment.split.label
     samples = site_samples(data, site.task, label)
     site.task.public_samples(site.path / "public.npz")
     try:
-        site.policy.check_method(site.experiment.method)
+        site.check_policy()
     except SiteError as error:
         raise ValueError(f"the policy of {site.name} forbids it: {error}") from None
     say(f"{site.name}: {len(samples)} samples of {data}, {network or site.model}, server {server}")
-    if limits := policy_text(site):
-        say(limits)
+    for text in (policy_text(site), *ledger_lines(site)):
+        if text:
+            say(text)
     site.state.mkdir(exist_ok=True)
     config = {"site": str(site.path), "data": str(data.resolve()), "device": device, "threads": threads,
               "share-model": share_model, "label": label, "network": network, "code": str(Path.cwd())}  # fmt: skip
@@ -109,7 +112,20 @@ def policy_text(site: Site) -> str:
     used = Usage.of(site.audit.entries())
     numbers = {"runs": len(used.runs), "rounds": len(used.rounds), "queries": used.queries}
     limits = {name: limit for name, limit in site.policy.table().items() if name in numbers}
-    return "policy: " + ", ".join(f"{numbers[n]:,} of {limits[n]:,} {n} used" for n in limits) if limits else ""
+    parts = [f"{numbers[n]:,} of {limits[n]:,} {n} used" for n in limits]
+    parts += [f"shares {site.policy.share} or less"] if site.policy.share != "predictions" else []
+    return "policy: " + ", ".join(parts) if parts else ""
+
+
+def ledger_lines(site: Site) -> list[str]:
+    """What the site is about to share with noise, and what it has disclosed so far."""
+    training = site.experiment.training
+    if training.share != "noisy":
+        return []
+    promise = (
+        f"share=noisy: epsilon {training.answer_epsilon:g} for each single answer; a record may change all answers"
+    )
+    return [promise, *site.audit.ledger().text().splitlines()]
 
 
 def check_network(site: Site, name: str) -> None:

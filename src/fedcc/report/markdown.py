@@ -7,6 +7,7 @@ import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
+from fedcc.methods import BEYOND
 from fedcc.report import paper
 from fedcc.report.cells import ACCURACIES, TESTS, Accuracy, Cell, MethodRow, Table
 from fedcc.report.records import Records, RunRecord
@@ -145,9 +146,9 @@ def page(records: Records, tables: Sequence[Table], beside: Path) -> str:
         for readings in reading_tables(table):
             parts += [f"### {readings.title.removeprefix(f'{table.title}: ')}\n", readings.about]
             parts += [f"{plain(title_of(d))}:\n\n{comparison(readings, d, beside)}" for d in readings.data]
+        if (table.of_paper or (table.beyond and not table.variants)) and (comparisons := lead_section(table)):
+            parts += ["### Is FedCC ahead?\n", comparisons]
         if table.of_paper:
-            if comparisons := lead_section(table):
-                parts += ["### Is FedCC ahead?\n", comparisons]
             parts.append(open_section(table))
     own = [(t.title, c) for t in tables if (c := client_table(t))]
     if own:
@@ -157,8 +158,7 @@ def page(records: Records, tables: Sequence[Table], beside: Path) -> str:
             parts += [f"### {plain(title)}: {plain(title_of(data))}\n", clients(table2, data)]
     parts.append("## Records\n")
     for table in tables:
-        rows = [row for row in table.rows if not table.variants or row.extra]
-        parts += [f"### {plain(table.title)}\n", record_list(rows, beside)]
+        parts += [f"### {plain(table.title)}\n", record_list(table.new_rows, beside)]
     if records.problems:
         parts.append("## Left out\n")
         parts.append("\n".join(f"- {code(name)}: {plain(reason)}" for name, reason in records.problems) + "\n")
@@ -178,9 +178,9 @@ def lead_section(table: Table) -> str:
     against = ["nearest baseline", "margin"]
     head = ["scenario", "baselines run", "final", *against, "best rounds", *against]
     head += ["re-estimated: margin", "paper: margin"]
-    rows = []
+    rows, known = [], len(BEYOND) if table.beyond else len(paper.METHODS) - 1
     for lead in leads(table):
-        row = [plain(scenario_title(lead.scenario)), f"{lead.rivals} of {len(paper.METHODS) - 1}"]
+        row = [plain(scenario_title(lead.scenario)), f"{lead.rivals} of {known}"]
         for value, margin in (lead.margins[accuracy] for accuracy in ACCURACIES):
             points = marked(f"{margin.points:+.1f}", int(margin.points >= 0))
             row += [f"{value}", plain(margin.rival), f"{points} ({margin.note})" if margin.note else points]

@@ -47,6 +47,7 @@ ACCURACIES = [optional(ACCURACY)]
 CURVE = {"final": ACCURACY, "best": ACCURACY, "best_round": partial(whole, low=1), "rounds": ACCURACIES}
 METRICS = {str: [optional(number)]}
 BYTES = {"up": whole, "down": whole, "models": optional(whole), "rounds": optional({"up": [whole], "down": [whole]})}
+IMAGES = {"trained": {str: whole}, "predicted": whole, "rounds": {"trained": [whole], "predicted": [whole]}}
 Log = Mapping[str, Mapping[str, Sequence[float | None]]]  # by name and client
 
 
@@ -67,6 +68,14 @@ class Traffic:
     total: int | None = None
     rounds: tuple[int, ...] = ()
     models: int = 0
+
+
+@dataclass(frozen=True)
+class Work:
+    """Images that networks processed, by round: forward and backward, and forward only."""
+
+    trained: tuple[int, ...] = ()
+    predicted: tuple[int, ...] = ()
 
 
 def read_record(file: Path, name: str, problems: list[tuple[str, str]]) -> dict[str, Any]:
@@ -114,6 +123,8 @@ def read_record(file: Path, name: str, problems: list[tuple[str, str]]) -> dict[
         ("class_names", "classes", read_names, record.get("classes", [])),
         ("metrics", "metrics", read_metrics, record.get("metrics", {}), rounds),
         ("defaults", "defaults", read_defaults, record.get("defaults", {})),
+        ("known", "known", read_known, record.get("known", {}), clients),
+        ("work", "images", read_work, record.get("images"), rounds),
         ("seconds", "seconds", number, record.get("seconds"), "seconds", 0),
     ]
     beside = file.with_name("analysis.json" if file.name == "summary.json" else f"{file.stem}.analysis.json")
@@ -315,6 +326,28 @@ def read_traffic(value: Any, rounds: int) -> Traffic:
         agree(f"bytes.{way}", stored[way], f"the sum of bytes.rounds.{way}", sum(values))
     sums = tuple(map(sum, zip(*by_round.values(), strict=True)))
     return Traffic(stored["up"] + stored["down"], sums, stored["models"] or 0)
+
+
+def read_work(value: Any, rounds: int) -> Work:
+    """Federations across machines and older records do not have it."""
+    if value is None:
+        return Work()
+    stored = check(value, IMAGES, "images")
+    by_round = stored["rounds"]
+    sums = {"trained": sum(stored["trained"].values()), "predicted": stored["predicted"]}
+    for kind, values in by_round.items():
+        _check_length(f"images.rounds.{kind}", values, rounds)
+        agree(f"images.{kind}", sums[kind], f"the sum of images.rounds.{kind}", sum(values))
+    return Work(tuple(by_round["trained"]), tuple(by_round["predicted"]))
+
+
+def read_known(value: Any, clients: int | None) -> dict[str, tuple[float | None, ...]]:
+    """The mean of 1 - p(unknown) by client and label."""
+    stored = check(value, {str: [optional(partial(number, low=0, high=1))]}, "known")
+    _check_clients(stored, "known", clients)
+    if len({len(row) for row in stored.values()}) > 1 or any(not row for row in stored.values()):
+        raise InvalidRecord("known must have one entry a class for every client")
+    return {client: tuple(stored[client]) for client in sorted(stored, key=natural)}
 
 
 def _check_length(what: str, values: Sequence[Any], rounds: int) -> None:

@@ -13,7 +13,7 @@ from fedcc.data.registry import DATASETS
 from fedcc.experiments.options import DEFAULTS, MACHINE, MEASUREMENT, OPTIONS
 from fedcc.methods import METHODS
 from fedcc.report.paper import Scenario
-from fedcc.report.parts import AccuracyCurve, Log, Traffic, read_record
+from fedcc.report.parts import AccuracyCurve, Log, Traffic, Work, read_record
 from fedcc.report.values import InvalidRecord, natural, position, printable
 
 Pairs = tuple[tuple[str, str], ...]  # names and values, as text
@@ -48,10 +48,12 @@ class RunRecord:
     warnings: tuple[str, ...] = ()  # about these
     counts: tuple[tuple[int, ...], ...] = ()  # samples by client and class
     confusion: tuple[tuple[int, ...], ...] = ()  # test samples by label and predicted class
+    known: Mapping[str, tuple[float | None, ...]] = field(default_factory=dict)  # 1 - p(unknown) by client and label
     class_names: tuple[str, ...] = ()
     metrics: Mapping[str, tuple[float | None, ...]] = field(default_factory=dict)  # of the caller's own, by round
     defaults: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # of methods and data of other packages
     traffic: Traffic = Traffic()
+    work: Work = Work()
     seconds: float | None = None
     engine: str = ""
     device: str = ""

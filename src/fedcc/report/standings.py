@@ -87,8 +87,8 @@ class Lead:
 
 
 def leads(table: Table) -> list[Lead]:
-    """FedCC against its competitors, in every scenario where it has one."""
-    others = [r for r in table.rows if not r.bound and r.method != "fedcc"]
+    """FedCC against its competitors, in every scenario where it has one; beyond the paper, against those alone."""
+    others = [r for r in table.rows if not r.bound and r.method != "fedcc" and (r.beyond or not table.beyond)]
     own = [r for r in table.rows if r.method == "fedcc" and not r.extra]
     result = []
     for s in table.scenarios:

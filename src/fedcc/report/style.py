@@ -5,7 +5,7 @@ from __future__ import annotations
 from colorsys import hls_to_rgb
 from typing import NamedTuple
 
-from fedcc.methods import METHODS
+from fedcc.methods import BEYOND, METHODS
 
 
 class Colour(NamedTuple):
@@ -28,11 +28,24 @@ OLIVE = Colour("#748A00", "#B4D000")
 GREY = Colour("#888888", "#8E8E8E")
 HUES = (BLUE, GREEN, PINK, AMBER, SKY, INK, PURPLE)
 PALETTE = (BLUE, GREEN, PINK, AMBER, SKY, PURPLE, WINE, OLIVE, GREY, OURS)  # for variants, clients, classes
-DASHES = {"solid": "-", "dash": "--", "dot": ":", "dashdot": "-.", "longdash": (0, (8, 3))}  # as matplotlib says it
+
+DASHES: dict[str, tuple[float, ...]] = {
+    "solid": (),
+    "dash": (4, 2),
+    "dot": (1, 1.6),
+    "dashdot": (5, 1.6, 1, 1.6),
+    "longdash": (8, 3),
+    "dashdotdot": (5, 1.6, 1, 1.6, 1, 1.6),
+    "twodash": (8, 2, 3, 2),
+}
+"""Lengths of strokes and gaps, in widths of the line; as matplotlib and SVG take them."""
+
+FAMILIES = {"parameters": ("solid", "dot"), "distillation": ("dash", "dashdot")}  # one dash, then a turn of the hues
+OTHERS = ("longdash", "twodash", "dashdotdot")  # of other families, and of other packages
 
 
 class Look(NamedTuple):
-    """A colour, and a dash by the name that it has in plotly."""
+    """A colour, and a dash by its name in ``DASHES``."""
 
     colour: Colour
     dash: str
@@ -41,22 +54,36 @@ class Look(NamedTuple):
     @property
     def print(self) -> dict[str, object]:
         """The same for matplotlib, on white."""
-        return {"color": self.colour.light, "linestyle": DASHES[self.dash], "linewidth": self.width}
+        strokes = DASHES[self.dash]
+        return {
+            "color": self.colour.light,
+            "linestyle": (0, strokes) if strokes else "-",
+            "linewidth": self.width,
+        }
+
+    @property
+    def strokes(self) -> str:
+        """The same for SVG's ``stroke-dasharray``."""
+        return " ".join(f"{self.width * part:g}" for part in DASHES[self.dash])
 
 
 def look(method: str) -> Look:
-    """FedCC stands out; families differ by their dashes."""
+    """FedCC stands out; families, and what is beyond the paper, differ by their dashes."""
     if method == "fedcc":
         return Look(OURS, "solid", 3.0)
     kind = METHODS.get(method)
     if kind is None:
-        return Look(HUES[sum(map(ord, method)) % len(HUES)], "dashdot")
-    others = [n for n, k in METHODS.items() if k.family == kind.family and n != "fedcc"]
+        return Look(HUES[sum(map(ord, method)) % len(HUES)], OTHERS[-1])
+    if kind in BEYOND:
+        i = BEYOND.index(kind)
+        return Look(HUES[i % len(HUES)], OTHERS[i // len(HUES) % 2])
+    others = [n for n, k in METHODS.items() if k.family == kind.family and k not in BEYOND and n != "fedcc"]
     i = others.index(method)
     if kind.family == "bound":
         return Look(GREY, ("dashdot", "dot", "longdash")[i % 3])
-    first, turn = ("solid", 0) if kind.family == "parameters" else ("dash", 1)  # FedAvg and FedMD: two hues
-    return Look(HUES[(i + turn) % len(HUES)], (first, "dot")[i // len(HUES) % 2])
+    dashes = FAMILIES.get(kind.family, ()) + OTHERS[:-1]
+    turn = kind.family != "parameters"  # FedAvg and FedMD have two hues
+    return Look(HUES[(i + turn) % len(HUES)], dashes[i // len(HUES) % len(dashes)])
 
 
 def distinct_colours(number: int) -> list[str]:
