@@ -11,12 +11,15 @@ from typing import Annotated, Any, Literal
 import typer
 from typer import Argument, Option
 
-from fedcc.cli.console import console, table
+from fedcc.cli.console import console, say_starting, table
+from fedcc.cli.help import Commands
 from fedcc.cli.options import Json, Settings, run_options, take
 from fedcc.experiments.options import OPTIONS
 from fedcc.flower.rules import Rules
 
-federation_app = typer.Typer(help="Federations across machines, on Flower.", no_args_is_help=True)
+federation_app = typer.Typer(
+    cls=Commands, help="Set up and run federations across machines, on Flower.", no_args_is_help=True
+)
 Folder = Annotated[Path, Argument(metavar="FOLDER", help="the federation's folder")]
 LogFormatOption = Annotated[Literal["text", "json"], Option(help="how log lines are written")]
 SIGNS = ("known", "agreement", "relation", "size", "direction", "trust")  # that `status` shows of uploads
@@ -256,8 +259,10 @@ def demo(
     method: Annotated[list[str] | None, Option(help="methods; fedcc and fedavg by default")] = None,
 ) -> None:
     """Compare a server and four clients on this machine with the simulator, on digits: equal bit for bit."""
+    terminal = console()
+    say_starting(terminal)
     from fedcc.flower.demo import compare
     from fedcc.flower.programs import FlowerError
 
-    if not compare(out.resolve(), method or ["fedcc", "fedavg"], options, console()):
+    if not compare(out.resolve(), method or ["fedcc", "fedavg"], options, terminal):
         raise FlowerError("the federation's numbers are not the simulator's")

@@ -207,7 +207,7 @@ def sent(model: Model) -> State:
     if isinstance(model.arch.trunks[0], Hidden):
         return model.state
     dense = model.state["head.weight"]
-    return {"weights": dense.unflatten(1, (-1, len(dense))).diagonal(dim1=0, dim2=2)[..., None].contiguous()}
+    return {"weights": dense.view(len(dense), -1, len(dense)).diagonal(dim1=0, dim2=2)[..., None].contiguous()}
 
 
 def improved(s: Server, state: State, answers: Mapping[int, Aggregator], rate: float) -> State:
