@@ -173,8 +173,10 @@ def build_client(
     public: Samples, classes: int, recipe: Recipe, seed: int, number: int, archs: Mapping[int, Arch], private: Samples
 ) -> Client:
     """One client, in this process or at its site."""
-    own = {"id": number, "arch": archs[number], "private": private}
-    return Client(public=public, classes=classes, recipe=recipe, key=Key(seed, 0, number), archs=archs, **own)
+    return Client(
+        public=public, classes=classes, recipe=recipe, key=Key(seed, 0, number), archs=archs,
+        id=number, arch=archs[number], private=private,
+    )  # fmt: skip
 
 
 def build_server(

@@ -110,6 +110,7 @@ CASES: dict[str, dict[str, Any]] = {
     "batches of two sizes": {"recipe": lambda k: Recipe(batch=6, steps=3 + k, batches=(("public", 4),))},
     "nothing to do for one": {"recipe": lambda k: Recipe(batch=6, steps=0 if k == 1 else 3)},
     "strong augmentation": {"streams": strong_streams, "loss": always(CrossEntropy("private"))},
+    "SGD": {"recipe": lambda k: Recipe(lr=0.1, batch=6, steps=3 + k, momentum=0.0 if k == 3 else 0.9)},
     "Adam goes on": {"recipe": always(Recipe(batch=6, steps=2, reset="round"))},
 }
 

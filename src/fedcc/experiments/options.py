@@ -14,6 +14,7 @@ from fedcc.core.options import (
     REQUIRED,
     Assignment,
     Engine,
+    Optimizer,
     Option,
     Precision,
     Reset,
@@ -85,7 +86,9 @@ class Training(Group):
 
     rounds: int = option(REQUIRED, "number of rounds T", low=1, most=100_000, agreed=True)
     epochs: int = option(REQUIRED, "local epochs E per phase", low=0, most=100_000, agreed=True)
-    lr: float = option(1e-3, "learning rate of Adam", low=0, agreed=True)
+    optimizer: Optimizer = option("adam", "adam, or sgd with momentum, for which lr is often 0.01", agreed=True)
+    momentum: float = option(0.9, "momentum of sgd", low=0, below=1, agreed=True)
+    lr: float = option(1e-3, "learning rate", low=0, agreed=True)
     schedule: Schedule = option("constant", "learning rate within each fit: constant or cosine", agreed=True)
     decay: float = option(1.0, "factor of the learning rate from one round to the next", above=0, high=1, agreed=True)
     batch: int = option(64, "batch size", low=1, most=65_536, agreed=True)
@@ -117,8 +120,9 @@ class Training(Group):
         """How long and how fast a fit trains."""
         from fedcc.core.requests import Recipe
 
+        momentum = self.momentum if self.optimizer == "sgd" else None
         return Recipe(lr=self.lr, batch=self.batch, epochs=self.epochs, reset=self.reset, schedule=self.schedule,
-                      decay=self.decay)  # fmt: skip
+                      decay=self.decay, momentum=momentum)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -46,6 +46,8 @@ class FedDF(FedAvg):
         return {**super().readings(public), "clients-mean": groups.clients_mean}
 
     async def start(self, s: Server) -> Mapping[int, Weights]:
+        if self.early_stop == "kl" and s.recipe.momentum is not None:
+            raise ValueError("early_stop=kl continues with Adam's state from epoch to epoch: it needs optimizer=adam")
         await groups.first_models(s)
         return self.publish(s)
 

@@ -43,7 +43,7 @@ class PrototypeDistance(Loss):
 
     def __call__(self, step: Step) -> Tensor:
         batch, means, known = step["private"], step.constants["means"], step.constants["known"]
-        gaps = (batch.features - means[batch["y"]]) * known[batch["y"]][:, None]
+        gaps: Tensor = (batch.features - means[batch["y"]]) * known[batch["y"]][:, None]
         return gaps.square().mean()
 
 
@@ -60,9 +60,9 @@ class FedProto(Method[ClassMeans, ClassMeans]):
     weight: Literal["equal", "counts"] = option("equal", "clients' weights in a prototype; paper: counts", "official")
 
     async def start(self, s: Server) -> Mapping[int, None]:
-        widths = {arch.name: (await s.init(arch)).state["head.weight"].shape[1] for arch in distinct(s.archs)}
+        widths = {arch: (await s.init(arch)).state["head.weight"].shape[1] for arch in distinct(s.archs)}
         if len(set(widths.values())) > 1:
-            known = ", ".join(f"{name} with {width}" for name, width in widths.items())
+            known = ", ".join(f"{arch.name} with {width}" for arch, width in widths.items())
             raise ValueError(f"FedProto averages features, so all networks need the same number of them, got {known}")
         return s.to_all(None)
 

@@ -77,6 +77,7 @@ class FENS(Method[Up, Down]):
     family: ClassVar[Family] = "ensemble"
     source: ClassVar[str] = "Allouah et al., NeurIPS 2024"
     depends_on_rounds: ClassVar[bool] = True
+    knows_networks: ClassVar[bool] = True
     aggregator: Literal["auto", "mlp", "weights"] = option(
         "auto", "a hidden layer, or a weight per client and class; auto: weights from 100 classes on", "official"
     )
@@ -206,7 +207,7 @@ def sent(model: Model) -> State:
     if isinstance(model.arch.trunks[0], Hidden):
         return model.state
     dense = model.state["head.weight"]
-    return {"weights": dense.unflatten(1, (-1, len(dense))).diagonal(dim1=0, dim2=2)[..., None].contiguous()}
+    return {"weights": dense.view(len(dense), -1, len(dense)).diagonal(dim1=0, dim2=2)[..., None].contiguous()}
 
 
 def improved(s: Server, state: State, answers: Mapping[int, Aggregator], rate: float) -> State:

@@ -62,5 +62,5 @@ def contrast(h: Tensor, received: Tensor, previous: Tensor, kappa: float) -> Ten
 
 def cosine(a: Tensor, b: Tensor) -> Tensor:
     """The cosine of the angle between rows, [B]; 0 if one of them is 0."""
-    lengths = [torch.linalg.vector_norm(rows, dim=-1).clamp(min=1e-8) for rows in (a, b)]
+    lengths: list[Tensor] = [torch.linalg.vector_norm(rows, dim=-1).clamp(min=1e-8) for rows in (a, b)]
     return (a * b).sum(-1) / (lengths[0] * lengths[1])

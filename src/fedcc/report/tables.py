@@ -23,7 +23,10 @@ from fedcc.report.records import Pairs, RunRecord
 from fedcc.report.titles import slug, title_of
 from fedcc.report.values import natural, position
 
-STATED = ("clients", "models", "rounds", "epochs", "public", "fraction", "lr", "batch", "participation", "validation")
+STATED = (
+    *("clients", "models", "rounds", "epochs", "public", "fraction", "optimizer", "lr", "batch", "participation"),
+    "validation",
+)
 """What the paper states of its protocol. If one of these differs, its numbers are not compared with ours."""
 
 AUGMENTATIONS = {"none": "no crop and flip", "standard": "with crop and flip", "strong": "strong augmentation"}
@@ -46,7 +49,8 @@ COMMON: dict[str, Callable[[Any], str]] = {  # what runs have in common, in word
     "augment": lambda v: {"none": "no augmentation", "standard": "crop and flip"}.get(v, v),
 }
 UNUSUAL = (
-    *("fraction", "participation", "stratified", "reset", "wire", "share", "answer_epsilon", "assignment", "resize"),
+    *("momentum", "fraction", "participation", "stratified", "reset", "wire", "share", "answer_epsilon", "assignment"),
+    "resize",
 )
 """What else is named, if it is not the default."""
 
@@ -185,7 +189,8 @@ def _protocol(runs: Sequence[RunRecord]) -> str:
     first, *rest = [r for r in runs if not budget_matched(r)] or runs
     common = {n: v for n, v in first.experiment.items() if all(r.experiment.get(n) == v for r in rest)}
     names = [n for n in COMMON if n in common] + [n for n in UNUSUAL if n in common and common[n] != DEFAULTS[n]]
-    return ", ".join(COMMON[n](common[n]) if n in COMMON else f"{n} {common[n]}" for n in names)
+    words = COMMON | ({"lr": lambda v: f"SGD {v:g}"} if common.get("optimizer") == "sgd" else {})
+    return ", ".join(words[n](common[n]) if n in words else f"{n} {common[n]}" for n in names)
 
 
 def client_table(table: Table) -> Table | None:
