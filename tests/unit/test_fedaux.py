@@ -153,7 +153,10 @@ def test_trunks_start_from_the_pretext_task_and_heads_do_not() -> None:
         tiny = Tiny(FedAUX(pretrain=pretrain), LABELS)  # type: ignore[arg-type]
         tiny.server.public = Samples({"x": draw(5, 12, 1, 4, 4)})
         tiny.server.archs = {k: Arch((Flat(8 + 4 * (k > 1)),), 3, (1, 4, 4)) for k in range(3)}
+        asked = record(tiny)
         starts[pretrain] = tiny.ask(tiny.method.start(tiny.server))
+        phases = [fit.key.phase for fit in asked.fits()]
+        assert phases == (["pretext"] * 2 if pretrain == "rotation" else [])
     for k in range(3):
         trained, plain = starts["rotation"][k].state, starts["none"][k].state
         for name, value in trained.items():

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fedcc.core.messages import Rows
+from fedcc.core.rng import Key
 from fedcc.methods import FedMD, SelectiveFD
 from fedcc.methods.abstention import targets
 from fedcc.methods.density import fitted, kernel, looks_own, median_distance
@@ -160,6 +161,15 @@ def test_clients_choose_what_looks_like_theirs() -> None:
             assert chosen[own].double().mean() > 0.6
             assert chosen[~own].double().mean() < 0.3
             assert tiny.clients[k].log["chosen"] == pytest.approx(float(chosen.double().mean()))
+
+
+def test_inputs_are_compared_as_the_network_sees_them() -> None:
+    tiny = ran(SelectiveFD(space="pixels", quantile=0.4, points=6), 2)
+    for t, done in enumerate(tiny.rounds, 1):
+        for k, up in done.ups.items():
+            own, draws = tiny.clients[k].private.x, Key(0, t, k, "density").generator()
+            assert up.mask(24).equal(looks_own(tiny.public.x, own, 6, 0.4, draws))
+    assert not torch.equal(up.mask(24), ran(SelectiveFD(quantile=0.4, points=6), 2).rounds[1].ups[k].mask(24))
 
 
 def test_the_choice_is_made_once_or_every_round() -> None:
