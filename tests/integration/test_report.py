@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 import subprocess
 import time
-from collections.abc import Iterator
 from html import escape
 from pathlib import Path
 from typing import Any
