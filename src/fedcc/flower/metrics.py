@@ -227,5 +227,5 @@ class MetricsListener:
         from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 
         registry = CollectorRegistry(auto_describe=False)
-        registry.register(self.watch)  # type: ignore[arg-type]
+        registry.register(self.watch)
         return Page("200 OK", generate_latest(registry), CONTENT_TYPE_PLAIN_0_0_4)
