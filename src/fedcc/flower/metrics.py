@@ -120,8 +120,9 @@ class Watch:
 
 
 def client_keys(folder: FederationFolder) -> dict[bytes, str]:
-    """The members' names by their public keys."""
-    return {public_bytes(folder.key(name)): name for name in folder.current().members}
+    """The clients' names by their public keys; those that have sent no key yet or are revoked are missing."""
+    folder = folder.current()
+    return {public_bytes(folder.key(name)): name for name in folder.members}
 
 
 def certificate_end(path: Path) -> float:
