@@ -54,7 +54,8 @@ def test_it_is_linear_in_the_own_points_and_does_not_depend_on_the_scale() -> No
 
 def test_the_kernel_by_hand() -> None:
     assert float(kernel(torch.zeros(1, 2), torch.tensor([[3.0, 4.0]]), 5.0)) == pytest.approx(math.exp(-0.5))
-    assert median_distance(torch.tensor([[0.0], [1.0], [3.0]]).double()) == 2.0
+    assert median_distance(torch.tensor([[0.0], [1.0], [4.0]]).double()) == 3.0
+    assert median_distance(torch.tensor([[0.0], [0.0], [0.0], [3.0]]).double()) == 1.5
     assert median_distance(torch.zeros(3, 1).double()) == median_distance(torch.zeros(1, 1).double()) == 1.0
 
 
@@ -76,6 +77,22 @@ def test_the_scale_of_the_data_does_not_matter() -> None:
     plain = looks_own(public, own, 50, 0.25, generator())
     assert 0 < plain.sum() < 200
     assert looks_own(1000 * public + 7, 1000 * own + 7, 50, 0.25, generator()).equal(plain)
+
+
+def test_the_threshold_is_taken_where_the_ratio_was_not_fitted() -> None:
+    """The whole rule by hand: half of few own points fit the ratio, noise fills their box, the others set the limit."""
+    own, public, number = 3 * draw(0, 30, 2) + 1, 9 * draw(1, 200, 2), 40
+    draws = generator()
+    scaled, others = ((z - own.mean(0)) / own.std(0, correction=0) for z in (own, public))
+    order = torch.from_numpy(draws.permutation(30))
+    low, high = scaled.amin(0), scaled.amax(0)
+    noise = low + (high - low) * torch.from_numpy(draws.random((number, 2)))
+    y, rest = scaled[order[:15]], scaled[order[15:]]
+    r = fitted(noise, y, median_distance(y), 1 / math.sqrt(number))
+    for quantile in (0.1, 0.6):
+        expected = r(others) > torch.quantile(r(rest), quantile)
+        assert 0 < expected.sum() < 200
+        assert looks_own(public, own, number, quantile, generator()).equal(expected)
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 19])
