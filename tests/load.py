@@ -16,7 +16,6 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from datetime import datetime
 from pathlib import Path
 from statistics import median, quantiles
 from typing import Any
@@ -33,8 +32,9 @@ from attacker import Attacker, texts_of
 from fedcc.core.messages import Predictions
 from fedcc.flower.codec import encode, write_content
 from fedcc.flower.folder import FederationFolder
+from fedcc.flower.logs import LogLine
 from federation import Real, make, real
-from program import wait_until
+from program import descendants, wait_until
 
 POLL_SECONDS, HEARTBEAT_SECONDS = 3.0, 30.0  # a SuperNode's
 
@@ -114,9 +114,9 @@ def starts(folder: FederationFolder) -> dict[int, float]:
     """When each round began, from the server's log."""
     path, found = folder.operator / "run.log", dict[int, float]()
     for line in path.read_text().splitlines() if path.exists() else ():
-        when, _, text = line.partition(" INFO ")
-        if text.endswith(" clients") and ": asking " in text:
-            found[int(text.split()[1].rstrip(":"))] = datetime.fromisoformat(when).timestamp()
+        entry = LogLine.parse(line)
+        if entry.message.endswith(" clients") and ": asking " in entry.message:
+            found[int(entry.message.split()[1].rstrip(":"))] = entry.time.timestamp()
     return found
 
 
@@ -124,6 +124,21 @@ def spread(values: list[float]) -> dict[str, float]:
     """The median, the 95th percentile and the largest."""
     p95 = quantiles(values, n=20, method="inclusive")[-1] if len(values) > 1 else values[0]
     return {"median": round(median(values), 2), "p95": round(p95, 2), "largest": round(max(values), 2)}
+
+
+def cpu_seconds(pids: list[int]) -> float:
+    """The processor time that processes have used; unlike wall time it hardly depends on what else the machine does."""
+    ticks = 0
+    for pid in pids:
+        with suppress(OSError):
+            ticks += sum(map(int, Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]))
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def processes(federation: Real, word: bytes) -> list[int]:
+    """The federation's processes with this word in their command."""
+    found = [pid for running in federation.started if running.process.is_alive() for pid in descendants(running.pid)]
+    return [pid for pid in found if word in Path(f"/proc/{pid}/cmdline").read_bytes()]
 
 
 def measure(place: Path, light: int, sites: int, rounds: int) -> dict[str, Any]:
@@ -148,7 +163,14 @@ def _follow(
     def records() -> list[dict[str, Any]]:
         return [json.loads(line) for line in metrics.read_text().splitlines()] if metrics.exists() else []
 
+    wait_until(lambda: len(records()) >= 1 or not running.process.is_alive(), 600)
+    superlink, app = processes(federation, b"superlink\0--public"), processes(federation, b"flwr-serverapp")
+    used = [cpu_seconds(superlink), cpu_seconds(app), time.process_time()]
     wait_until(lambda: len(records()) >= rounds or not running.process.is_alive(), 600)
+    used = [
+        now - then
+        for now, then in zip([cpu_seconds(superlink), cpu_seconds(app), time.process_time()], used, strict=True)
+    ]
     began, done = starts(folder), records()
     assert len(done) >= rounds, federation.said(running)
     dispatch, first, answers = defaultdict[int, list[float]](list), [], []
@@ -171,6 +193,10 @@ def _follow(
         "answer of a light client": spread(answers),
         "round": spread([record["seconds"]["clients"] for record in done]),
         "rounds in order": [round(record["seconds"]["clients"], 1) for record in done],
+        "processor seconds per round": {
+            name: round(seconds / (rounds - 1), 2)
+            for name, seconds in zip(("SuperLink", "server's app", "light clients"), used, strict=True)
+        },
         "present": [len(record["federation"]["present"]) for record in done],
         "problems of light clients": sum(len(client.problems) for client in clients),
         "a problem": next((problem for client in clients for problem in client.problems), ""),

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import base64
+import gzip
 import io
 import json
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -22,9 +24,16 @@ LOGGING = ("majority", "alpha", "unknown")
 
 
 def record(
-    method: str = "fedcc", final: float | None = None, settings: dict[str, Any] | None = None, **given: Any
+    method: str = "fedcc",
+    final: float | None = None,
+    settings: dict[str, Any] | None = None,
+    confused: bool = False,
+    **given: Any,
 ) -> dict[str, Any]:
-    """The summary of one run; ``final`` fixes its last accuracy, the rest is drawn, the same for the same arguments."""
+    """The summary of one run; ``final`` fixes its last accuracy, the rest is drawn, the same for the same arguments.
+
+    ``confused``: with a confusion matrix, which must change with the accuracy.
+    """
     e = Experiment.resolve(method, settings=settings, device="cpu", **given)
     rng = np.random.default_rng([e.training.seed, *map(ord, e.method + e.split.data + e.split.skew)])
     classes, clients = find_dataset(e.split.data).classes, range(e.split.clients)
@@ -82,7 +91,7 @@ def record(
         },
         "counts": {str(k): (rng.dirichlet(np.full(classes, 0.1)) * 4500).astype(int).tolist() for k in clients},
         "public": 5000,
-        "confusion": confusion(known[-1], classes, rng),
+        **({"confusion": confusion(known[-1], classes, rng)} if confused else {}),
         **(
             {"known": {str(k): np.round(rng.beta(0.3, 0.5, classes), 4).tolist() for k in clients}}
             if method == "fedcc"
@@ -170,6 +179,13 @@ def analysis(summary: dict[str, Any], samples: int = 300) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def packed(html: str, name: str) -> bytes:
+    """What a page holds in compressed form under this id: ``content``, or ``archive``."""
+    found = re.search(rf'id="{name}">([A-Za-z0-9+/=]+)</script>', html)
+    assert found is not None
+    return gzip.decompress(base64.b64decode(found[1]))
+
+
 def write(summary: dict[str, Any], place: Path, analysed: bool = False) -> Path:
     """A record as a run folder (the name has no ending) or as a bare file."""
     file = place if place.suffix == ".json" else place / "summary.json"
@@ -193,7 +209,7 @@ def folders(
     for method in methods:
         for data, skew in scenarios:
             for seed in range(seeds):
-                made = record(method, data=data, skew=skew, seed=seed, **given)
+                made = record(method, data=data, skew=skew, seed=seed, confused=True, **given)
                 place = root / f"{data}_{skew.replace(':', '-')}" / method / f"seed{seed}"
                 write(made, place, method in analysed)
                 for name in ("experiment.toml", "metrics.jsonl", "environment.json", "partition.npz"):

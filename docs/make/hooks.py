@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +20,23 @@ OPTIONS = "<!-- options of {} -->"
 
 
 def on_config(config: Any) -> Any:
-    """List the methods' pages: every registered method has one."""
+    """List the methods' pages, since every registered method has one, and pages that mkdocs.yml does not name."""
+    listed = set(paths(config.nav))
+    docs = ROOT / "docs"
+    if rest := [p for p in sorted(path.relative_to(docs).as_posix() for path in docs.rglob("*.md")) if p not in listed]:
+        config.nav.append({"More": rest})
     section = next(entry["Methods"] for entry in config.nav if "Methods" in entry)
     section.append({"Each method": [f"methods/{name}.md" for name in method_pages.METHODS]})
     return config
+
+
+def paths(nav: Any) -> Iterator[str]:
+    """The pages that a navigation names."""
+    for entry in nav if isinstance(nav, list) else nav.values():
+        if isinstance(entry, str):
+            yield entry
+        else:
+            yield from paths(entry)
 
 
 def on_files(files: Files, config: Any) -> Files:

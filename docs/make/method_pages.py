@@ -26,11 +26,10 @@ ROOT = Path(__file__).parents[2]
 def pages() -> dict[str, str]:
     """The pages of all registered methods, by path on the site."""
     content = tables(find_records([ROOT / "results"]).runs)
-    sections = deviations()
-    return {f"methods/{name}.md": page(name, kind, content, sections) for name, kind in METHODS.items()}
+    return {f"methods/{name}.md": page(name, kind, content) for name, kind in METHODS.items()}
 
 
-def page(name: str, kind: type[Any], content: Sequence[Table], sections: dict[str, str]) -> str:
+def page(name: str, kind: type[Any], content: Sequence[Table]) -> str:
     facts = about(kind)
     title = f"{facts['method']} ({facts['note']})" if facts["note"] else facts["method"]
     idea = (sys.modules[kind.__module__].__doc__ or "").strip()
@@ -38,7 +37,7 @@ def page(name: str, kind: type[Any], content: Sequence[Table], sections: dict[st
     parts += [f"Family: {facts['family']}. Source: {facts['source']}. Run it with `fedcc run {name}`.\n"]
     parts += ["## Idea\n", text(idea) + "\n", "## Messages\n", messages(kind), "## Settings\n", settings(facts)]
     parts += ["## Our numbers\n", numbers(name, content), "## Deviations and choices\n"]
-    choices = sections.get(facts["method"], "None are listed.\n").replace("](#", "](deviations.md#")
+    choices = (deviations(facts["method"]) or "None are listed.\n").replace("](#", "](deviations.md#")
     parts += [moved(choices, "docs/deviations.md", f"methods/{name}.md")]
     parts += [f"What all methods share is in [deviations](../deviations.md). The code: `{kind.__module__}`.\n"]
     return "\n".join(parts)
@@ -109,7 +108,12 @@ def numbers(name: str, content: Sequence[Table]) -> str:
     return f"{how}\n{grid(['scenario', 'table', 'variant', 'final', 'best (round)', 'paper'], rows)}"
 
 
-def deviations() -> dict[str, str]:
-    """The sections of docs/deviations.md, by their titles."""
-    parts = re.split(r"^## (.*)$", (ROOT / "docs" / "deviations.md").read_text(), flags=re.MULTILINE)
-    return {title: body.strip() + "\n" for title, body in zip(parts[1::2], parts[2::2], strict=True)}
+def deviations(name: str) -> str:
+    """A method's section of docs/deviations.md, up to the next heading of its level; empty if it has none."""
+    text = (ROOT / "docs" / "deviations.md").read_text()
+    heading = re.search(rf"^(##+) {re.escape(name)}$", text, re.MULTILINE)
+    if heading is None:
+        return ""
+    rest = text[heading.end() :]
+    end = re.search(rf"^#{{2,{len(heading[1])}}} ", rest, re.MULTILINE)
+    return rest[: end.start() if end else None].strip() + "\n"

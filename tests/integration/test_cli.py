@@ -173,6 +173,7 @@ def test_methods_lists_every_method_and_explains_one(capsys: Capsys) -> None:
     assert listing.code == 0
     for name, kind in fedcc.METHODS.items():
         assert re.search(rf"^{name} +{kind.__name__} ", listing.out, re.M)
+    assert listing.out.index("centralized") < listing.out.index("beyond the paper") < listing.out.index("dsfl")
     one = call(capsys, "methods", "FedCC")
     for word in ("lam", "0.2", "Eq. (4)", "majority_threshold", "0 to 1", "probe, labels", "true, false"):
         assert word in one.out

@@ -14,7 +14,7 @@ pytest.importorskip("flwr")
 from test_federation_policy import limit
 
 from fedcc.experiments.store import RunFolder
-from fedcc.flower.codec import read_content
+from fedcc.flower.codec import EncodedMessage, read_content, write_content
 from fedcc.flower.demo import sent_uplinks, simulate
 from fedcc.flower.folder import FederationFolder, Site
 from federation import NAMES, LocalTransport, make
@@ -105,3 +105,25 @@ def test_a_site_refuses_to_share_more_than_its_policy_says(tmp_path: Path, capsy
 def test_a_federation_whose_method_shares_weights_is_not_made(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="share=noisy is for methods that share predictions"):
         make(tmp_path / "f", "fedavg", share="noisy")
+
+
+@pytest.mark.parametrize("method", ["fedcc", "fedct"])
+def test_a_model_that_does_not_fit_the_last_upload_is_named(method: str, tmp_path: Path) -> None:
+    def turn(name: str, purpose: str, _t: int) -> Any:
+        return changed if (name, purpose) == ("south", "query.model") else None
+
+    def changed(content: Any) -> Any:
+        """The model with other weights of the last layer: it says class 0, whatever it sees."""
+        texts, arrays = read_content(content)
+        numbers = np.frombuffer(arrays["float32"], np.float32).copy()
+        numbers[-11 if method == "fedcc" else -10] += 100  # the bias of class 0, which comes last
+        header = {name: texts[name] for name in ("kind", "header", "nonce")}
+        whole = EncodedMessage.parse(header.pop("kind"), header.pop("header"), {"float32": numbers.tobytes()})
+        return write_content(header, whole)
+
+    folder = make(tmp_path / "f", method, rounds=1, wire="fp16")
+    LocalTransport(folder, fault=turn).server().train()
+    summary = RunFolder(folder.run).summary()
+    assert summary is not None
+    assert set(summary["federation"]["changed_models"]) == {"south"}, "rounding does not change a model"
+    assert "warning: south: its model does not give the answers" in (folder.operator / "run.log").read_text()

@@ -50,7 +50,7 @@ def test_a_label_has_one_byte_on_the_wire() -> None:
 
 
 def test_methods_that_share_other_things_refuse() -> None:
-    fit = {"fedcc", "fedmd", "lsr", "fedct"}
+    fit = {"fedcc", "fedmd", "lsr", "fedct", "dsfl", "comet"}
     for name in METHODS:
         for share in ("labels", "noisy"):
             if name in fit:

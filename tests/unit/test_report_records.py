@@ -72,6 +72,10 @@ def beside_another(folder: Path, record: Record | str | bytes) -> Records:
         ("bytes.rounds.down.0", 5, "but the sum of bytes.rounds.down is"),
         ("bytes.rounds.up", [1], "the number of bytes.rounds.up is 1, but that of accuracy.rounds is 15"),
         ("log.alpha.0", [0.5], "the number of log.alpha.0 is 1"),
+        ("images.predicted", 5, "images.predicted is 5, but the sum of images.rounds.predicted is"),
+        ("images.trained.fit", 5, "images.trained is 5, but the sum of images.rounds.trained is"),
+        ("images.rounds.trained", [1], "the number of images.rounds.trained is 1"),
+        ("known.77", [0.5] * 10, "has client 77, but there are 10 clients"),
         ("counts", lambda c: {"0": c["0"]}, "the number of counts is 1, but experiment.clients is 10"),
         ("rounds", 12, "rounds is 12"),
         ("experiment.rounds", 12, "rounds is 15, but the number that fedcc needs for T=12 is 12"),
@@ -133,6 +137,9 @@ def test_a_record_with_an_impossible_value_is_left_out(
         ("counts.0.0", 10**400),
         ("log.alpha.0.0", 10**400),
         ("seconds", 10**400),
+        ("images.predicted", -1),
+        ("known.0.0", 1.5),
+        ("known.0", [0.5]),
     ],
 )
 def test_a_part_with_an_impossible_value_is_left_out(path: str, value: Any, honest: Record, tmp_path: Path) -> None:
@@ -249,8 +256,8 @@ def test_names_that_are_not_utf8(kind: str, tmp_path: Path, capsys: pytest.Captu
     done = call(capsys, "report", place, "--out", place / "out", "--no-figures")
     assert done.code == 0, done
     assert done.err.startswith("fedcc: warning: r\\xff\\n/odd\\xfd.json: the file must be an object, got []\n")
-    html = (place / "out" / "index.html").read_text()
-    assert ('href="../run/summary.json"' if kind == "folder" else 'href="../%FE.json"') in html
+    content = json.loads(synthetic.packed((place / "out" / "index.html").read_text(), "content"))
+    assert content["runs"][0]["files"][0][1] == ("../run/summary.json" if kind == "folder" else "../%FE.json")
     assert "r\\xff\\n/" in (place / "out" / "tables" / "runs.csv").read_text()
     done = call(capsys, "report", tmp_path / os.fsdecode(b"\xff"), "--out", place / "out")
     done.refused("\\xff does not exist")
@@ -266,12 +273,9 @@ def test_figures_know_how_many_rounds_were_asked_for(tmp_path: Path) -> None:
     curves = dict(pictures(made))["table1_cifar10-classes-1_curves"]().axes[0]
     assert curves.get_xlim()[1] < 18
     assert sum("after 215 rounds" in str(line.get_label()) for line in curves.lines) == 1
-    content = re.search(
-        r'id="content">(.*?)</script>', page(find_records([tmp_path]), made, tmp_path, "Title"), re.DOTALL
-    )
-    assert content is not None
-    (scene,) = json.loads(content[1])["scenes"]
-    assert {row["method"]: (row["asked"], len(row["curves"][0])) for row in scene["rows"]} == {
+    content = json.loads(synthetic.packed(page(find_records([tmp_path]), made, tmp_path, "Title"), "content"))
+    assert [len(row["runs"]) for row in content["scenes"][0]["rows"]] == [1, 1]
+    assert {run["method"]: (run["asked"], len(run["curve"])) for run in content["runs"]} == {
         "fedavg": (15, 15), "fedconcat": (15, 215)
     }  # fmt: skip
 
@@ -293,9 +297,8 @@ def test_the_analysis_of_a_copy_serves(honest: Record, tmp_path: Path) -> None:
     assert run.name == "results/a.json"
     assert set(run.analysis or ()) == {"margins", "embeddings", "example"}
     assert found.problems == (("runs/a", "repeats results/a.json, which is the one that counts; its analysis is used"),)
-    html = page(found, tables(found.runs), tmp_path, "Title")
-    assert 'href="runs/a/analysis.json"' in html
-    assert 'href="results/a.json"' in html
+    content = json.loads(synthetic.packed(page(found, tables(found.runs), tmp_path, "Title"), "content"))
+    assert content["runs"][0]["files"] == [["a.json", "results/a.json"], ["analysis.json", "runs/a/analysis.json"]]
 
 
 @pytest.mark.parametrize(

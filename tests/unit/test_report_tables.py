@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import base64
 import csv
+import gzip
+import hashlib
 import io
 import json
 import re
+import tarfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +20,8 @@ import synthetic
 from fedcc.methods import BEYOND, METHODS
 from fedcc.report import gallery, latex, markdown, paper, spreadsheet, style
 from fedcc.report.cells import Table
-from fedcc.report.page import TEMPLATE, embedded, page
+from fedcc.report.page import SCRIPTS, TEMPLATE, page, page_script
+from fedcc.report.page_data import archive, as_json, packed, run_groups
 from fedcc.report.paper import Value
 from fedcc.report.records import Records, RunRecord, find_records
 from fedcc.report.standings import Margin, filled, leads, standings
@@ -652,22 +657,77 @@ def test_texts_of_records_cannot_become_code(tmp_path: Path) -> None:
     found = read(tmp_path, made)
     assert len(found.runs) == 1
     html = page(found, tables(found.runs), tmp_path, EVIL)
-    for part in (html.partition("<script>")[0], re.search(r'id="content">(.*?)</script>', html, re.DOTALL)[1]):  # type: ignore[index]
-        assert "<script>alert" not in part
-        assert "<img src=x" not in part
-        assert "alert(1)" in part or "alert(2)" in part  # it is there, as text
+    own = f"<script>{page_script()}</script>"
+    assert html.count(own) == 1
+    markup = html.replace(own, "")
+    assert "<script>" not in markup
+    assert "<img" not in markup
+    assert "alert(1)" in markup  # it is there, as text
+    assert set(re.findall(r"<script ([^>]*)>", markup)) == {
+        f'type="text/plain" id="{i}"' for i in ("content", "archive")
+    }
+    digest = base64.b64encode(hashlib.sha256(page_script().encode()).digest()).decode()
+    assert f"script-src 'sha256-{digest}';" in html  # and nothing else may run
+    assert "alert(2)" in json.loads(synthetic.packed(html, "content"))["runs"][0]["command"]
     text = markdown.page(found, tables(found.runs), tmp_path)
     assert "\n# &" not in text
     assert "<script>" not in re.sub(r"`[^\n]*`", "", text)
 
 
-def test_embedded_json_survives() -> None:
+def test_packed_data_survives_and_is_the_same_each_time() -> None:
     value = {"a": "</script>&<!-- \u2028 é", "b": [1.5, None]}
-    text = embedded(value)
-    assert json.loads(text) == value
-    assert not set("<>&\u2028") & set(text)
+    text = packed(as_json(value))
+    assert json.loads(gzip.decompress(base64.b64decode(text))) == value
+    assert re.fullmatch(r"[A-Za-z0-9+/]+=*", text)
+    assert packed(as_json(value)) == text
     with pytest.raises(ValueError):
-        embedded({"a": float("nan")})
+        as_json({"a": float("nan")})
+
+
+def test_a_page_holds_the_records_byte_for_byte(tmp_path: Path) -> None:
+    """A mailed page is enough: its archive, unpacked, gives the same report. Only large matrices are left out."""
+    place = tmp_path / "runs"
+    synthetic.folders(place, ("fedavg", "fedcc"), [("cifar10", "classes:1"), ("tiny-imagenet", "classes:20")], 1)
+    synthetic.write(synthetic.record(data="digits"), place / "bare.json")
+    found = find_records([place])
+    tar, places = archive(run_groups(tables(found.runs))[0])
+    for run in found.runs:
+        start, size = places[run.name]
+        record, stored = json.loads(tar[start : start + size]), json.loads(run.file.read_text())
+        large = stored.pop("confusion") if run.data == "tiny-imagenet" else None
+        assert record == stored
+        assert large is not None or tar[start : start + size] == run.file.read_bytes()
+    html = page(found, tables(found.runs), tmp_path, "Title")
+    assert synthetic.packed(html, "archive") == tar
+    with tarfile.open(fileobj=io.BytesIO(tar)) as opened:
+        opened.extractall(tmp_path / "again", filter="data")
+    again = find_records([tmp_path / "again"])
+    assert again.problems == ()
+    key = lambda run: (run.method, run.scenario, run.final, run.curve, run.known, run.work)  # noqa: E731
+    assert sorted(map(str, map(key, again.runs))) == sorted(map(str, map(key, found.runs)))
+
+
+def test_the_page_is_light_and_its_script_is_in_short_files(tmp_path: Path) -> None:
+    """With 300 records like those of this repository it stays below 2 MB."""
+    found = find_records([Path(__file__).parents[2] / "results"])
+    size = len(page(found, tables(found.runs), tmp_path, "Title").encode())
+    assert size * 300 / len(found.runs) < 2_000_000
+    for name in SCRIPTS:
+        assert len((TEMPLATE / f"{name}.js").read_text().splitlines()) <= 400
+    assert {f"{name}.js" for name in SCRIPTS} == {file.name for file in TEMPLATE.glob("*.js")}
+    assert "innerHTML" not in page_script()
+
+
+def test_fedcc_stands_first_and_what_has_no_run_is_marked(tmp_path: Path) -> None:
+    found = read(tmp_path, *(synthetic.record(m, **CIFAR) for m in ("fedavg", "fedcc")))
+    html = page(found, tables(found.runs), tmp_path, "Title")
+    body = html.partition('<table class="sortable" data-name="table1">')[2].partition("</table>")[0]
+    rows = re.findall(r'<tr data-method="(\w+)"[^>]*?(data-empty)?>', body)
+    assert rows[0] == ("fedcc", "")
+    assert {method for method, empty in rows if not empty} == {"fedavg", "fedcc"}
+    heads = re.findall(r'<th scope="col" data-data="[^"]+" data-skew="([^"]+)"( data-empty)?', body)
+    assert len(heads) == len(paper.SCENARIOS)
+    assert [skew for skew, empty in heads if not empty] == ["classes:1"]
 
 
 def test_every_method_has_a_look_of_its_own() -> None:
@@ -699,6 +759,10 @@ def test_lines_stand_out_from_their_backgrounds() -> None:
         for light, dark in backgrounds:
             assert contrast(look(method).colour.light, light) >= 3, method
             assert contrast(look(method).colour.dark, dark) >= 3, method
+    for name in ("ink", "soft", "link"):  # text
+        (words,) = re.findall(rf"--{name}: light-dark\((#\w{{6}}), (#\w{{6}})\)", css)
+        for light, dark in backgrounds:
+            assert min(contrast(words[0], light), contrast(words[1], dark)) >= 4.5, name
     for light, dark in backgrounds:
         assert all(contrast(c.light, light) >= 3 and contrast(c.dark, dark) >= 3 for c in style.PALETTE)
     for number in (1, 10, 11, 20, 100):

@@ -23,7 +23,7 @@ def bench(
     model: Annotated[str, Option(help="the network: a built-in one, or module:factory")] = "resnet20",
     as_json: Json = False,
 ) -> None:
-    """Measure the engines here: one table, ratios within one run."""
+    """Measure the engines on this machine and print one table; ratios are within one run."""
     from fedcc.engine import choose_device
     from fedcc.engine.threads import check_threads, fixed_threads
     from fedcc.experiments.bench import bench as measure

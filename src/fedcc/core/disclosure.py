@@ -32,8 +32,8 @@ def share_reason(method: AnyMethod, share: Share) -> str:
     if method.answers == "logits":
         return f"share={share} turns probabilities into labels, but {method.name} shares logits: set average=probs"
     return (
-        f"share={share} is for methods that share predictions for the public samples and nothing else, such as fedcc, "
-        f"fedmd, lsr and fedct; {method.name} shares weights or other values, which it would not protect"
+        f"share={share} is for methods that share predictions for the public samples and nothing else, such as fedcc "
+        f"and fedmd; {method.name} shares weights or other values, which it would not protect"
     )
 
 

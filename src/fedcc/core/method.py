@@ -73,6 +73,7 @@ class Method(ABC, Generic[Up, Down]):
     scores: ClassVar[Literal["logits", "shares"]] = "logits"  # what ``predict`` returns; shares are not negative
     averaged: ClassVar[bool] = False  # predicts with an average, whose BatchNorm statistics match no data
     read_with: ClassVar[tuple[Mapping[str, Any], ...]] = ()  # other settings of ``predict``, evaluated as readings
+    knows_networks: ClassVar[bool] = False  # clients use each other's networks, so none can be added during a run
     uploads_models: ClassVar[bool] = False  # clients upload their models once, at the end, for prediction
     answers: ClassVar[Answers] = (
         "none"  # what clients upload of each public sample, and nothing else; none: other things

@@ -30,9 +30,9 @@ from fedcc.experiments.store import RunFolderError
 from fedcc.federate import build_client, first_model
 from fedcc.flower.answers import AnswerStore, questions
 from fedcc.flower.codec import decode, encode, fingerprint, read_content, write_content
-from fedcc.flower.cohort import Inputs
 from fedcc.flower.command import Command, Nonces
 from fedcc.flower.data import site_samples
+from fedcc.flower.exchange import Inputs
 from fedcc.flower.folder import Site
 from fedcc.flower.own_network import own_network
 from fedcc.flower.policy import AuditLog
@@ -201,8 +201,8 @@ class SiteClient:
         disclosure, command = self.disclosure, self.command
         about = (command.purpose, self.run, self.t, command.nonce)
         if disclosure.share != "noisy":
-            answers = isinstance(up, Predictions | Labels)
-            self.site.audit.disclosed(*about, disclosure.share if answers else "uploads", len(x) if answers else 1)
+            answers = len(up.values) if isinstance(up, Predictions | Labels) else 0
+            self.site.audit.disclosed(*about, disclosure.share if answers else "uploads", answers or 1)
             return disclosure.sent(up)
         store, asked = AnswerStore(self.folder), questions(fingerprint(Weights.of(model)), x)
         if new := store.missing(asked):

@@ -202,7 +202,8 @@ def _check_tree(path: str, form: Any, got: Any, some: bool = False) -> None:
     if form[0] == "tensor":
         length = got[-1][0] if some and isinstance(got[-1], list) and got[-1] else None
         if type(length) is int and 0 <= length <= form[-1][0]:
-            form = [*form[:-1], [length, *form[-1][1:]]]  # rows may be left out
+            coding = form[1] if length else got[1]  # of nothing, it is not known to be probabilities
+            form = ["tensor", coding, form[2], [length, *form[-1][1:]]]  # rows may be left out
         for name, expected, actual in zip_longest(("coding", "dtype", "shape", "end"), form[1:], got[1:]):
             if json.dumps(actual) != json.dumps(expected):  # so that 1, 1.0 and true differ
                 raise InvalidMessage(f"{path}: wrong {name}: expected {expected}, got {shortened(actual)}")

@@ -67,6 +67,7 @@ class Door:
 
     def __init__(self) -> None:
         self.connections: dict[Address, Connection] = {}  # oldest first
+        self.ended = Counter[str]()  # connections that were cut, by reason
 
     def listen(self, plain: socket.socket) -> Listener:
         """A listening socket whose connections are counted, in place of a plain one."""
@@ -90,6 +91,7 @@ class Door:
         since = connection.waits_since
         remaining = HEAD_SECONDS if since is None else since + HEAD_SECONDS - time.monotonic()
         if remaining <= 0:
+            self.ended["slow"] += 1
             connection.end()
             remaining = HEAD_SECONDS
         asyncio.get_running_loop().call_later(max(remaining, 0.1), self.check, connection)
@@ -116,6 +118,7 @@ class Door:
 
     def _end_oldest(self, group: list[Connection], limit: int) -> None:
         for connection in group[: max(0, len(group) - limit)]:
+            self.ended["too many"] += 1
             connection.end()
             self.forget(connection)
 

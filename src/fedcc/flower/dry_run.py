@@ -14,7 +14,7 @@ from fedcc.core.method import AnyMethod
 from fedcc.core.model import HEAD, Arch, Model, Outputs, State
 from fedcc.core.requests import Fit, Fitted, Init, Predict, Recalibrate, Request
 from fedcc.core.rng import Key
-from fedcc.core.roles import Server
+from fedcc.core.roles import Client, Server
 from fedcc.core.samples import Samples
 from fedcc.core.tree import message_classes
 from fedcc.engine.drive import drive
@@ -81,18 +81,26 @@ class DryRun:
     ):
         self.disclosure = disclosure
         self.method, self.wire, self.run, self.engine = method, wire, run, ShapeEngine(unknown)
-        self.classes, self.message_classes = server.classes, message_classes(method)
-        public = Samples({"x": server.public.x.cpu()}, server.public.view)
+        self.server, self.classes, self.message_classes = server, server.classes, message_classes(method)
+        self.public = public = Samples({"x": server.public.x.cpu()}, server.public.view)
         blank = torch.zeros((), dtype=public.x.dtype).expand(server.classes, *public.shape)
-        private = Samples({"x": blank, "y": torch.arange(server.classes)}, public.view)
-        self._clients = {
-            k: build_client(public, server.classes, server.recipe, server.key.seed, k, server.archs, private)
-            for k in server.archs
-        }
-        for k, client in self._clients.items():
-            client.model = self.engine.answer(Init(client.arch, client.key))
-            if start is not None:
-                client.model, client.memory = start[k]
+        self.private = Samples({"x": blank, "y": torch.arange(server.classes)}, public.view)
+        self._clients: dict[int, Client] = {}
+        for k in server.archs:
+            self._stand_in(k)
+        for k, state in (start or {}).items():  # a client that was added since has none
+            self._clients[k].model, self._clients[k].memory = state
+
+    def add(self, k: int, arch: Arch) -> None:
+        """Let a new client into the federation: from now on the server addresses it, too."""
+        self.server.archs = {**self.server.archs, k: arch}
+        self._stand_in(k)
+
+    def _stand_in(self, k: int) -> None:
+        s = self.server
+        client = build_client(self.public, s.classes, s.recipe, s.key.seed, k, s.archs, self.private)
+        client.model = self.engine.answer(Init(client.arch, client.key))
+        self._clients[k] = client
 
     @property
     def clients(self) -> dict[int, tuple[Model, dict[str, Any]]]:

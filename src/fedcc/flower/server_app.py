@@ -26,6 +26,7 @@ from fedcc.engine.threads import fixed_threads
 from fedcc.evaluate import Evaluation, evaluate, readings_in_round
 from fedcc.evaluate.accuracy import targets_accuracy
 from fedcc.evaluate.predictions import RemotePredictions
+from fedcc.evaluate.uploads import changed_models
 from fedcc.experiments.checkpoint import KEPT, Checkpoint, Checkpoints
 from fedcc.experiments.record import Record
 from fedcc.experiments.result import Result
@@ -33,9 +34,10 @@ from fedcc.experiments.rounds import FinishedRound, Observer, Observers, follow,
 from fedcc.experiments.run import FolderWriter
 from fedcc.federate import RoundMessages, Snapshot, build_server
 from fedcc.federation import Federation
-from fedcc.flower.cohort import Answer, FlowerCohort, Outgoing, RunLog, Transport
+from fedcc.flower.cohort import FlowerCohort, RunLog
 from fedcc.flower.data import read_arrays
 from fedcc.flower.dry_run import DryRun
+from fedcc.flower.exchange import Answer, Outgoing, Transport
 from fedcc.flower.fleet import write_budget
 from fedcc.flower.folder import ENVIRONMENT, FederationFolder
 from fedcc.flower.keys import public_bytes
@@ -83,6 +85,7 @@ class FlowerServer(Observer):
             start, number, measurement = self.start(), self.experiment.training.rounds, self.experiment.measurement
             self.connect(start)
             self.trained: Trained | None = None
+            self.changed: dict[str, float] = {}  # clients whose models do not fit their last uploads
             rounds = run_rounds(
                 self, number, evaluate_every=measurement.evaluate_every, start=start.snapshot if start else None
             )
@@ -107,6 +110,13 @@ class FlowerServer(Observer):
             return Evaluation(targets=targets_accuracy(messages.downs, hidden))
         samples = self.samples(x=self.test["x"], y=self.test["y"]) if self.test else None
         self.trained, executor = self.ensemble(messages.t, samples)
+        shared = {k: model for k, model in self.trained.clients.items() if model.state}
+        changed = changed_models(self.method, shared, messages.ups, self.public, self.engine)
+        self.changed = {self.cohort.names[k]: distance for k, distance in changed.items()}
+        for name, distance in self.changed.items():
+            reason = f"its model does not give the answers that it uploaded (they differ by {distance:.2f})"
+            self.cohort.status[name].warning = reason
+            self.log.say(f"warning: {name}: {reason}")
         if samples is None or (self.method.uploads_models and not self.trained.clients):  # all decline
             return Evaluation()
         asks_sites = executor is not self.engine  # other readings are not worth asking the sites again
@@ -127,7 +137,7 @@ class FlowerServer(Observer):
         self.log.say(f"round {done.t} of {done.total} is done with {present}{accuracy_text}")
         self.cohort.note_uploads(done.record)
         for k, reason in done.record.get("warnings", {}).items():
-            self.log.say(f"warning: round {done.t}: {self.cohort.names[int(k)]}: {reason}")
+            self.log.say(f"warning: round {done.t}: {self.cohort.names[int(k)]}: {reason}", "warning")
 
     def start(self) -> Checkpoint | None:
         """The checkpoint that the folder's run resumes from; None if the run is new."""
@@ -136,7 +146,7 @@ class FlowerServer(Observer):
             notes = self.writer.folder.check_description()
             start, problems = self.checkpoints.latest()
             for problem in notes + problems:
-                self.log.say(f"warning: {problem}")
+                self.log.say(f"warning: {problem}", "warning")
         self.writer.begin(start)
         if start is None:
             clients, rounds = len(self.folder.clients), self.experiment.training.rounds
@@ -213,7 +223,9 @@ class FlowerServer(Observer):
     def finish(self, records: list[Record], trained: Trained) -> None:
         sharing = {k: model for k, model in trained.clients.items() if model.state}
         keeping = (
-            [n for k, n in enumerate(self.folder.clients) if k not in sharing] if self.method.uploads_models else []
+            [n for k, n in enumerate(self.cohort.names) if k not in sharing and not self.cohort.status[n].revoked]
+            if self.method.uploads_models
+            else []
         )
         whole, seconds = replace(trained, clients=sharing), self.checkpoints.seconds
         task = self.folder.task
@@ -222,7 +234,12 @@ class FlowerServer(Observer):
         self.writer.save_models = not keeping
         self.writer.finish(result, {
             "command": f"fedcc federation run {self.folder.path}",
-            "federation": {"clients": list(self.folder.clients), "kept_models": keeping},
+            "federation": {
+                "clients": self.cohort.names,
+                "kept_models": keeping,
+                "revoked": [name for name, status in self.cohort.status.items() if status.revoked],
+                **({"changed_models": self.changed} if self.changed else {}),
+            },
         })  # fmt: skip
         final = result.curve[-1][1] if result.curve else None
         self.log.say("finished" if final is None else f"finished: accuracy {final:.2f} %")
@@ -233,14 +250,15 @@ class GridTransport:
     """Flower's grid with sites by their names. A site is known by its key, whatever its node number is."""
 
     def __init__(self, grid: Grid, folder: FederationFolder):
-        self.grid, self.ttl = grid, max(DAY, 2 * folder.rules.deadline)
-        self.names = {public_bytes(folder.key(name)): name for name in folder.clients}
+        self.grid, self.folder, self.ttl = grid, folder, max(DAY, 2 * folder.rules.deadline)
         self.nodes: dict[str, int] = {}
         self.replies = Replies(grid)
 
     def online(self) -> set[str]:
+        folder = self.folder.current()
+        names = {public_bytes(folder.key(name)): name for name in folder.members}
         nodes = self.grid.get_nodes()
-        self.nodes = {self.names[node.public_key]: node.node_id for node in nodes if node.public_key in self.names}
+        self.nodes = {names[node.public_key]: node.node_id for node in nodes if node.public_key in names}
         return set(self.nodes)
 
     def send(self, messages: Sequence[Outgoing]) -> list[str | None]:
@@ -284,5 +302,5 @@ def main(grid: Grid, context: Context) -> None:
                 server.train()
     except BaseException as error:
         log.update(state="stopped", problem=f"{type(error).__name__}: {error}")
-        log.say(f"stopped: {error}")
+        log.say(f"stopped: {error}", "error")
         raise

@@ -35,6 +35,7 @@ class COMET(Method[Predictions, Predictions]):
     note: ClassVar[str] = "personalised, from a port"
     scores = "shares"
     uploads_models: ClassVar[bool] = True
+    answers = "probabilities"
 
     clusters: int = option(2, "clusters of clients; at most as many as answered", "port", low=1)
     lam: float = option(1.0, "weight of the centroids' loss", "port", low=0)

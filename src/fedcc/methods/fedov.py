@@ -82,7 +82,7 @@ def heard(v: Tensor, voters: int | None) -> Tensor:
     """Which clients vote on a sample, ones in [K, N]: those with the least mass for "unknown"."""
     if voters is None or voters >= len(v):
         return torch.ones_like(v[..., -1])
-    rank = v[..., -1].argsort(0, stable=True).argsort(0)
+    rank = v[..., -1].argsort(dim=0, stable=True).argsort(dim=0)
     return (rank < voters).to(v.dtype)
 
 

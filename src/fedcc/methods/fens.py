@@ -77,6 +77,7 @@ class FENS(Method[Up, Down]):
     family: ClassVar[Family] = "ensemble"
     source: ClassVar[str] = "Allouah et al., NeurIPS 2024"
     depends_on_rounds: ClassVar[bool] = True
+    knows_networks: ClassVar[bool] = True
     aggregator: Literal["auto", "mlp", "weights"] = option(
         "auto", "a hidden layer, or a weight per client and class; auto: weights from 100 classes on", "official"
     )

@@ -75,6 +75,8 @@ class SCARLET(GlobalModel[Predictions, Cached]):
         if bool(known[rows].any()):  # nothing in the first round
             await c.fit("sync", Distill("public"), public=c.public.with_(target=cache).at(rows))
         await c.fit("fit", CrossEntropy("private"), private=c.private)
+        if not len(down.request):
+            return Predictions(cache.new_zeros(0, c.classes))
         return Predictions((await c.predict(c.public.at(down.request.long()))).logits.softmax(-1))
 
     async def server(self, s: Server, ups: Mapping[int, Predictions]) -> Mapping[int, Cached]:
@@ -87,7 +89,8 @@ class SCARLET(GlobalModel[Predictions, Cached]):
             memory["cache"] = memory["cache"].to(target.dtype).index_copy(0, rows, target)
             lives = torch.full_like(rows, t + self.lifetime)
             if self.expired == "drop":
-                lives = torch.where(memory["stamp"][rows] > 0, t, lives)
+                was_cached = memory["expires"][rows] > memory["stamp"][rows]
+                lives = torch.where(was_cached, t, lives)
             memory["expires"] = memory["expires"].index_copy(0, rows, lives.int())
             memory["stamp"] = memory["stamp"].index_copy(0, rows, torch.full_like(rows, t).int())
         await learn(s, memory["cache"], subset(s, t, self.share))

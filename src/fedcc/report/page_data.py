@@ -119,9 +119,9 @@ def _lead(table: Table, lead: Lead) -> dict[str, Any]:
     place = table.title.removeprefix(title.partition(",")[0]).lstrip(": ")  # a data set is named once
     margins = {
         accuracy: {
-            "value": round(value.mean, 2),
+            "value": round(value.mean, 4),
             "rival": margin.rival,
-            "points": round(margin.points, 2),
+            "points": round(margin.points, 4),
             "note": margin.note,
         }
         for accuracy, (value, margin) in lead.margins.items()
@@ -132,7 +132,7 @@ def _lead(table: Table, lead: Lead) -> dict[str, Any]:
         "title": title if table.of_paper or not place else f"{title} ({place})",
         "rivals": lead.rivals,
         "margins": margins,
-        "printed": lead.printed and {"rival": lead.printed.rival, "points": round(lead.printed.points, 2)},
+        "printed": lead.printed and {"rival": lead.printed.rival, "points": round(lead.printed.points, 4)},
     }
 
 
@@ -183,7 +183,7 @@ def _last_uploads(run: RunRecord) -> dict[str, dict[str, float | None]]:
 def _scenes(table: Table, numbers: Mapping[str, int]) -> Iterator[dict[str, Any]]:
     """The data of the figures of each scenario that has runs."""
     for s in table.scenarios:
-        if rows := table.rows_with_runs(s):
+        if rows := sorted(table.rows_with_runs(s), key=lambda pair: pair[0].method != "fedcc"):
             runs = [run for _, own in rows for run in own]
             by_seed = {run.seed: run.counts for run in reversed(runs) if run.counts}  # of a seed's runs the first
             yield {

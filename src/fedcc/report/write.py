@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from fedcc.core.files import make_folder, write_whole
@@ -17,9 +17,18 @@ TITLE = "Federated learning under label skew"
 
 
 def write_report(
-    records: Records, tables: Sequence[Table], out: Path, *, title: str = TITLE, figures: bool = True
+    records: Records,
+    tables: Sequence[Table],
+    out: Path,
+    *,
+    title: str = TITLE,
+    figures: bool = True,
+    drawn: Callable[[int, int], None] | None = None,
 ) -> list[Path]:
-    """Write the whole report into a folder; returns the files, the page first."""
+    """Write the whole report into a folder; returns the files, the page first.
+
+    ``drawn`` is told, after each figure, how many there are so far and in all.
+    """
     from fedcc.report.gallery import draw
     from fedcc.report.page import page
 
@@ -28,7 +37,7 @@ def write_report(
     files = [_write(out / "tables" / name, text) for name, text in _tables(records, tables, out / "tables")]
     links = [f"tables/{file.name}" for file in files]
     if figures:
-        files += draw(tables, out / "figures")
+        files += draw(tables, out / "figures", drawn)
     return [_write(out / "index.html", page(records, tables, out, title, links)), *files]
 
 

@@ -46,7 +46,7 @@ function lineChart(spec, width) {
   const { x, y, height = 330, title = "" } = spec;
   const named = spec.legend ? series.filter((s) => !s.quiet).sort((one, two) => (one.order ?? 0) - (two.order ?? 0)) : [];
   const beside = width >= 640;
-  const nameWidth = Math.min(highest(named.map((s) => measure(s.name)), 0), beside ? 0.32 * width : width - 60);
+  const nameWidth = Math.min(highest(named.map((s) => (s.width > 2 ? 1.1 : 1) * measure(s.name)), 0), beside ? 0.32 * width : width - 60);
   const right = beside && named.length ? nameWidth + 46 : 14;
   const formatX = x.format ?? String;
   const formatY = y.format ?? String;
@@ -105,18 +105,19 @@ function lineChart(spec, width) {
     const style = `stroke: ${s.colour}; stroke-width: ${s.width ?? 1.6}; fill: none`;
     const lines = s.symbol === "diamond" ? [] : [svg("path", { d: path(s.points), class: "line", "data-name": s.name, "stroke-dasharray": s.strokes || null, "stroke-linejoin": "round", style })];
     const dots = s.dots === false ? [] : s.points.map(([a, b]) => {
-      const size = s.symbol === "diamond" ? 6 : s.points.length === 1 ? 5.5 : (s.width ?? 1.6) > 2 ? 3.2 : 2.3;
+      const alone = s.points.length === 1; // a line's dashes become a ring
+      const size = s.symbol === "diamond" ? 6 : alone ? 5 : (s.width ?? 1.6) > 2 ? 3.2 : 2.3;
       return s.symbol === "diamond"
         ? svg("path", { d: `M${px(a)} ${py(b) - size}l${size} ${size}l${-size} ${size}l${-size} ${-size}Z`, class: "diamond", "data-name": s.name, style: `fill: ${s.colour}` })
-        : svg("circle", { cx: px(a).toFixed(1), cy: py(b).toFixed(1), r: size, class: "dot", style: `fill: ${s.colour}` });
+        : svg("circle", { cx: px(a).toFixed(1), cy: py(b).toFixed(1), r: size, class: "dot", style: alone && s.strokes ? `fill: var(--card); stroke: ${s.colour}; stroke-width: 2.5` : `fill: ${s.colour}` });
     });
     node.append(...lines, ...dots);
   }
   const entry = (s, ex, ey) => svg("g", { class: "legend" },
     s.points.length > 1 || s.line
       ? svg("line", { x1: ex, x2: ex + 26, y1: ey - 4, y2: ey - 4, "stroke-dasharray": s.strokes || null, style: `stroke: ${s.colour}; stroke-width: ${s.width ?? 1.6}` })
-      : svg("circle", { cx: ex + 13, cy: ey - 4, r: 5, style: `fill: ${s.colour}` }),
-    label(ex + 32, ey, cut(s.name, nameWidth), s.width > 2 ? { "font-weight": 600 } : {}));
+      : svg("circle", { cx: ex + 13, cy: ey - 4, r: 5, style: s.strokes ? `fill: var(--card); stroke: ${s.colour}; stroke-width: 2.5` : `fill: ${s.colour}` }),
+    label(ex + 32, ey, cut(s.name, s.width > 2 ? nameWidth / 1.1 : nameWidth), s.width > 2 ? { "font-weight": 600 } : {}));
   if (beside) named.forEach((s, i) => node.append(entry(s, width - right + 12, top + 12 + 19 * i)));
   rows.forEach(({ items }, i) => items.forEach(([s, ex]) => node.append(entry(s, ex + 2, height + 14 + 20 * i))));
 

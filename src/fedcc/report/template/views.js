@@ -267,7 +267,7 @@ function matrix({ run, right }) { // of a run's own record, once the archive is 
 
 function compared(s) { // two runs at a time: FedAvg and FedCC as in the paper, unless others are chosen
   const there = s.analyses;
-  const index = (method, otherwise) => Math.max(otherwise, there.findIndex((a) => a.method === method));
+  const index = (method, otherwise) => { const i = there.findIndex((a) => a.method === method); return i < 0 ? otherwise : i; };
   const fresh = $("compared").dataset.scene !== s.id;
   [["one", index("fedavg", 0)], ["other", index("fedcc", Math.min(1, there.length - 1))]].forEach(([id, usual]) => {
     fill($(id), there.map((a, i) => [i, a.label]));
