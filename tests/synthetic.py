@@ -92,7 +92,11 @@ def record(
         "counts": {str(k): (rng.dirichlet(np.full(classes, 0.1)) * 4500).astype(int).tolist() for k in clients},
         "public": 5000,
         **({"confusion": confusion(known[-1], classes, rng)} if confused else {}),
-        **({"known": {str(k): np.round(rng.beta(0.3, 0.5, classes), 4).tolist() for k in clients}} if method == "fedcc" else {}),
+        **(
+            {"known": {str(k): np.round(rng.beta(0.3, 0.5, classes), 4).tolist() for k in clients}}
+            if method == "fedcc"
+            else {}
+        ),
         "images": {
             "trained": {"fit": sum(trained)},
             "predicted": sum(predicted),

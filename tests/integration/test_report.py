@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
-import re
 import shutil
 import subprocess
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +62,9 @@ def test_the_command_writes_a_report(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert {n for n in names if n.endswith(".png")} == {n[:-3] + "png" for n in names if n.endswith(".pdf")}
     html = (out / "index.html").read_text()
     runs = json.loads(synthetic.packed(html, "content"))["runs"]
-    assert ["summary.json", "../runs/digits_classes-1/fedcc/seed0/summary.json"] in [f for r in runs for f in r["files"]]
+    assert ["summary.json", "../runs/digits_classes-1/fedcc/seed0/summary.json"] in [
+        f for r in runs for f in r["files"]
+    ]
     assert "broken.json" in html
     assert "averaged" in html
     assert html.count("re-estimated on the public images") == 1

@@ -253,7 +253,13 @@ def test_a_number_leads_to_its_runs_their_files_and_records(watched: Watched, wr
     group = page.locator(target)
     group.locator(".run").first.wait_for()
     text = group.inner_text()
-    for words in ("seed 0", "seed 1", "fedcc run fedcc --data cifar10 --skew classes:1", "commit 0000", "images trained"):
+    for words in (
+        "seed 0",
+        "seed 1",
+        "fedcc run fedcc --data cifar10 --skew classes:1",
+        "commit 0000",
+        "images trained",
+    ):
         assert words in text
     targets = group.locator(".run a").evaluate_all("links => links.map(a => a.href)")
     assert len(targets) == 10  # five files of two runs
@@ -480,7 +486,9 @@ def test_phones_tablets_and_themes(browser: Any, written: Path, tmp_path: Path) 
     for width, height in ((390, 844), (390, 500), (800, 600)):
         page.set_viewport_size({"width": width, "height": height})
         summary.click()
-        page.evaluate("() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")  # it moved
+        page.evaluate(
+            "() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))"
+        )  # it moved
         box = page.locator("#methods > div").bounding_box()
         assert box["x"] >= 0
         assert box["x"] + box["width"] <= width

@@ -634,7 +634,9 @@ def test_texts_of_records_cannot_become_code(tmp_path: Path) -> None:
     assert "<script>" not in markup
     assert "<img" not in markup
     assert "alert(1)" in markup  # it is there, as text
-    assert set(re.findall(r"<script ([^>]*)>", markup)) == {f'type="text/plain" id="{i}"' for i in ("content", "archive")}
+    assert set(re.findall(r"<script ([^>]*)>", markup)) == {
+        f'type="text/plain" id="{i}"' for i in ("content", "archive")
+    }
     digest = base64.b64encode(hashlib.sha256(page_script().encode()).digest()).decode()
     assert f"script-src 'sha256-{digest}';" in html  # and nothing else may run
     assert "alert(2)" in json.loads(synthetic.packed(html, "content"))["runs"][0]["command"]
