@@ -1,6 +1,7 @@
 # Two commands for a newcomer: `make demo` and `make test`. Each sets up .venv by itself.
 PYTHON ?= python3
 VENV := .venv
+TOOLS := .venv-tools
 BIN := $(VENV)/bin
 # One torch thread per process; parallelism is by processes.
 export OMP_NUM_THREADS ?= 1
@@ -8,7 +9,7 @@ FUZZ ?= 4000
 SEED ?= 0
 BASE ?= 5a24957
 
-.PHONY: demo federation-demo test test-all same mutants fuzz check format wheel clean help
+.PHONY: demo federation-demo test test-all same mutants fuzz check format docs wheel lock sbom hadolint release-check pages pictures clean help
 
 help:
 	@echo "make demo      10 clients with one digit each: FedCC against FedAvg, FedMD and the two bounds"
@@ -20,6 +21,13 @@ help:
 	@echo "make fuzz      damaged and hostile inputs for everything that is read (FUZZ=1000000 for more, TARGET=, SEED=, INDEX=)"
 	@echo "make check     format, lint, types, import rules"
 	@echo "make wheel     build the wheel into dist/"
+	@echo "make lock      deploy/requirements.lock: all packages of the images, with hashes (minutes; Python 3.11)"
+	@echo "make sbom      dist/sbom.json: what the images hold, as CycloneDX"
+	@echo "make hadolint  lint the Dockerfile"
+	@echo "make docs      the documentation as a site, in site/"
+	@echo "make pages     write anew what is generated in README.md and docs/: results, methods, the notebook"
+	@echo "make pictures  draw the picture of the idea anew"
+	@echo "make release-check  build the wheel and the source distribution, and check both"
 
 # Three sets of packages in one environment: the package, with Flower, and all that tests and checks need.
 INSTALL = $(BIN)/pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
@@ -61,17 +69,55 @@ fuzz: $(VENV)/.ready
 		$(if $(INDEX),--index $(INDEX))
 
 check: $(VENV)/.ready
-	$(BIN)/ruff format --check src tests examples
-	$(BIN)/ruff check src tests examples
+	$(BIN)/ruff format --check src tests examples docs/make
+	$(BIN)/ruff check src tests examples docs/make
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 
 format: $(VENV)/.ready
-	$(BIN)/ruff format src tests examples
-	$(BIN)/ruff check --fix src tests examples
+	$(BIN)/ruff format src tests examples docs/make
+	$(BIN)/ruff check --fix src tests examples docs/make
 
 wheel: $(VENV)/.ready
 	$(BIN)/python -m build --wheel --outdir dist
 
+$(TOOLS)/.ready: deploy/tools.txt
+	$(PYTHON) -m venv $(TOOLS)
+	$(TOOLS)/bin/pip install --quiet --disable-pip-version-check -r deploy/tools.txt
+	@touch $@
+
+# without options that name an index: which one is used is the machine's business, not the file's
+lock: $(TOOLS)/.ready
+	$(TOOLS)/bin/pip-compile --quiet --generate-hashes --allow-unsafe --strip-extras --no-annotate --no-header --no-emit-index-url \
+		--no-emit-find-links --no-emit-trusted-host --extra flower -c constraints.txt -o deploy/requirements.lock pyproject.toml
+
+sbom: $(TOOLS)/.ready
+	mkdir -p dist
+	$(TOOLS)/bin/cyclonedx-py requirements --pyproject pyproject.toml --output-reproducible -o dist/sbom.json \
+		deploy/requirements.lock
+
+hadolint: $(TOOLS)/.ready
+	$(TOOLS)/bin/hadolint deploy/Dockerfile
+
+release-check: $(VENV)/.ready
+	rm -rf dist
+	$(BIN)/python -m build --outdir dist
+	$(BIN)/twine check --strict dist/*
+
+docs: $(VENV)/.ready
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+	@echo "site/index.html"
+
+pages: $(VENV)/.ready
+	$(BIN)/fedcc report results --readme README.md --markdown docs/results.md
+	$(BIN)/python tests/integration/test_docs.py
+	$(BIN)/python docs/make/execute.py docs/notebook.ipynb
+
+pictures: $(VENV)/.package
+	$(BIN)/fedcc run fedcc --data digits --rounds 1 --epochs 5 --out runs/idea --overwrite
+	$(BIN)/fedcc analyse runs/idea
+	$(BIN)/fedcc report runs/idea --out runs/idea/report
+	cp runs/idea/report/figures/*_fedcc_example.png docs/idea.png
+
 clean:
-	rm -rf $(VENV) dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(TOOLS) dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis

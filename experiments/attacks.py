@@ -1,18 +1,18 @@
 """What a few of ten clients can do to a federation that lie: the table of docs/attacks.md.
 
-    python experiments/attacks.py OUT.json [SECONDS]
-    python experiments/attacks.py --table OUT.json
+    python experiments/attacks.py OUT.json [--jobs N] [--seconds S]
+    python experiments/attacks.py OUT.json --table
 
 Digits with the demo's settings (10 clients, T=3, E=5). The first clients are the attackers; each row of OUT.json is one
 run: its accuracy, and whom the operator was warned of in each round. Runs that OUT.json already has are not repeated,
-so that the study can be interrupted; SECONDS ends it early. ``--table`` prints the tables.
+so that the study can be interrupted; no run starts after S seconds. ``--jobs`` runs several at a time, each in its own
+process. ``--table`` prints the tables.
 
-In the first round nothing has been received, so honest clients do the same whoever attacks: it is trained once.
+In the first round nothing has been received, so honest clients do the same whoever attacks: a process trains it once.
 """
 
+import argparse
 import json
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
@@ -24,11 +24,16 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import fedcc
+from fedcc.core.files import write_whole
 from fedcc.core.messages import Predictions, Weights
 from fedcc.core.method import AnyMethod
 from fedcc.core.model import Model
 from fedcc.core.roles import Client
+from fedcc.experiments.environment import commit
+from fedcc.experiments.workers import ProcessPool, WorkerDeath
 from fedcc.losses import Distill
+
+Study = tuple[str, str, int, str, int]  # method, skew, seed, attack, number of attackers
 
 SKEWS = ("classes:1", "classes:3", "dirichlet:0.5")
 METHODS = {
@@ -183,8 +188,8 @@ def with_head(model: Model, weight: Any, bias: Tensor) -> Model:
     return model.with_({**model.floating, "head.weight": weight(old).clone(), "head.bias": bias.float()})
 
 
-def studies() -> Iterator[tuple[str, str, int, str, int]]:
-    """Method, skew, seed, attack and number of attackers of each run, the most important first."""
+def studies() -> Iterator[Study]:
+    """All runs, the most important first."""
     ours = ("FedCC", "FedCC, guard_votes")
     for attack in ("honest", "constant"):
         for skew in SKEWS:
@@ -219,41 +224,57 @@ def name_of(method: str, skew: str, seed: int, attack: str, number: int) -> str:
     return f"{method} | {skew} | seed {seed} | {attack} x {number}"
 
 
-def main(out: Path, seconds: float) -> None:
+def main(out: Path, jobs: int, seconds: float) -> None:
     record = json.loads(out.read_text()) if out.exists() else {"rows": {}}
-    rows, begin, shared_rounds = record["rows"], time.time(), {}
-    for method, skew, seed, attack, number in studies():
-        name = name_of(method, skew, seed, attack, number)
-        if name in rows:
-            continue
-        if time.time() - begin > seconds:
-            break
-        kind, settings = METHODS[method]
-        plot = Plot(
-            attack, frozenset(range(number)), shared_rounds.setdefault((kind, skew, seed, "logits" in method), {})
-        )
-        federation = fedcc.Federation.named("digits", skew=skew, seed=seed)
-        start = time.time()
-        result = fedcc.run(attacked(fedcc.make(kind, **settings), plot), federation, seed=seed, device="cpu", threads=1,
-                           client_accuracy=False, readings=False)  # fmt: skip
-        rows[name] = {
-            "method": method, "skew": skew, "seed": seed, "attack": attack, "attackers": number,
-            "accuracy": round(result.accuracy, 2), "rounds": [round(a, 2) for _, a in result.curve],
-            "warned": [sorted(map(int, r.get("warnings", {}))) for r in result.rounds],
-        }  # fmt: skip
-        print(f"{name}: {result.accuracy:.1f} %, {time.time() - start:.0f} s", flush=True)
-        record |= provenance()
-        out.write_text(json.dumps(record, indent=1))
+    rows, begin = record["rows"], time.monotonic()
+    if "commit" in record:  # a file of the time before each row had its own
+        made = {"commit": record.pop("commit"), "torch": record.pop("versions")["torch"]}
+        rows |= {name: row | made for name, row in rows.items()}
+    missing = iter([study for study in studies() if name_of(*study) not in rows])
+    pool = ProcessPool[Study, dict[str, Any]](perform, jobs)
+    try:
+        while True:
+            while len(pool.busy) < jobs and time.monotonic() - begin < seconds and (study := next(missing, None)):
+                pool.give(study)
+            if not pool.busy:
+                break
+            for study, row in pool.wait(3600):
+                if isinstance(row, WorkerDeath):
+                    raise SystemExit(f"{name_of(*study)}: {row.reason}")
+                rows[name_of(*study)] = row
+                print(f"{name_of(*study)}: {row['accuracy']:.1f} %, {time.monotonic() - begin:.0f} s", flush=True)
+                order = {name: rows[name] for name in (name_of(*s) for s in studies()) if name in rows}
+                write_whole(out, json.dumps(record | provenance() | {"rows": order}, indent=1))
+    finally:
+        pool.close()
+
+
+def perform(study: Study) -> dict[str, Any]:
+    """One run, as a row of the record."""
+    method, skew, seed, attack, number = study
+    kind, settings = METHODS[method]
+    first_round = FIRST_ROUNDS.setdefault((kind, skew, seed, "logits" in method), {})
+    plot = Plot(attack, frozenset(range(number)), first_round)
+    federation = fedcc.Federation.named("digits", skew=skew, seed=seed)
+    result = fedcc.run(attacked(fedcc.make(kind, **settings), plot), federation, seed=seed, device="cpu", threads=1,
+                       client_accuracy=False, readings=False)  # fmt: skip
+    return {
+        "method": method, "skew": skew, "seed": seed, "attack": attack, "attackers": number,
+        "accuracy": round(result.accuracy, 2), "rounds": [round(a, 2) for _, a in result.curve],
+        "warned": [sorted(map(int, r.get("warnings", {}))) for r in result.rounds],
+        "commit": (commit() or "")[:7], "torch": torch.__version__,
+    }  # fmt: skip
+
+
+FIRST_ROUNDS: dict[tuple[str, str, int, bool], dict[int, tuple[Model, Any]]] = {}  # of this process
 
 
 def provenance() -> dict[str, Any]:
-    commit = subprocess.run(["git", "describe", "--always", "--dirty=+"], capture_output=True, text=True).stdout.strip()
     return {
         "command": "python experiments/attacks.py OUT.json",
         "about": "digits, 10 clients, T=3, E=5, CPU, one thread; accuracy in percent of the last round",
-        "commit": commit, "versions": {"fedcc": fedcc.__version__, "torch": torch.__version__},
         "attacks": ATTACKS,
-    }  # fmt: skip
+    }
 
 
 def table(out: Path) -> None:
@@ -279,7 +300,10 @@ def table(out: Path) -> None:
 
 
 if __name__ == "__main__":
-    if sys.argv[1] == "--table":
-        table(Path(sys.argv[2]))
-    else:
-        main(Path(sys.argv[1]), float(sys.argv[2]) if len(sys.argv) > 2 else float("inf"))
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("out", type=Path)
+    options.add_argument("--jobs", type=int, default=1)
+    options.add_argument("--seconds", type=float, default=float("inf"))
+    options.add_argument("--table", action="store_true")
+    chosen = options.parse_args()
+    table(chosen.out) if chosen.table else main(chosen.out, chosen.jobs, chosen.seconds)

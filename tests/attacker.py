@@ -50,6 +50,10 @@ class Attacker:
         while not (answer := self.client.PullMessages(PullMessagesRequest(node=self.node))).messages_list:
             assert time.monotonic() < end, "no message came"
             time.sleep(0.5)
+        return self.contents(answer)
+
+    def contents(self, answer: Any) -> Message:
+        """The message that was pulled, with its content."""
         about, tree = message_from_proto(answer.messages_list[0]), answer.message_object_trees[0]
         run, contents = about.metadata.run_id, {}
         for item in iterate_object_tree(tree):

@@ -21,7 +21,7 @@ from flwr.app import Context, Metadata, RecordDict
 from flwr.app.message import make_message
 
 from fedcc.flower import client_app
-from fedcc.flower.cohort import Answer, RunLog
+from fedcc.flower.cohort import Answer, Outgoing, RunLog
 from fedcc.flower.create import APP, create_federation
 from fedcc.flower.folder import FederationFolder
 from fedcc.flower.programs import free_port
@@ -74,9 +74,12 @@ class LocalTransport:
     waiting: dict[str, Answer] = field(default_factory=dict)
 
     def online(self) -> set[str]:
-        return set(self.folder.clients) - self.away
+        return set(self.folder.current().members) - self.away
 
-    def send(self, name: str, purpose: str, t: int, content: RecordDict, _limit: int) -> str:
+    def send(self, messages: Sequence[Outgoing]) -> list[str | None]:
+        return [self.send_one(m.name, m.purpose, m.t, m.content) for m in messages]
+
+    def send_one(self, name: str, purpose: str, t: int, content: RecordDict) -> str:
         self.sent.append((name, purpose, t))
         ticket = f"{len(self.sent)}"
         fault = self.fault(name, purpose, t)

@@ -95,6 +95,7 @@ def make_own_sites(place: Path, method: str = "fedcc", **options: Any) -> OwnSit
         public_file=place / "operator" / "public.csv",
         test_file=place / "operator" / "test.csv",
         class_names=CLASSES,
+        make_keys=True,
     )
     return OwnSites(folder, files, {name: place / name for name in SITES}, simulated_federation(place))
 

@@ -46,7 +46,7 @@ def record(
     rounds = made.rounds(e.training.rounds)
     evaluated = [t for t in range(1, rounds + 1) if t == rounds or made.evaluates(t, e.training.rounds)]
     curve: list[float | None] = [None] * rounds
-    for t, v in zip(evaluated, known, strict=True):
+    for t, v in zip(evaluated, known[-len(evaluated) :], strict=True):
         curve[t - 1] = v
     own = {"local": 90, "global": 12} | (
         {"valid": 75, "valid_labels": 74, "local_full": 85} if method == "fedcc" else {}

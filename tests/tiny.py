@@ -73,6 +73,9 @@ class Tiny:
         self.public = Samples({"x": blobs(everyone, self.classes, seed=7)})
         self.test = Samples({"x": blobs(everyone, self.classes, seed=8), "y": everyone})
         outputs = self.method.outputs(self.classes)
+        archs = {
+            k: Arch((self.factories[k % len(self.factories)],), outputs, (DIMENSIONS,)) for k in range(len(self.labels))
+        }
         self.clients = [
             Client(
                 public=self.public,
@@ -80,7 +83,8 @@ class Tiny:
                 recipe=self.recipe,
                 key=Key(self.seed, 0, k),
                 id=k,
-                arch=Arch((self.factories[k % len(self.factories)],), outputs, (DIMENSIONS,)),
+                arch=archs[k],
+                archs=archs,
                 private=Samples({"x": blobs(own, self.classes, seed=100 + k), "y": torch.as_tensor(own)}),
             )
             for k, own in enumerate(self.labels)
@@ -90,7 +94,7 @@ class Tiny:
             classes=self.classes,
             recipe=self.recipe,
             key=Key(self.seed),
-            archs={c.id: c.arch for c in self.clients},
+            archs=archs,
         )
         self.cohort = Simulated(self.method, self.clients, self.executor, **self.options)
         self.rounds: list[RoundMessages] = []

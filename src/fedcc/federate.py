@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 import torch
 
+from fedcc.core.disclosure import OPEN, Disclosure
 from fedcc.core.messages import carried, nbytes
 from fedcc.core.method import AnyMethod, Trained
 from fedcc.core.model import Arch, Model
@@ -26,9 +27,10 @@ class Cohort(Protocol):
     """The clients, wherever they are: in this process or across machines."""
 
     wire: str  # the number format of what crosses the wire
+    disclosure: Disclosure  # the form in which clients share their answers
 
     def round(self, t: int, downs: Mapping[int, Any]) -> Mapping[int, Any]:
-        """Uplinks of the clients that took part, by id; a client that did not answer is missing."""
+        """What was sent by the clients that took part, by id; a client that did not answer is missing."""
         ...
 
 
@@ -37,11 +39,12 @@ class RoundMessages:
     """The messages of one round and their sizes in bytes."""
 
     t: int
-    ups: Mapping[int, Any]
+    ups: Mapping[int, Any]  # as the method receives them
     downs: Mapping[int, Any]  # what the server sends after this round
     bytes_up: int
     bytes_down: int  # of what this round's clients received before it
     received: Mapping[int, Any] = field(default_factory=dict)  # by the clients, before this round
+    sent: Mapping[int, Any] = field(default_factory=dict)  # by the clients; what ``ups`` were on the wire
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,7 +75,8 @@ def federate(
     for t in range(start.t + 1 if start else 1, method.rounds(rounds) + 1):
         received = downs
         server.begin(t)
-        ups = cohort.round(t, received)
+        sent = cohort.round(t, received)
+        ups = {k: cohort.disclosure.received(up) for k, up in sent.items()}
         if ups:
             before = dict(server.models)
             try:
@@ -82,9 +86,9 @@ def federate(
                 if not getattr(error, "__notes__", ()):
                     error.add_note(str(server.key))
                 raise
-        bytes_up = sum(nbytes(up, cohort.wire) for up in ups.values())
+        bytes_up = sum(nbytes(up, cohort.wire) for up in sent.values())
         bytes_down = sum(nbytes(received[k], cohort.wire) for k in ups)
-        yield RoundMessages(t, ups, downs, bytes_up, bytes_down, received)
+        yield RoundMessages(t, ups, downs, bytes_up, bytes_down, received, sent)
 
 
 class Simulated:
@@ -98,12 +102,13 @@ class Simulated:
         *,
         participation: float = 1.0,
         wire: str = "fp32",
+        disclosure: Disclosure = OPEN,
         start: Snapshot | None = None,
     ):
         check_value("participation", participation, float, high=1, above=0)
         check_value("wire", wire, Wire)
         self.method, self.clients, self.executor = method, clients, executor
-        self.participation, self.wire = participation, wire
+        self.participation, self.wire, self.disclosure = participation, wire, disclosure
         self.present: list[Client] = []  # those of the latest round
         if start is not None:
             for client in clients:
@@ -120,7 +125,7 @@ class Simulated:
         downs = {c.id: carried(downs[c.id], self.wire, c.key.of(phase="wire", stream="down")) for c in self.present}
         ups = drive([self.method.client(c, downs[c.id]) for c in self.present], self.executor)
         return {
-            c.id: carried(up, self.wire, c.key.of(phase="wire", stream="up"))
+            c.id: carried(self.disclosure.sent(up), self.wire, c.key.of(phase="wire", stream="up"))
             for c, up in zip(self.present, ups, strict=True)
         }
 
@@ -158,18 +163,20 @@ def build_roles(
     """The server and the clients of a run, each with what it may see and nothing else."""
     archs, public, classes = federation.archs(method), federation.public.to(device), federation.classes
     clients = [
-        build_client(public, classes, recipe, seed, k, archs[k], private.to(device))
+        build_client(public, classes, recipe, seed, k, archs, private.to(device))
         for k, private in enumerate(federation.private)
     ]
     return build_server(method, public, classes, recipe, seed, archs), clients
 
 
 def build_client(
-    public: Samples, classes: int, recipe: Recipe, seed: int, number: int, arch: Arch, private: Samples
+    public: Samples, classes: int, recipe: Recipe, seed: int, number: int, archs: Mapping[int, Arch], private: Samples
 ) -> Client:
     """One client, in this process or at its site."""
-    key = Key(seed, 0, number)
-    return Client(public=public, classes=classes, recipe=recipe, key=key, id=number, arch=arch, private=private)
+    return Client(
+        public=public, classes=classes, recipe=recipe, key=Key(seed, 0, number), archs=archs,
+        id=number, arch=archs[number], private=private,
+    )  # fmt: skip
 
 
 def build_server(

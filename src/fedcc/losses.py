@@ -113,3 +113,15 @@ def masked_logsumexp(z: Tensor, mask: Tensor, dim: int) -> Tensor:
     some = mask.any(dim, keepdim=True)
     wide = mask | ~some  # a row masked everywhere would give a gradient of NaN
     return z.masked_fill(~wide, -math.inf).logsumexp(dim) * some.squeeze(dim)
+
+
+def masked_kl(teacher: Tensor, student: Tensor, mask: Tensor) -> Tensor:
+    """The mean of KL(softmax(z^t) || softmax(z)), both over only the classes in the mask, [C] or [B, C].
+
+    It is 0 for a sample with fewer than two of them.
+    """
+    enough = mask.sum(-1, keepdim=True) > 1
+    inside = mask | ~enough  # a row masked everywhere would give a gradient of NaN
+    log_q, log_p = (F.log_softmax(z.masked_fill(~inside, -math.inf), -1) for z in (teacher, student))
+    gaps = log_q.masked_fill(~inside, 0) - log_p.masked_fill(~inside, 0)
+    return ((log_q.exp() * gaps).sum(-1) * enough.squeeze(-1)).mean()

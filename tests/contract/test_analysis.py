@@ -17,7 +17,11 @@ from fedcc.experiments.store import RunFolder
 from fedcc.methods import METHODS, FedMD, make
 from tiny import Tiny
 
-QUICK: dict[str, dict[str, Any]] = {"fedconcat": {"classifier_rounds": 2}}
+QUICK: dict[str, dict[str, Any]] = {
+    "fedconcat": {"classifier_rounds": 2},
+    "fens": {"aggregator_rounds": 20},
+    "fedaux": {"pretrain": "none"},
+}
 CLIENTS = ["0", "1", "2"]
 
 every = pytest.mark.parametrize("name", list(METHODS))

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from test_methods import QUICK
+from test_methods import ONE_WIDTH, QUICK
 from torch import Tensor, nn
 
 from fedcc.core.model import Arch
@@ -43,6 +43,7 @@ def ran(name: str, lanes: int | None) -> Tiny:
     """Two rounds on the plain engine, or on the fused one with so many lanes."""
     method = make(name, QUICK.get(name, {}))
     factories = (Mlp(),) if method.family == "parameters" else (Mlp(), Mlp(12), Mlp(8, norm=False))
+    factories = factories[::2] if name in ONE_WIDTH else factories
     tiny = Tiny(method, labels=RAGGED, factories=factories)
     if lanes is not None:
         tiny.executor = tiny.cohort.executor = Fused("cpu", "fp64", lanes=lanes)  # type: ignore[assignment]
@@ -109,6 +110,7 @@ CASES: dict[str, dict[str, Any]] = {
     "batches of two sizes": {"recipe": lambda k: Recipe(batch=6, steps=3 + k, batches=(("public", 4),))},
     "nothing to do for one": {"recipe": lambda k: Recipe(batch=6, steps=0 if k == 1 else 3)},
     "strong augmentation": {"streams": strong_streams, "loss": always(CrossEntropy("private"))},
+    "SGD": {"recipe": lambda k: Recipe(lr=0.1, batch=6, steps=3 + k, momentum=0.0 if k == 3 else 0.9)},
     "Adam goes on": {"recipe": always(Recipe(batch=6, steps=2, reset="round"))},
 }
 
@@ -213,13 +215,6 @@ def test_networks_are_proved_before_they_are_stacked() -> None:
     assert not unstackable_reason(Arch((Pooling,), 5, (1, 8, 8)))
     assert not unstackable_reason(Arch((ResNet(8, 1), ResNet(14, 1)), 5, (1, 8, 8)))
     assert "one by one" in unstackable_reason(Arch((Mixing,), 5, (1, 8, 8)))
-    assert "one by one" in unstackable_reason(Arch((Forgetful,), 5, (6,)))
+    assert "SeededDropout" in unstackable_reason(Arch((Forgetful,), 5, (6,)))
     with_layer_norm = Arch((lambda n: nn.Sequential(nn.LayerNorm(6), nn.Linear(6, n)),), 5, (6,))
     assert "LayerNorm" in unstackable_reason(with_layer_norm)
-
-
-def test_a_network_that_cannot_be_stacked_trains_all_the_same() -> None:
-    engine, arch = Plain("cpu", "fp64"), Arch((Mixing,), 5, (1, 8, 8))
-    group = fits(model=lambda k: engine.init(Init(arch, Key(0, 0, k))))
-    for a, b in zip(engine.serve(group), Fused("cpu", "fp64").serve(group), strict=True):
-        assert all(torch.equal(value, b.model.state[name]) for name, value in a.model.state.items())

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from test_engines import CASES, always, arrays, fits
-from test_methods import QUICK
+from test_methods import ONE_WIDTH, QUICK
 from torch import Tensor, nn
 
 from fedcc.core.method import AnyMethod
@@ -91,7 +91,8 @@ IMAGES_FROZEN = [
 
 
 def ran(method: AnyMethod, reset: Any, lanes: int | None, **settings: Any) -> Tiny:
-    factories = (Backbone(),) if method.family == "parameters" else (Backbone(), Backbone(12))
+    one = method.family == "parameters" or method.name.lower() in ONE_WIDTH
+    factories = (Backbone(),) if one else (Backbone(), Backbone(12))
     recipe = Recipe(lr=1e-2, batch=8, epochs=2, reset=reset)
     tiny = Tiny(method, labels=RAGGED, factories=factories, recipe=recipe, **settings)
     if lanes is not None:
@@ -112,7 +113,9 @@ def assert_still_frozen(model: Model, dtype: torch.dtype) -> None:
 
 
 def models(tiny: Tiny) -> list[Model]:
-    return [*(c.model for c in tiny.clients), *tiny.server.models.values()]
+    """All models but those on features."""
+    every = [*(c.model for c in tiny.clients), *tiny.server.models.values()]
+    return [model for model in every if model.arch.shape == tiny.clients[0].arch.shape]
 
 
 @pytest.mark.parametrize("reset", ["phase", "round"])

@@ -11,7 +11,10 @@ import fedcc
 from fedcc.federation import Federation
 from fedcc.methods import make
 
-SHORT: dict[str, dict[str, Any]] = {"fedconcat": {"classifier_rounds": 40}}
+SHORT: dict[str, dict[str, Any]] = {
+    "fedconcat": {"classifier_rounds": 40},
+    "fens": {"aggregator_rounds": 40, "aggregator": "weights"},
+}
 
 
 @pytest.fixture(scope="module")

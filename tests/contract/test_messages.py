@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from fedcc.core.disclosure import OPEN
 from fedcc.core.messages import Predictions, Weights, nbytes
 from fedcc.core.rng import Key
 from fedcc.core.tree import message_classes
@@ -21,9 +22,11 @@ from fedcc.methods import METHODS, make
 from tiny import Tiny
 
 SETTINGS: dict[str, list[dict[str, Any]]] = {
+    "fedaux": [{"pretrain": "none"}],
     "fedconcat": [{"clusters": 2, "classifier_rounds": 3}],
     "fedmd": [{}, {"average": "logits", "loss": "l1"}],
     "fedmr": [{}, {"mode": "paper"}],
+    "fens": [{"aggregator_rounds": 3}, {"aggregator_rounds": 3, "aggregator": "weights"}],
 }
 CASES = [(name, given) for name in METHODS for given in SETTINGS.get(name, [{}])]
 
@@ -40,6 +43,8 @@ def equal(a: Any, b: Any) -> bool:
 
 class Remote:
     """The clients of a tiny federation, with all that they send and receive made bytes and read again."""
+
+    disclosure = OPEN
 
     def __init__(self, tiny: Tiny, wire: str, everyone: bool = True):
         self.wire, self.tiny, self.everyone = wire, tiny, everyone

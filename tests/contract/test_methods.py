@@ -20,8 +20,15 @@ from fedcc.methods import METHODS, make
 from recording import changed, record
 from tiny import Mlp, Tiny
 
-QUICK: dict[str, dict[str, Any]] = {"fedconcat": {"classifier_rounds": 2, "classifier_lr": 0.5}}
-"""Settings without which a method would take long here."""
+QUICK: dict[str, dict[str, Any]] = {
+    "fedconcat": {"classifier_rounds": 2, "classifier_lr": 0.5},
+    "fedaux": {"pretrain": "none"},
+    "fens": {"aggregator_rounds": 2, "aggregator": "weights"},
+}
+"""Settings without which a method would take long here, or needs images."""
+
+ONE_WIDTH = {"fedproto"}
+"""Methods whose clients' networks may differ, but for the number of features."""
 
 MIXED = [[0, 1, 2] * 4, [0, 1] * 5, [1, 2] * 5, [2, 0] * 6]
 
@@ -128,7 +135,7 @@ def test_it_says_what_it_is(name: str) -> None:
     assert len(module.__doc__) > 80
     assert kind.__doc__
     assert kind.source
-    assert kind.family in ("parameters", "distillation", "bound")
+    assert kind.family in ("parameters", "distillation", "ensemble", "bound")
     assert name == kind.__name__.lower()
     assert make(name).name == kind.__name__
 
@@ -206,7 +213,14 @@ PHASES: dict[str, tuple[list[str], list[str]]] = {
     "fedhkt": (["fit", "fit"], ["down", "up"]),
     "fedcc": (["fit", "refine", "sync", "fit", "refine"], []),
     "ssl": (["fit", "refine"] * 2, []),
+    "scaffold": (["fit", "variate"] * 2, []),
+    "fens": (["fit", "fit", "aggregate", "aggregate"], []),
     "centralized": ([], ["fit"]),
+    "dsfl": (["fit", "sync", "fit"], ["distil"]),
+    "scarlet": (["fit", "sync", "fit"], ["distil"]),
+    "selectivefd": (["fit", "sync", "fit"], []),
+    "comet": (["fit", "sync", "fit"], []),
+    "fedaux": (["fit", "fit"], ["distill"]),
 }
 """A client's phases in two rounds, and the server's, where they are not a fit every round."""
 
@@ -301,10 +315,12 @@ def test_memories_hold_tensors_and_plain_values(name: str) -> None:
 
 @every
 def test_different_networks(name: str) -> None:
-    """Taken where predictions are shared or nothing is; refused, with both names, where weights are averaged."""
+    """Taken where predictions are shared or nothing is; refused, with both names, where weights or features are."""
     wide = Mlp(12)
     tiny = federation(name, factories=(Mlp(), wide))
-    if tiny.method.family != "parameters":
+    if name in ONE_WIDTH:
+        assert_finite(federation(name, factories=(Mlp(), Mlp(norm=False))).run(2))
+    elif tiny.method.family != "parameters":
         assert_finite(tiny.run(2))
         return
     with pytest.raises(ValueError) as error:

@@ -67,6 +67,11 @@ WEIGHTS = [
     ("fedcc", "lam"),
     ("fedcc", "trust"),
     ("ssl", "lam"),
+    ("comet", "lam"),
+    ("fedov", "weight"),
+    ("fedntd", "beta"),
+    ("moon", "mu"),
+    ("fedproto", "lam"),
 ]
 
 

@@ -32,6 +32,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 NAMES = [
     (("run", "fedccc"), ("unknown method 'fedccc'", "did you mean 'fedcc'?")),
+    (("run", "fedcx"), ("unknown method 'fedcx'", "did you mean 'fedcc'?")),
     (("methods", "fedagv"), ("unknown method 'fedagv'", "'fedavg'")),
     (("run", "fedcc", "--data", "cifr10"), ("unknown data set 'cifr10'", "'cifar10'")),
     (("skew", "--data", "digts"), ("unknown data set 'digts'", "'digits'")),

@@ -173,6 +173,7 @@ def test_methods_lists_every_method_and_explains_one(capsys: Capsys) -> None:
     assert listing.code == 0
     for name, kind in fedcc.METHODS.items():
         assert re.search(rf"^{name} +{kind.__name__} ", listing.out, re.M)
+    assert listing.out.index("centralized") < listing.out.index("beyond the paper") < listing.out.index("dsfl")
     one = call(capsys, "methods", "FedCC")
     for word in ("lam", "0.2", "Eq. (4)", "majority_threshold", "0 to 1", "probe, labels", "true, false"):
         assert word in one.out
@@ -244,7 +245,8 @@ def test_skew_prints_the_table_and_writes_the_picture(
     assert [p.name for p in picture.parent.iterdir()] == [picture.name]
 
 
-def test_bench_compares_engines_in_one_table(capsys: Capsys) -> None:
+def test_bench_compares_engines_in_one_table(capsys: Capsys, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedcc.experiments.bench.PUBLIC", 300)
     options = ("--device", "cpu", "--model", "resnet8", "--steps", 1, "--batch", 4, "--clients", "1,2")
     found = json.loads(call(capsys, "bench", *options, "--json").out)
     rows = found["rows"]
@@ -303,6 +305,16 @@ def test_version_and_help(capsys: Capsys) -> None:
     bare = call(capsys)
     assert bare.code == 2
     assert "Commands:" in bare.err
+
+
+def test_a_shell_completes_commands_and_options() -> None:
+    def completed(words: str) -> list[str]:
+        asked = {"_FEDCC_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(len(words.split()) - 1)}
+        program = [sys.executable, "-m", "fedcc"]
+        return subprocess.run(program, env=os.environ | asked, capture_output=True, text=True).stdout.split()
+
+    assert completed("fedcc re") == ["resume", "report"]
+    assert completed("fedcc run --sk") == ["--skew"]
 
 
 @pytest.mark.parametrize("command", COMMANDS)

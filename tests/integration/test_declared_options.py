@@ -37,7 +37,15 @@ QUICK = (
     "--device",
     "cpu",
 )
-OTHER = {"schedule": "cosine", "decay": 0.5, "evaluate_every": 2, "readings": False, "augment": "none"}
+OTHER = {
+    "optimizer": "sgd",
+    "momentum": 0.5,
+    "schedule": "cosine",
+    "decay": 0.5,
+    "evaluate_every": 2,
+    "readings": False,
+    "augment": "none",
+}
 
 
 def flags(values: dict[str, Any]) -> list[Any]:
@@ -75,7 +83,19 @@ def test_sites_agree_on_how_they_train() -> None:
         task = Task(2, ("a", "b"), (1, 8, 8), 1, "0" * 64)
         return set(terms(Experiment.resolve("fedavg", device="cpu", **options), task, 0, "resnet8"))
 
-    assert {"schedule", "decay", "rounds", "epochs", "lr", "batch", "reset", "wire", "seed"} <= agreed()
+    assert {
+        "optimizer",
+        "momentum",
+        "schedule",
+        "decay",
+        "rounds",
+        "epochs",
+        "lr",
+        "batch",
+        "reset",
+        "wire",
+        "seed",
+    } <= agreed()
     assert not {"device", "participation", "evaluate_every", "threads"} & agreed()
 
 

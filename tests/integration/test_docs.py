@@ -1,12 +1,13 @@
 """The documents say what is so: their code runs, their names exist, their table of methods is the one there is.
 
-``python tests/integration/test_docs.py`` writes the README's table of methods anew.
+``python tests/integration/test_docs.py`` writes docs/methods.md's table anew.
 """
 
 from __future__ import annotations
 
 import importlib
 import re
+import shlex
 import sys
 from collections.abc import Iterator
 from dataclasses import fields
@@ -18,9 +19,10 @@ import pytest
 import torch
 
 import fedcc
+from fedcc.methods import BEYOND, PAPER
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 METHODS_TABLE = re.compile(r"(?<=<!-- methods -->\n).*?(?=<!-- /methods -->)", re.DOTALL)
 
 
@@ -52,6 +54,61 @@ def test_code_runs_and_prints_what_the_page_shows(
             assert printed.strip() == shown[1].strip()
 
 
+# ----------------------------------------------------------------------------------------------------- console blocks
+
+SHELL = re.compile(r"^(?:<!-- (tested|not run): (.*?) -->\n+)?```(console|sh)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+NOT_RUN = 9  # at most so many blocks may carry a reason why they are not run
+
+
+def shell_blocks(page: Path) -> list[tuple[str, str, str]]:
+    """The blocks for a shell: how they are covered ("tested", "not run", or "" if run here), by what, and the text."""
+    return [(how, what, text) for how, what, _, text in SHELL.findall(page.read_text())]
+
+
+def test_every_console_block_is_run_or_says_why_not() -> None:
+    """A block is run below, or names the test that runs its commands, or gives a reason."""
+    covered = [(page.name, how, what) for page in PAGES for how, what, _ in shell_blocks(page)]
+    fences = sum(len(re.findall(r"^```(?:console|sh|bash|shell)$", page.read_text(), re.MULTILINE)) for page in PAGES)
+    assert len(covered) == fences, "a block has another form than the ones known here"
+    for page, how, what in covered:
+        if how == "tested":
+            file, _, name = what.partition("::")
+            assert f"def {name}(" in (ROOT / file).read_text(), f"{page} names {what}, which does not exist"
+    reasons = [f"{page}: {what}" for page, how, what in covered if how == "not run"]
+    assert len(reasons) <= NOT_RUN, "\n".join(reasons)
+    assert all(len(reason.split()) > 3 for reason in reasons)
+
+
+def without_numbers(line: str) -> str:
+    return re.sub(r"\s+", " ", re.sub(r"[\d.,:]+", "0", line)).strip()
+
+
+@pytest.mark.parametrize(
+    "page", [p for p in PAGES if any(not how for how, _, _ in shell_blocks(p))], ids=lambda p: p.name
+)
+def test_console_blocks_print_what_the_page_shows(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The same lines, but for numbers; a command that is shown with an error ends with it."""
+    from program import call  # not above: this file is also a script
+
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "experiments").symlink_to(ROOT / "experiments")
+    for _, _, text in (block for block in shell_blocks(page) if not block[0]):
+        commands = re.split(r"^\$ ", text, flags=re.MULTILINE)[1:] if "$ " in text else text.splitlines()
+        for command in commands:
+            line, _, shown = command.partition("\n")
+            program, *words = shlex.split(line, comments=True)
+            assert program == "fedcc", f"{page.name}: only fedcc is run here, mark the block with {program!r}"
+            done = call(capsys, *words)
+            assert (done.code != 0) == shown.startswith("fedcc: "), done.err
+            printed = {without_numbers(line) for line in (done.out + done.err).splitlines()}
+            assert {without_numbers(line) for line in shown.splitlines()} - {"0"} <= printed
+
+
+# ------------------------------------------------------------------------------------------------ single documents
+
+
 def test_fedprox_is_short_and_right(module: ModuleType) -> None:
     code = blocks(ROOT / "docs" / "add-a-method.md")[0]
     assert len([line for line in code.splitlines() if line.strip()]) <= 15
@@ -71,6 +128,19 @@ def test_links_lead_somewhere() -> None:
         for target in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text()):
             if "://" not in target:
                 assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def test_the_version_is_the_same_everywhere() -> None:
+    stated = {
+        "pyproject.toml": r'^version = "(.*)"$',
+        "CITATION.cff": r"^version: (.*)$",
+        "CHANGELOG.md": r"^## (.*)$",
+        "SECURITY.md": r"now ([\d.]*\d)\.$",
+    }
+    found = {name: re.search(rule, (ROOT / name).read_text(), re.MULTILINE) for name, rule in stated.items()}
+    versions = {name: match[1] for name, match in found.items() if match}
+    minor = fedcc.__version__.rpartition(".")[0]
+    assert versions == dict.fromkeys(stated, fedcc.__version__) | {"SECURITY.md": minor}
 
 
 # ------------------------------------------------------------------------------------------------- docs/paper-map.md
@@ -121,20 +191,26 @@ def test_settings_have_the_stated_values() -> None:
     assert checked >= 12
 
 
-# ----------------------------------------------------------------------------------------------------- README.md
+# -------------------------------------------------------------------------------------------------- docs/methods.md
+
+TABLE_PAGE = ROOT / "docs" / "methods.md"
 
 
 def methods_table() -> str:
-    lines = ["| name | method | family | what it does | source |", "|---|---|---|---|---|"]
-    for name, kind in fedcc.METHODS.items():
-        summary = (kind.__doc__ or "").strip().splitlines()[0]
-        noted = f"{kind.__name__} ({kind.note})" if kind.note else kind.__name__
-        lines.append(f"| `{name}` | {noted} | {kind.family} | {summary} | {kind.source} |")
-    return "\n".join(lines) + "\n"
+    """The paper's methods, then those beyond it."""
+    tables = []
+    for kinds in (PAPER, BEYOND):
+        lines = ["| name | method | family | what it does | source |", "|---|---|---|---|---|"]
+        for kind in kinds:
+            summary = (kind.__doc__ or "").strip().splitlines()[0]
+            noted = f"{kind.__name__} ({kind.note})" if kind.note else kind.__name__
+            lines.append(f"| `{kind.__name__.lower()}` | {noted} | {kind.family} | {summary} | {kind.source} |")
+        tables.append("\n".join(lines) + "\n")
+    return "\nBeyond the paper:\n\n".join(tables)
 
 
 def test_the_table_of_methods_is_current() -> None:
-    shown = METHODS_TABLE.search((ROOT / "README.md").read_text())
+    shown = METHODS_TABLE.search(TABLE_PAGE.read_text())
     assert shown is not None
     assert shown[0] == methods_table(), "run `python tests/integration/test_docs.py` to write it anew"
 
@@ -146,5 +222,4 @@ def test_every_setting_stands_in_the_deviations(kind: Any) -> None:
 
 
 if __name__ == "__main__":
-    readme = ROOT / "README.md"
-    readme.write_text(METHODS_TABLE.sub(lambda _: methods_table(), readme.read_text()))
+    TABLE_PAGE.write_text(METHODS_TABLE.sub(lambda _: methods_table(), TABLE_PAGE.read_text()))

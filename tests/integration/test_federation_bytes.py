@@ -76,7 +76,7 @@ def test_bytes_at_the_socket_are_those_of_the_record(tmp_path: Path, record_prop
     folder = create_federation(
         tmp_path / "f", "fedcc", {"only": None}, settings={}, hosts=[], port=free_port(), rules={},
         options={"models": "resnet8", "rounds": ROUNDS, "epochs": 1, "batch": 256, "device": "cpu"},
-        public_file=tmp_path / "public.npz", class_names=tuple(f"c{n}" for n in range(CLASSES)),
+        public_file=tmp_path / "public.npz", class_names=tuple(f"c{n}" for n in range(CLASSES)), make_keys=True,
     )  # fmt: skip
     site = folder.path / "sites" / "only"
     y = np.arange(300) % CLASSES

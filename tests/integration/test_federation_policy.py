@@ -38,13 +38,18 @@ def test_what_left_a_site_is_in_its_log(tmp_path: Path, capsys: Capsys) -> None:
         ("train", 1, 0), ("train", 2, 0), ("query.model", 2, 0), ("query.predict", 2, number),
     ]  # fmt: skip
     assert [e["answer"] for e in entries if e["kind"] == "answered"] == ["sent", "sent", "declined", "sent"]
+    assert [(e["share"], e["answers"]) for e in entries if e["kind"] == "disclosed"] == [
+        ("predictions", folder.task.public), ("predictions", folder.task.public), ("predictions", number),
+    ]  # fmt: skip
     assert len({e["nonce"] for e in entries}) == 4
     done = call(capsys, "federation", "audit", site.path)
     assert done.code == 0
-    assert "east: 8 lines, each follows from the one before it" in done.out
+    assert f"without noise: {2 * folder.task.public + number} predictions\nrecord-level epsilon" in done.out
+    assert "infinite" in done.out
+    assert "east: 11 lines, each follows from the one before it" in done.out
     assert json.loads(call(capsys, "federation", "audit", site.path, "--json").out) == entries
     site.audit.path.write_text(site.audit.path.read_text().replace('"sent"', '"kept"', 1))
-    call(capsys, "federation", "audit", site.path).failed("audit.jsonl is damaged: line 2", code=2)
+    call(capsys, "federation", "audit", site.path).failed("audit.jsonl is damaged: line 3", code=2)
 
 
 def test_a_site_that_predicts_nothing_more_is_left_out_of_predictions(tmp_path: Path, capsys: Capsys) -> None:

@@ -64,6 +64,21 @@ def test_uplinks_and_accuracy_are_the_simulators(method: str, tmp_path: Path) ->
     assert round(100 * float(right.double().mean()), 4) == simulated.accuracy
 
 
+@pytest.mark.parametrize("method", ["fens", "fedproto", "scaffold"])
+def test_methods_beyond_the_paper(method: str, tmp_path: Path) -> None:
+    """Sites run each other's networks (FENS), and the server keeps models on features."""
+    settings = {"aggregator_rounds": 2} if method == "fens" else {}
+    models = "resnet8" if method == "scaffold" else "resnet8,resnet14"
+    folder = make(tmp_path / "f", method, settings=settings, models=models)
+    LocalTransport(folder).server().train()
+    simulated = simulate(folder.experiment)
+    assert sent(folder) == simulated.uplinks
+    test = folder.test()
+    assert test is not None
+    right = Result.load(folder.run).predict(test["x"]) == test["y"]
+    assert round(100 * float(right.double().mean()), 4) == simulated.accuracy
+
+
 def test_clients_that_keep_their_models_are_asked_to_predict(tmp_path: Path) -> None:
     folder = make(tmp_path / "f")
     transport = LocalTransport(folder, share={"north"})

@@ -14,7 +14,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "tests" / "packages" / "neighbour"
 SWEEP = """
-methods = ["dsfl", "fedmd", "fedavg"]
+methods = ["sharpened", "fedmd", "fedavg"]
 data = "rings"
 seeds = [0, 1]
 rounds = 2
@@ -22,7 +22,7 @@ epochs = 2
 device = "cpu"
 
 [[variant]]
-method = "dsfl"
+method = "sharpened"
 name = "flat"
 settings = {temperature = 1.0}
 """
@@ -60,11 +60,11 @@ def test_a_package_of_somebody_elses_is_swept_and_reported(installed: Path, tmp_
     done = fedcc(tmp_path, "sweep", "sweep.toml", site=installed)
     assert done.returncode == 0, done.stdout + done.stderr
     runs = sorted((tmp_path / "runs" / "rings_classes-1").iterdir())
-    assert [run.name for run in runs] == ["dsfl", "dsfl-flat", "fedavg", "fedmd"]
-    summary = json.loads((runs[0] / "seed0" / "summary.json").read_text())
-    assert summary["method"] == "DSFL"
+    assert [run.name for run in runs] == ["fedavg", "fedmd", "sharpened", "sharpened-flat"]
+    summary = json.loads((runs[2] / "seed0" / "summary.json").read_text())
+    assert summary["method"] == "Sharpened"
     assert summary["classes"] == ["innermost", "inner", "outer", "outermost"]
-    assert sorted(summary["code"]) == ["dsfl", "rings", "sine"]
+    assert sorted(summary["code"]) == ["rings", "sharpened", "sine"]
     assert summary["experiment"]["models"] == "sine,mlp"
 
     # reported where the package is not installed: nothing of it is imported
@@ -72,12 +72,12 @@ def test_a_package_of_somebody_elses_is_swept_and_reported(installed: Path, tmp_
     assert done.returncode == 0, done.stderr
     tables = {path.stem: path.read_text() for path in (tmp_path / "report" / "tables").glob("*.md")}
     whole = next(text for name, text in tables.items() if name.startswith("rings") and "variants" not in name)
-    assert all(label in whole for label in ("DSFL", "FedMD", "FedAvg")), whole
+    assert all(label in whole for label in ("Sharpened", "FedMD", "FedAvg")), whole
     assert any("temperature=1.0" in text for name, text in tables.items() if "variants" in name)
     assert "innermost" in (tmp_path / "report" / "index.html").read_text()
 
     # its models are used where it is installed, and only there; no --code, as an installed package is no surprise
-    code = f"import fedcc; r = fedcc.load({str(runs[0] / 'seed0')!r}); print(r.method, r.predict([[1.0, 0.0]]).shape)"
+    code = f"import fedcc; r = fedcc.load({str(runs[2] / 'seed0')!r}); print(r.method, r.predict([[1.0, 0.0]]).shape)"
     for site, expected in ((installed, 0), (None, 1)):
         paths = [str(ROOT / "src"), *([str(site)] if site else [])]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
@@ -85,12 +85,12 @@ def test_a_package_of_somebody_elses_is_swept_and_reported(installed: Path, tmp_
             [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False, timeout=120
         )
         assert loaded.returncode == expected, loaded.stderr
-        assert ("DSFL(temperature=0.1) torch.Size([1])" in loaded.stdout) == (expected == 0)
-    assert "unknown method 'dsfl'" in loaded.stderr
+        assert ("Sharpened(temperature=0.1) torch.Size([1])" in loaded.stdout) == (expected == 0)
+    assert "unknown method 'sharpened'" in loaded.stderr
 
     listed = fedcc(tmp_path, "methods", site=installed).stdout
-    assert "neighbour.dsfl:DSFL" in listed
-    assert "sharpens mean probabilities" in fedcc(tmp_path, "methods", "dsfl", site=installed).stdout
+    assert "neighbour.sharpened:Sharpened" in listed
+    assert "sharpens mean probabilities" in fedcc(tmp_path, "methods", "sharpened", site=installed).stdout
     assert "neighbour.data:rings" in fedcc(tmp_path, "data", "list", site=installed).stdout
-    again = fedcc(tmp_path, "resume", runs[0] / "seed0", "--rounds", 3, site=installed)
+    again = fedcc(tmp_path, "resume", runs[2] / "seed0", "--rounds", 3, site=installed)
     assert again.returncode == 0, again.stderr

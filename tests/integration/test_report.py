@@ -1,11 +1,13 @@
-"""`fedcc report`: the command, the documents made by it, a large report, and its page in a real browser."""
+"""`fedcc report`: the command, the documents made by it and a large report."""
 
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import time
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +17,11 @@ import synthetic
 from fedcc.report import markdown
 from fedcc.report.records import find_records
 from fedcc.report.tables import tables
+from fedcc.report.write import picture_description
 from program import QUICK, call
 
 ROOT = Path(__file__).resolve().parents[2]
 AGAIN = "run `fedcc report results --readme README.md --markdown docs/results.md`"
-CHROMIUM = shutil.which("chromium") or "/usr/bin/chromium"
 SOME = (("cifar10", "classes:2"), ("cifar10", "classes:1"), ("cifar100", "classes:10"))
 
 
@@ -29,7 +31,8 @@ def test_the_documents_are_up_to_date() -> None:
     made = tables(found.runs)
     assert (ROOT / "docs" / "results.md").read_text() == markdown.page(found, made, ROOT / "docs"), AGAIN
     readme = (ROOT / "README.md").read_text()
-    assert readme == markdown.replace_block(readme, markdown.readme_block(made, ROOT), "README.md"), AGAIN
+    assert readme == markdown.replace_block(readme, markdown.readme_block(made), "README.md"), AGAIN
+    assert escape(picture_description(made), quote=False) in (ROOT / markdown.PICTURE).read_text(), AGAIN
 
 
 def test_the_command_writes_a_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -97,10 +100,12 @@ def test_the_readmes_block_and_the_page(tmp_path: Path, capsys: pytest.CaptureFi
     text = readme.read_text()
     assert text.startswith(f"above\n{markdown.BEGIN}\n")
     assert text.endswith(f"{markdown.END}\nbelow\n")
-    record = "results/cifar10_classes-1_fedavg_seed0.json"
-    final = json.loads(Path(record).read_text())["accuracy"]["final"]
-    assert f"[{final:.1f}]({record}) (11.0)" in text
+    record = json.loads(Path("results/cifar10_classes-1_fedcc_seed0.json").read_text())
+    assert re.search(rf"^\| CIFAR-10, N = 1 \| \d+ \| {record['accuracy']['final']:.1f}", text, re.M)
+    assert "| 67.3 ±1.8 | 12.7 ±0.7 (FedConcat) | **+54.6** |" in text  # the paper's
+    assert markdown.MISSING not in text
     assert (tmp_path / "docs" / "results.md").read_text() == (ROOT / "docs" / "results.md").read_text()
+    assert (tmp_path / markdown.PICTURE).read_text().startswith("<?xml")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["README.md", "docs", "results"]  # and no report/
 
 

@@ -23,6 +23,7 @@ seeds = [0, 1]
 rounds = 3
 epochs = 1
 fraction = 0.1
+clients = 4
 models = "resnet8"
 device = "cpu"
 """
@@ -60,7 +61,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     place = tmp_path_factory.mktemp("alone")
     for name in PLACES:
         method, seed = name.split("/")[1], name[-1]
-        words = ("run", method, *QUICK, "--rounds", 3, "--fraction", 0.1, "--seed", seed, "--out", name)
+        words = ("run", method, *QUICK, "--rounds", 3, "--fraction", 0.1, "--clients", 4, "--seed", seed, "--out", name)
         assert Running(place, words).end(300).code == 0
     return numbers(place)
 

@@ -23,9 +23,16 @@ from fedcc.federate import RoundMessages, Snapshot, federate
 from fedcc.methods import METHODS, make
 from tiny import Mlp, Tiny
 
+SMALL: dict[str, dict[str, Any]] = {
+    "fedconcat": {"classifier_rounds": 3, "clusters": 2},
+    "fedaux": {"pretrain": "none"},
+}
 CASES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
-    *((name, {"classifier_rounds": 3, "clusters": 2} if name == "fedconcat" else {}, {}) for name in METHODS),
-    *((name, {}, {"participation": 0.5}) for name in ("fedavg", "fedhkt", "fedcc", "feddf", "centralized", "fedmr")),
+    *((name, SMALL.get(name, {}), {}) for name in METHODS),
+    *(
+        (name, {}, {"participation": 0.5})
+        for name in ("fedavg", "fedhkt", "fedcc", "feddf", "centralized", "fedmr", "scarlet")
+    ),
     ("fedconcat", {"classifier_rounds": 3, "clusters": 2, "histogram": "labels"}, {"participation": 0.5}),
     ("fedconcat", {"classifier_rounds": 3}, {"wire": "fp16"}),
     ("fednova", {"server_momentum": 0.5}, {}),

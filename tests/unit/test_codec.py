@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedcc.core.messages import LABELS, Labels, Predictions, Weights, carried, nbytes
+from fedcc.core.messages import LABELS, Labels, Predictions, Rows, Weights, carried, nbytes
 from fedcc.core.rng import Key
 from fedcc.core.wire import packed
 from fedcc.flower.codec import EncodedMessage, ExpectedMessage, InvalidMessage, accept, decode, encode
@@ -348,3 +348,41 @@ def test_a_client_is_safe_from_nonsense_too(tree: Any) -> None:
     encoded = EncodedMessage("Predictions", header, {"float32": np.zeros(4, np.float32), "int8": np.zeros(4, np.int8)})
     with pytest.raises(InvalidMessage):
         decode(encoded, KNOWN, "fp32", run="run", round=2)
+
+
+# -- some rows
+
+
+def test_rows_may_be_left_out_and_nothing_else() -> None:
+    def rows(*numbers: int, values: Tensor | None = None) -> Rows:
+        equal = torch.full((len(numbers), CLASSES), 1 / CLASSES) if values is None else values
+        return Rows(torch.tensor(numbers, dtype=torch.int32), equal)
+
+    want = replace(expected(rows(0, 1, 4, 7)), message_classes={"Rows": Rows})
+    for good in (rows(0, 1, 4, 7), rows(1, 7), rows(0), rows()):
+        for wire in ("fp32", "fp16", "int8"):
+            came = taken(sent(good, wire), replace(want, wire=wire))
+            assert torch.equal(came.rows, good.rows)
+            assert came.values.shape == good.values.shape
+    for bad, reason in (
+        (rows(1, 0), "ascending"),
+        (rows(1, 1), "ascending"),
+        (rows(2), "among the 4 that may be answered"),
+        (rows(-1), "among the 4"),
+        (rows(0, 1, 4, 7, 8), "wrong shape"),
+        (rows(1, values=torch.full((1, 3), 1 / 3)), "wrong shape"),
+        (rows(1, values=torch.full((1, CLASSES), 0.5)), "sum to 1"),
+    ):
+        with pytest.raises(InvalidMessage, match=reason):
+            taken(sent(bad), want)
+    uneven = sent(rows(0, 1))
+    parts = dict(uneven.header["message"][2])
+    parts["values"] = [*parts["values"][:-1], [1, CLASSES]]
+    tree = ["message", "Rows", parts]
+    odd = EncodedMessage(
+        "Rows", {**uneven.header, "message": tree}, {**uneven.arrays, "float32": uneven.arrays["float32"][:CLASSES]}
+    )
+    with pytest.raises(InvalidMessage):
+        taken(odd, want)
+    with pytest.raises(InvalidMessage, match="wrong shape"):  # predictions are complete
+        taken(sent(Predictions(torch.full((3, CLASSES), 0.25))), expected(Predictions(torch.full((4, CLASSES), 0.25))))

@@ -8,11 +8,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fedcc.core.messages import nbytes
+from fedcc.core.messages import Labels, nbytes
 from fedcc.core.requests import Recipe
 from fedcc.losses import CrossEntropy
 from fedcc.methods import FedCT
-from fedcc.methods.fedct import ballot, compact, majority, tied
+from fedcc.methods.fedct import ballot, majority, tied
 from steps import assert_same_under_vmap, draw, equal, labels, servers, value, watch
 from tiny import Mlp, Tiny
 
@@ -31,7 +31,7 @@ def test_the_consensus_against_a_loop() -> None:
     assert 5 < sum(len(b) > 1 for b in best) < 55
     assert tied(votes).tolist() == [len(b) > 1 for b in best]
     tiny = Tiny(FedCT(), classes=C)
-    downs = tiny.ask(tiny.method.server(tiny.server, {k: compact(own, C) for k, own in enumerate(VOTES)}))
+    downs = tiny.ask(tiny.method.server(tiny.server, {k: Labels.of(own, C) for k, own in enumerate(VOTES)}))
     assert downs[0].values.tolist() == [b[0] for b in best]  # the lowest class wins
     assert tiny.server.log["ties"] == sum(len(b) > 1 for b in best) / N
 
@@ -39,10 +39,10 @@ def test_the_consensus_against_a_loop() -> None:
 def test_labels_take_the_smallest_integers_that_hold_them() -> None:
     sizes = {10: torch.uint8, 256: torch.uint8, 257: torch.int16, 2**15: torch.int16, 2**15 + 1: torch.int32}
     for different, kind in sizes.items():
-        last = compact(torch.tensor([0, different - 1]), different)
+        last = Labels.of(torch.tensor([0, different - 1]), different)
         assert last.values.dtype == kind
         assert last.values.long().tolist() == [0, different - 1]
-    assert nbytes(compact(torch.zeros(5000, dtype=torch.long), 200)) == 5000
+    assert nbytes(Labels.of(torch.zeros(5000, dtype=torch.long), 200)) == 5000
 
 
 def test_a_bare_majority_beats_one_that_is_sure() -> None:

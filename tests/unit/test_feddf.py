@@ -208,3 +208,10 @@ def test_the_norm_is_kept_from_zero() -> None:
     assert found["a"].tolist() == pytest.approx([1.5e-6, 0.0])
     assert found["b"].tolist() == pytest.approx([2e-6])
     assert torch.equal(Clip(1.0).transform(grads)["b"], grads["b"])
+
+
+def test_early_stopping_continues_adams_state_so_sgd_is_refused() -> None:
+    sgd = Recipe(lr=1e-2, batch=8, epochs=1, momentum=0.9)
+    with pytest.raises(ValueError, match="needs optimizer=adam"):
+        Tiny(FedDF(early_stop="kl"), recipe=sgd).run(1)
+    Tiny(FedDF(), recipe=sgd).run(1)

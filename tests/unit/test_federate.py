@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from fedcc.core.disclosure import OPEN, Disclosure
 from fedcc.core.messages import Predictions, Weights, carried
 from fedcc.core.method import Family, Method, Trained
 from fedcc.core.roles import Client, Server
@@ -128,6 +129,7 @@ class Patchy:
 
     answers: Mapping[int, Mapping[int, Any]]
     wire: str = "fp32"
+    disclosure: Disclosure = OPEN
     received: list[Mapping[int, Any]] = field(default_factory=list)
 
     def round(self, t: int, downs: Mapping[int, Any]) -> Mapping[int, Any]:

@@ -189,7 +189,7 @@ def own(capsys: Capsys) -> FederationFolder:
     np.savez("public.npz", x=np.random.default_rng(0).normal(size=(6, 4)))
     np.savez("site.npz", x=np.zeros((2, 4)), y=np.array([0, 1]))
     words = ("federation", "init", "fed", "--client", "a=own", "--client", "b=mlp64", "--public-file", "public.npz")
-    assert call(capsys, *words, "--class", "x", "--class", "y").code == 0
+    assert call(capsys, *words, "--class", "x", "--class", "y", "--make-keys").code == 0
     return FederationFolder.read(Path("fed"))
 
 

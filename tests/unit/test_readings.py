@@ -99,9 +99,14 @@ def test_most_methods_have_none() -> None:
     found = {name: list(method().readings(public)) for name, method in METHODS.items()}
     assert found.pop("fedcc") == NAMES
     averaged = {name for name, names in found.items() if names == ["re-estimated"]}
-    assert averaged == {"fedavg", "fedprox", "fednova", "fedrs", "fedsam", "fedlc", "fedmr", "fedvls"}
-    assert {found.pop(name)[0] for name in ("feddf", "fedet", "fedhkt")} == {"clients-mean"}
+    averaging = {"fedavg", "fedprox", "fednova", "fedrs", "fedsam", "fedlc", "fedmr", "fedvls"}
+    assert averaged == averaging | {"fedntd", "moon", "scaffold"}
+    assert {found.pop(name)[0] for name in ("feddf", "fedet", "fedhkt", "dsfl", "scarlet", "fedaux")} == {
+        "clients-mean"
+    }
     assert found.pop("fedmd") == ["mean-logits"]
+    assert found.pop("fedov") == ["voters=1", "voters=2"]
+    assert found.pop("fedproto") == ["prototype"]
     assert not any(names for name, names in found.items() if name not in averaged)
 
 

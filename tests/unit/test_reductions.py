@@ -18,6 +18,8 @@ OFF = [
     ("fedsam", {"rho": 0.0}),
     ("fedmr", {"mu": 0.0}),
     ("fedmr", {"mu": 0.0, "mu2": 0.0, "mode": "paper"}),
+    ("fedntd", {"beta": 0.0}),
+    ("moon", {"mu": 0.0}),
 ]
 
 
@@ -35,6 +37,8 @@ def test_switched_off_it_is_fedavg(name: str, settings: dict[str, object], fedav
     assert same(final(make(name, settings)).server.models["global"].state, fedavg.server.models["global"].state)
 
 
-@pytest.mark.parametrize("name", ["fedprox", "fednova", "fedrs", "fedsam", "fedlc", "fedmr", "fedvls"])
+@pytest.mark.parametrize(
+    "name", ["fedprox", "fednova", "fedrs", "fedsam", "fedlc", "fedmr", "fedvls", "fedntd", "moon", "scaffold"]
+)
 def test_switched_on_it_is_not(name: str, fedavg: Tiny) -> None:
     assert not same(final(make(name)).server.models["global"].state, fedavg.server.models["global"].state)

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 import synthetic
-from fedcc.methods import METHODS
+from fedcc.methods import BEYOND, METHODS
 from fedcc.report import gallery, latex, markdown, paper, spreadsheet, style
 from fedcc.report.cells import Table
 from fedcc.report.page import SCRIPTS, TEMPLATE, page, page_script
@@ -245,6 +245,7 @@ def test_final_and_best_round_are_told_apart(tmp_path: Path) -> None:
         ({"augment": "strong"}, "table1-strong-augmentation", True),
         ({"validation": 0.1}, "table1-on-10-of-the-private-samples-held-out", False),
         ({"wire": "fp16"}, "table1-wire-fp16", True),
+        ({"optimizer": "sgd", "lr": 0.01}, "table1-optimizer-sgd-lr-0.01", False),
     ],
 )
 def test_another_protocol_has_a_table_of_its_own(
@@ -254,7 +255,35 @@ def test_another_protocol_has_a_table_of_its_own(
     assert (first.slug, second.slug) == ("table1", slug)
     assert [len(t.runs) for t in (first, second)] == [1, 1]
     assert second.with_paper is paper_beside
+    assert ("SGD 0.01" if "optimizer" in given else "Adam 0.001") in second.protocol
     assert [r.method for r in second.rows] == ["fedcc"]
+
+
+def test_methods_beyond_the_paper_leave_table1_alone(tmp_path: Path) -> None:
+    """They have a table of their own, next to the paper's methods in the scenarios that they were run in."""
+    given = [synthetic.record("fedcc", 60.0, **CIFAR), synthetic.record("fedmd", 40.0, **CIFAR)]
+    given += [synthetic.record("dsfl", 50.0, **CIFAR), synthetic.record("dsfl", 45.0, {"temperature": 1.0}, **CIFAR)]
+    given += [synthetic.record("fedcc", 70.0, data="cifar10", skew="classes:2")]
+    found = read(tmp_path, *given)
+    table1, beyond, variants = tables(found.runs)
+    assert [t.slug for t in (table1, beyond, variants)] == ["table1", "beyond", "beyond-variants"]
+    assert [t.title for t in (beyond, variants)] == ["Beyond the paper", "Beyond the paper, variants"]
+    assert tuple(row.method for row in table1.rows) == paper.METHODS
+    assert [row.method for row in beyond.rows] == ["fedmd", "fedcc", "dsfl"]
+    assert [row.title for row in variants.rows] == ["DSFL", "DSFL, temperature=1.0"]
+    assert beyond.scenarios == (("cifar10", "classes:1"),)
+    assert [row.cells["cifar10", "classes:1"].marks.get("final") for row in beyond.rows] == [None, 1, 2]
+    assert [row.method for row in beyond.new_rows] == ["dsfl"]
+    assert [lead.margins["final"][1].rival for t in (table1, beyond) for lead in leads(t)] == ["FedMD", "DSFL"]
+    assert not beyond.of_paper
+    own = client_table(beyond)
+    assert own is not None
+    assert own.slug == "beyond-clients"
+    text = markdown.page(found, tables(found.runs), tmp_path)
+    assert text.count("Is FedCC ahead?") == 2
+    assert f"1 of {len(BEYOND)} |" in text
+    assert "DSFL" not in markdown.readme_block(tables(found.runs), tmp_path)
+    assert [t.slug for t in built(tmp_path / "alone", given[2])] == ["beyond"]
 
 
 def test_how_it_was_computed_is_no_protocol(tmp_path: Path) -> None:
@@ -449,7 +478,7 @@ def test_averaged_models_stand_twice_in_a_table_of_their_own(tmp_path: Path) -> 
     text = markdown.page(Records(tuple(table.runs), ()), [table], tmp_path)
     assert "| FedAvg, averaged | 20.5 ±0.7" in text
     assert "| FedAvg, re-estimated | 23.5 ±0.7" in text
-    assert "averaged" not in markdown.readme_block([table], tmp_path)
+    assert "averaged" not in markdown.readme_block([table])
     rows = list(csv.DictReader(io.StringIO(spreadsheet.comparison(again))))
     assert [(row["variant"], row["final"]) for row in rows if row["seeds"] != "0"] == [
         ("averaged", "20.5000"), ("re-estimated", "23.5000")
@@ -462,7 +491,7 @@ def test_a_lead_is_measured_against_re_estimated_baselines_too(tmp_path: Path) -
     (lead,) = leads(table)
     assert lead.margins["final"][1] == Margin("FedAvg", pytest.approx(1.0), 1, 1)
     assert lead.reread == Margin("FedAvg", pytest.approx(-2.0), 1, 1)  # the record's reading is 3 above its accuracy
-    assert "| -2.0 (FedAvg) |" in markdown.readme_block([table], tmp_path)
+    assert "| -2.0 (FedAvg) |" in markdown.lead_section(table)
 
 
 def test_a_record_of_an_earlier_algorithm_does_not_count(tmp_path: Path) -> None:
@@ -514,7 +543,7 @@ def test_other_readings_stand_below_the_table_but_not_in_a_readme(tmp_path: Path
     page = markdown.page(Records(tuple(table.runs), ()), [table], tmp_path)
     assert page.count("### Other readings\n") == 1
     assert page.index("## Table I") < page.index("| FedCC, read with mirror | 25.5 ±0.7") < page.index("## Records")
-    assert "read with" not in markdown.readme_block([table], tmp_path)
+    assert "read with" not in markdown.readme_block([table])
     rows = list(csv.DictReader(io.StringIO(spreadsheet.comparison(found))))
     assert [row["variant"] for row in rows if row["seeds"] != "0"][-1] == "read with mirror,trust=4"
     assert "FedCC, read with trust=2 & $23.5_{\\pm0.7}$" in latex.comparison(found)

@@ -11,6 +11,7 @@ from typer import Option
 
 from fedcc.cli.console import console, table
 from fedcc.cli.options import Json, run_options
+from fedcc.code import allow
 from fedcc.core.options import check_value
 
 
@@ -19,15 +20,16 @@ def bench(
     options: dict[str, Any],
     clients: Annotated[str | None, Option(help="numbers of clients; 1,10,100 on a GPU, 1,4 on a CPU")] = None,
     steps: Annotated[int | None, Option(help="steps per client; 200 on a GPU, 4 on a CPU")] = None,
-    model: Annotated[str, Option(help="the network")] = "resnet20",
+    model: Annotated[str, Option(help="the network: a built-in one, or module:factory")] = "resnet20",
     as_json: Json = False,
 ) -> None:
-    """Measure the engines here: one table, ratios within one run."""
+    """Measure the engines on this machine and print one table; ratios are within one run."""
     from fedcc.engine import choose_device
     from fedcc.engine.threads import check_threads, fixed_threads
     from fedcc.experiments.bench import bench as measure
     from fedcc.experiments.environment import environment
 
+    allow(model)
     threads, batch, augment = options.get("threads", 1), options.get("batch", 64), options.get("augment", "standard")
     check_threads(threads)
     device = choose_device(options.get("device", "auto"))

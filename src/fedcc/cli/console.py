@@ -24,6 +24,13 @@ def console(stderr: bool = False) -> Console:
     return terminal
 
 
+def say_starting(terminal: Console) -> None:
+    """A sign of life on a terminal before torch is imported, which takes seconds; the next line replaces it."""
+    if terminal.is_terminal:
+        terminal.file.write("starting\r")
+        terminal.file.flush()
+
+
 def table(*columns: str, rows: Iterable[Iterable[object]] = ()) -> Table:
     """A table without lines."""
     from rich.table import Table

@@ -10,9 +10,10 @@ import typer
 from typer import Argument, Option
 
 from fedcc.cli.console import console, table
+from fedcc.cli.help import Commands
 from fedcc.cli.options import Json, run_options
 
-data_app = typer.Typer(help="List, fetch and check data sets.", no_args_is_help=True)
+data_app = typer.Typer(cls=Commands, help="List, fetch and check data sets.", no_args_is_help=True)
 
 
 @run_options("data", "skew", "clients", "seed", "public", "resize", "label", "test", "data_dir")

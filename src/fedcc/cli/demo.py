@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer import Option
 
-from fedcc.cli.console import console, noted, table
+from fedcc.cli.console import console, noted, say_starting, table
+from fedcc.cli.live import RunRows
 from fedcc.cli.options import Json, run_options
 from fedcc.core.naming import clock
 from fedcc.core.options import check_value
@@ -35,14 +36,15 @@ def demo(
     jobs: Annotated[int | None, Option(help="methods at once; one per core by default")] = None,
     as_json: Json = False,
 ) -> None:
-    """Ten clients with one digit each: FedCC against FedAvg, FedMD and the two bounds, one method per core."""
+    """Compare FedCC with FedAvg, FedMD and the two bounds: ten clients with one digit each, one method per core."""
+    terminal = console(stderr=as_json)
+    say_starting(terminal)
     from fedcc.core.files import make_folder
     from fedcc.engine.threads import cores
     from fedcc.experiments.experiment import Experiment
     from fedcc.experiments.run import prepare
     from fedcc.experiments.store import RunFolder
 
-    terminal = console(stderr=as_json)
     common = {"data": "digits", "skew": "classes:1", "device": "cpu"} | options
     experiments = {name: Experiment.resolve(name, **common) for name in COMPARED}
     first = experiments["fedcc"]
@@ -90,7 +92,7 @@ def run_all(
 ) -> None:
     """Run all experiments, so many at a time, and show what they write into their folders."""
     from rich.live import Live
-    from rich.table import Table
+    from rich.progress_bar import ProgressBar
 
     from fedcc.errors import UserError
     from fedcc.experiments.store import RunFolder
@@ -100,14 +102,23 @@ def run_all(
     sweep = Sweep(deque(Run(Path(name), name, options=options) for name in experiments))
     printed = dict.fromkeys(experiments, 0)  # rounds
 
+    start_time, rows = time.monotonic(), RunRows(out)
+
     def grid() -> Table:
-        rows = Table.grid(padding=(0, 2))
-        for name, experiment in experiments.items():
-            records = RunFolder(out / name).metrics()
-            state = f"round {len(records)}/{experiment.training.rounds}"
-            state = "done" if Path(name) in sweep.outcomes else state if Path(name) in sweep.start_times else "waiting"
-            rows.add_row(name, state, f"{records[-1]['accuracy']:.1f} %" if records else "")
-        return rows
+        listed: list[tuple[str, ...]] = []
+        for name in map(Path, experiments):
+            if name in sweep.outcomes:
+                summary = RunFolder(out / name).summary() or {}
+                accuracy = summary["accuracy"]["final"] if summary else None
+                done = f"{accuracy:.1f} %" if accuracy is not None else ""
+                listed.append((str(name), "done", done, clock(sweep.outcomes[name].seconds), ""))
+            elif name in sweep.start_times:
+                listed.append(rows.row(name, sweep.start_times[name]))
+            else:
+                listed.append((str(name), "waiting", "", "", ""))
+        bar = ProgressBar(total=len(experiments), completed=len(sweep.outcomes), width=12)
+        head = (f"{len(sweep.outcomes)}/{len(experiments)} methods", bar, "", clock(time.monotonic() - start_time), "")
+        return rows.table(head, listed)
 
     def print_rounds() -> None:
         for name, experiment in experiments.items():

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import json
-import time
+import os
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 from typer import Argument, Option
 
-from fedcc.cli.console import console, table
+from fedcc.cli.console import console, say_starting, table
+from fedcc.cli.help import Commands
 from fedcc.cli.options import Json, Settings, run_options, take
 from fedcc.experiments.options import OPTIONS
 from fedcc.flower.rules import Rules
 
-federation_app = typer.Typer(help="Federations across machines, on Flower.", no_args_is_help=True)
+federation_app = typer.Typer(
+    cls=Commands, help="Set up and run federations across machines, on Flower.", no_args_is_help=True
+)
 Folder = Annotated[Path, Argument(metavar="FOLDER", help="the federation's folder")]
+LogFormatOption = Annotated[Literal["text", "json"], Option(help="how log lines are written")]
 SIGNS = ("known", "agreement", "relation", "size", "direction", "trust")  # that `status` shows of uploads
 SIMULATED = ("clients", "participation", "client_accuracy", "deterministic")  # options that only the simulator has
 
@@ -54,12 +58,19 @@ def init(
     simulate_sites: Annotated[
         bool, Option("--simulate-sites", help="split the data set as `fedcc run` would, a data.npz for each site")
     ] = False,
+    make_keys: Annotated[
+        bool, Option("--make-keys", help="make the sites' private keys here instead of at the sites")
+    ] = False,
 ) -> None:
-    """Create a federation folder: experiment, certificates, and a folder with a key for each site."""
+    """Create a federation folder: experiment, certificates, and a folder for each site.
+
+    The sites make their own keys with `fedcc federation join`, and `fedcc federation add` takes the public halves.
+    """
     from fedcc.code import allow
     from fedcc.experiments.experiment import parse_settings
     from fedcc.flower.create import create_federation
     from fedcc.flower.folder import parse_clients
+    from fedcc.flower.keys import federation_fingerprint
 
     allow(str(options.get("data", "")))
     federation = create_federation(
@@ -76,6 +87,7 @@ def init(
         test_file=test_file,
         class_names=tuple(class_name or ()),
         simulate_sites=simulate_sites,
+        make_keys=make_keys,
     )
     e = federation.experiment
     networks = ", ".join(f"{name} ({model})" for name, model in federation.clients.items())
@@ -84,27 +96,32 @@ def init(
         f"{federation.task.public} public {federation.task.samples_text}; server {federation.address}"
     )
     sites = ", ".join(str(folder / "sites" / name) for name in federation.clients)
-    typer.echo(f"Send over a confidential channel: {sites}")
+    if make_keys or simulate_sites:
+        typer.echo(f"Send over a confidential channel: {sites}")
+    else:
+        typer.echo(f"Send: {sites}")
+        typer.echo(f"Each site makes its key with `fedcc federation join NAME`; for the NAME.pub that it sends: "
+                   f"`fedcc federation add {folder} NAME NAME.pub`")  # fmt: skip
     typer.echo(f"Keep private: {folder / 'operator'}")
+    typer.echo(f"Fingerprint of the federation: {federation_fingerprint(federation.operator)}")
 
 
 @federation_app.command()
-def upgrade(folder: Folder) -> None:
-    """Make what a federation of an older fedcc lacks: the key that signs what the sites are asked."""
-    from fedcc.flower.create import upgrade_federation
-    from fedcc.flower.folder import FederationFolder
-
-    public = upgrade_federation(FederationFolder.read(folder.resolve()))
-    typer.echo(f"Send to every site, for its folder: {public}")
-
-
-@federation_app.command()
-def server(folder: Folder, bind: Annotated[str, Option(help="the address to listen on")] = "0.0.0.0") -> None:
+def server(
+    folder: Folder,
+    bind: Annotated[str, Option(help="the address to listen on")] = "0.0.0.0",
+    metrics: Annotated[
+        str | None, Option(metavar="HOST:PORT", help="serve /healthz and Prometheus' /metrics there, without TLS")
+    ] = None,
+    log_format: LogFormatOption = "text",
+) -> None:
     """Run the server until Ctrl-C: Flower's SuperLink, which the sites connect to."""
     from fedcc.flower.folder import FederationFolder
+    from fedcc.flower.logs import FORMAT_VARIABLE, console_log
     from fedcc.flower.superlink import serve
 
-    serve(FederationFolder.read(folder.resolve()), bind, typer.echo)
+    os.environ[FORMAT_VARIABLE] = log_format  # of run.log, which Flower's child writes
+    serve(FederationFolder.open(folder.resolve()), bind, console_log(typer.echo, log_format), metrics)
 
 
 @federation_app.command()
@@ -122,18 +139,18 @@ def client(
     share_model: Annotated[
         bool, Option("--share-model", help="send the model to the server at the end; also in site.toml")
     ] = False,
+    log_format: LogFormatOption = "text",
 ) -> None:
     """Take part as a client until Ctrl-C: Flower's SuperNode, restarted when it ends."""
     from fedcc.flower.folder import Site
+    from fedcc.flower.logs import console_log
     from fedcc.flower.supernode import take_part
 
-    own = Site.read(Site.find(site).resolve())
+    own = Site.open(Site.find(site).resolve())
     if model is not None and model != own.model:
         raise ValueError(f"{own.name} has agreed on {own.model}, got --model {model}; ask the operator to change it")
 
-    def say(text: str) -> None:
-        typer.echo(f"{time.strftime('%H:%M:%S')} {text}")
-
+    say = console_log(typer.echo, log_format)
     take_part(own, data, say, server=server, share_model=share_model, label=label, network=network, **options)
 
 
@@ -145,33 +162,38 @@ def audit(
     from fedcc.flower.folder import Site
     from fedcc.flower.supernode import policy_text
 
-    own = Site.read(Site.find(site).resolve())
+    own = Site.open(Site.find(site).resolve())
     entries = own.audit.entries()
     if as_json:
         typer.echo(json.dumps(entries, indent=1))
         return
-    rows = table("time", "", "purpose", "run", "round", "new samples", "answer", "bytes")
+    rows = table("time", "", "purpose", "run", "round", "new samples", "share", "answers", "answer", "bytes")
     for entry in entries:
-        cells = (entry.get(name, "") for name in ("run", "round", "samples", "answer", "bytes"))
+        cells = (entry.get(name, "") for name in ("run", "round", "samples", "share", "answers", "answer", "bytes"))
         rows.add_row(entry["time"], entry["kind"], entry["purpose"], *map(str, cells))
     console().print(rows)
     typer.echo(f"{own.name}: {len(entries)} lines, each follows from the one before it")
-    if limits := policy_text(own):
-        typer.echo(limits)
+    for text in (policy_text(own), own.audit.ledger().text()):
+        if text:
+            typer.echo(text)
 
 
 @federation_app.command()
 def run(
     folder: Folder,
     overwrite: Annotated[bool, Option("--overwrite", help="start again, replacing the run in the folder")] = False,
+    log_format: LogFormatOption = "text",
 ) -> None:
     """Start or resume the rounds, and follow them. Ctrl-C stops them; run this again to resume."""
     from fedcc.flower.folder import FederationFolder
+    from fedcc.flower.logs import console_log
     from fedcc.flower.superlink import train
 
-    federation = FederationFolder.read(folder.resolve())
-    final = train(federation, overwrite, typer.echo)
-    typer.echo(f"{federation.run}" if final is None else f"final {final:.2f} %, {federation.run}")
+    federation = FederationFolder.open(folder.resolve())
+    say = console_log(typer.echo, log_format)
+    final = train(federation, overwrite, say)
+    last = f"{federation.run}" if final is None else f"final {final:.2f} %, {federation.run}"
+    say(last) if log_format == "json" else typer.echo(last)
 
 
 @federation_app.command()
@@ -184,7 +206,7 @@ def predict(
     from fedcc.flower import superlink
     from fedcc.flower.folder import FederationFolder
 
-    number = superlink.predict(FederationFolder.read(folder.resolve()), source, out, typer.echo)
+    number = superlink.predict(FederationFolder.open(folder.resolve()), source, out, typer.echo)
     typer.echo(f"{number} predictions: {out}")
 
 
@@ -194,7 +216,7 @@ def status(folder: Folder, as_json: Json = False) -> None:
     from fedcc.flower.folder import FederationFolder
     from fedcc.flower.superlink import read_status
 
-    federation = FederationFolder.read(folder.resolve())
+    federation = FederationFolder.open(folder.resolve())
     state = read_status(federation)
     if as_json:
         typer.echo(json.dumps(state, indent=1))
@@ -203,6 +225,8 @@ def status(folder: Folder, as_json: Json = False) -> None:
     typer.echo(f"server {state['server']}; run {state['state']}, round {state['round']} of {state['rounds']}{accuracy}")
     if state.get("problem"):
         typer.echo(f"problem: {state['problem']}")
+    for warning in state["warnings"]:
+        typer.echo(f"warning: {warning}")
     signs = [s for s in SIGNS if any(s in row.get("uploads", {}) for row in state["clients"].values())]
     clients = table("client", "connected", "last round", "failures", *signs, "")
     for name in federation.clients:
@@ -215,8 +239,10 @@ def status(folder: Folder, as_json: Json = False) -> None:
             "uploads": {},
         }
         row |= state["clients"].get(name, {})
-        connected = ("yes" if row["online"] else "no") if state["state"] == "running" else "?"
+        connected = "?" if state["connected"] is None else "yes" if name in state["connected"] else "no"
         problem = f"set aside: {row['problem']}" if row["aside"] else str(row["problem"])
+        if name not in federation.members:
+            problem = "revoked" if name in federation.revoked else "has not sent its key yet"
         numbers = [f"{row['uploads'][sign]:.2f}" if sign in row["uploads"] else "" for sign in signs]
         clients.add_row(name, connected, str(row["answered"]), str(row["strikes"]), *numbers, problem)
     console().print(clients)
@@ -233,8 +259,10 @@ def demo(
     method: Annotated[list[str] | None, Option(help="methods; fedcc and fedavg by default")] = None,
 ) -> None:
     """Compare a server and four clients on this machine with the simulator, on digits: equal bit for bit."""
+    terminal = console()
+    say_starting(terminal)
     from fedcc.flower.demo import compare
     from fedcc.flower.programs import FlowerError
 
-    if not compare(out.resolve(), method or ["fedcc", "fedavg"], options, console()):
+    if not compare(out.resolve(), method or ["fedcc", "fedavg"], options, terminal):
         raise FlowerError("the federation's numbers are not the simulator's")

@@ -26,7 +26,7 @@ def methods(
     from rich.text import Text
 
     from fedcc.code import allow, installed
-    from fedcc.methods import METHODS, find_method
+    from fedcc.methods import BEYOND, METHODS, find_method
 
     allow(name)
     known = METHODS if name is None else {name: find_method(name)}
@@ -38,6 +38,9 @@ def methods(
     if name is None:
         listing = table("name", "method", "family", "settings", "source")
         for n, kind in known.items():
+            if kind is BEYOND[0]:
+                listing.add_row("", "")
+                listing.add_row("", "beyond the paper")
             text = ", ".join(f"{f['name']}={f['default']}" for f in about(kind)["settings"])
             listing.add_row(n, kind().label, kind.family, text, kind.source)
         for n, point in installed("fedcc.methods").items():  # not imported for a list
@@ -56,9 +59,12 @@ def methods(
 
 def about(kind: type[AnyMethod]) -> dict[str, Any]:
     """A method and its settings, as plain values."""
+    from fedcc.methods import BEYOND
+
     return {
         "method": kind.__name__,
         "family": kind.family,
+        "beyond_paper": kind in BEYOND,
         "source": kind.source,
         "note": kind.note,
         "summary": (kind.__doc__ or "").strip().splitlines()[0],

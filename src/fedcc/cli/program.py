@@ -13,12 +13,14 @@ from typing import Annotated
 import click
 import typer.core
 
+import fedcc.cli.federation_life  # noqa: F401  adds commands
 from fedcc import __version__
 from fedcc.cli.bench import bench
 from fedcc.cli.console import say, warn
 from fedcc.cli.data import data_app, skew
 from fedcc.cli.demo import demo
 from fedcc.cli.federation import federation_app
+from fedcc.cli.help import Commands
 from fedcc.cli.methods import methods
 from fedcc.cli.predict import distil, export, predict
 from fedcc.cli.report import analyse, report
@@ -31,16 +33,17 @@ from fedcc.signals import Interrupted, Signals, is_program
 
 app = typer.Typer(
     name="fedcc",
+    cls=Commands,
     help="Federated learning by distillation, with clients that may answer 'unknown'.",
+    epilog="`fedcc COMMAND --help` explains a command. Start with `fedcc demo`.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
 
 
 @app.callback(invoke_without_command=True)
-def top(version: Annotated[bool, typer.Option("--version", help="print the version")] = False) -> None:
+def top(version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False) -> None:
     if version:
         typer.echo(__version__)
         raise typer.Exit

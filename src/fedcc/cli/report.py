@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from typer import Argument, Option
 
-from fedcc.cli.console import console, noted, say, warn
+from fedcc.cli.console import console, noted, say, say_starting, warn
 from fedcc.cli.options import Code, Json, run_options, take
 from fedcc.core.digests import DIGEST, UNCHECKED
 from fedcc.experiments.options import Analysis
@@ -23,34 +24,45 @@ def report(
     out_dir: Annotated[
         Path | None, Option("--out", help="folder for the page, tables and figures; report/ by default")
     ] = None,
-    readme: Annotated[Path | None, Option("--readme", help="rewrite the marked block of this file instead")] = None,
+    readme: Annotated[
+        Path | None, Option("--readme", help="rewrite the marked block of this file, and its picture, instead")
+    ] = None,
     markdown: Annotated[
         Path | None, Option("--markdown", help="write everything as this one Markdown page instead")
     ] = None,
     title: Annotated[str | None, Option(help="the page's title")] = None,
     figures: Annotated[bool, Option("--figures/--no-figures", help="draw figures for print too")] = True,
 ) -> None:
-    """Tables, figures and one page to look at, from the records of finished runs."""
+    """Make tables, figures and one page to look at from the records of finished runs."""
+    terminal = console(stderr=True)
+    say_starting(terminal)
+    from fedcc.experiments.progress import steps
     from fedcc.report.records import find_records
     from fedcc.report.tables import tables
     from fedcc.report.values import printable
     from fedcc.report.write import TITLE, write_page, write_readme, write_report
 
-    records = find_records(paths)
+    with terminal.status("reading records"):
+        records = find_records(paths)
     for name, reason in records.problems:
         warn(f"{name}: {reason}")
     if unchecked := sum(not run.has_digest for run in records.runs):
         say(f"note: records without a digest: {unchecked}; damage to them cannot be detected")
     if not records.runs:
         raise ValueError(f"no record of a finished run below {', '.join(map(printable, paths))}")
-    content = tables(records.runs)
+    with terminal.status(f"tables of {len(records.runs)} runs"):
+        content = tables(records.runs)
     if readme is not None:
         typer.echo(printable(write_readme(content, readme)))
     if markdown is not None:
         typer.echo(printable(write_page(records, content, markdown)))
     if out_dir is not None or (readme is None and markdown is None):
         out = out_dir or Path("report")
-        files = write_report(records, content, out, title=printable(title or TITLE), figures=figures)
+        with steps(terminal) as step:
+            step("tables", 0, 1)
+            files = write_report(
+                records, content, out, title=printable(title or TITLE), figures=figures, drawn=partial(step, "figures")
+            )
         typer.echo(f"{len(records.runs)} runs, {len(files)} files: {printable(files[0])}")
 
 

@@ -6,7 +6,6 @@ import json
 import time
 from collections import deque
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import replace
 from fnmatch import fnmatch
 from functools import partial
@@ -16,9 +15,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer import Argument, Option
 
-from fedcc.cli.console import console
+from fedcc.cli.console import console, say_starting
+from fedcc.cli.live import RunRows
 from fedcc.cli.options import Json, run_options, take
-from fedcc.core.digests import DamagedFile
 from fedcc.core.naming import clock
 from fedcc.core.options import check_value
 from fedcc.experiments.options import Machine, Output
@@ -51,6 +50,8 @@ def sweep(
     as_json: Json = False,
 ) -> None:
     """Run methods x scenarios x seeds: skip finished runs, resume unfinished ones, continue past failures."""
+    terminal = console(stderr=as_json)
+    say_starting(terminal)
     from fedcc.core.naming import unknown
     from fedcc.engine.threads import check_threads
     from fedcc.experiments.store import RunFolder
@@ -73,7 +74,6 @@ def sweep(
         raise ValueError(f"none of the {total} runs matches {' or '.join(only or [])}, as {example} would")
     runs = part(runs, shard) if shard else runs
     limit = duration(time_limit) if time_limit else None
-    terminal = console(stderr=as_json)
     states = {run.folder: run.state(root) for run in runs}
     if dry_run:
         show_plan(runs, root, states, as_json, terminal)
@@ -170,7 +170,7 @@ class Board:
 
     def __init__(self, work: Sweep, runs: int, before: int, root: Path, console: Console):
         self.work, self.runs, self.before, self.root, self.console = work, runs, before, root, console
-        self.start_time = time.monotonic()
+        self.start_time, self.rows = time.monotonic(), RunRows(root)
 
     def follow(self, pool: Pool[Run, Outcome]) -> None:
         if not self.console.is_terminal:
@@ -198,25 +198,13 @@ class Board:
     def now(self, jobs: int) -> Table:
         """The state now, for a terminal."""
         from rich.progress_bar import ProgressBar
-        from rich.table import Table
 
-        from fedcc.experiments.store import RunFolder
-
-        done, now = self.before + len(self.work.outcomes), time.monotonic()
+        done = self.before + len(self.work.outcomes)
         times = [o.seconds for o in self.work.outcomes.values() if o.kind == "finished"]
-        left = sum(times) / len(times) * (self.runs - done) / jobs if times else None
-        table = Table.grid(padding=(0, 2, 0, 0))
-        bar = ProgressBar(total=self.runs, completed=done, width=24)
-        rest = f"about {clock(left)} left" if left is not None else ""
-        table.add_row(f"{done}/{self.runs} runs", bar, clock(now - self.start_time), rest)
-        for folder, start_time in self.work.start_times.items():
-            records = []
-            with suppress(DamagedFile):  # the run itself reports it and rewrites the file
-                records = RunFolder(self.root / folder).metrics()
-            accuracy = records[-1].get("accuracy") if records else None
-            text = f"{accuracy:.1f} %" if accuracy is not None else ""
-            table.add_row(str(folder), f"{len(records)} rounds", clock(now - start_time), text)
-        return table
+        left = f"{clock(sum(times) / len(times) * (self.runs - done) / jobs)} left" if times else ""
+        bar = ProgressBar(total=self.runs, completed=done, width=12)
+        head = (f"{done}/{self.runs} runs", bar, "", clock(time.monotonic() - self.start_time), left)
+        return self.rows.table(head, [self.rows.row(*run) for run in self.work.start_times.items()])
 
     def end(self) -> None:
         """What failed, and one line with counts."""

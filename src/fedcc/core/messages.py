@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from fedcc.core.model import Model, State
@@ -15,6 +16,8 @@ from fedcc.core.wire import coding_of, draws_for, dtype_name, packed, parts_of, 
 
 LABELS = {"holds": "labels"}
 """Marks a field that holds class numbers, starting at 0."""
+ROWS = {"holds": "rows"}
+"""Marks a field that holds numbers of public samples, ascending; a client may leave some of them out."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,6 +44,42 @@ class Labels:
     """One class per public sample [n_u], in the smallest integer type that holds the classes."""
 
     values: Tensor = field(metadata=LABELS)
+
+    @staticmethod
+    def of(values: Tensor, different: int) -> Labels:
+        """Labels in the smallest integer type that holds this many different ones."""
+        kinds = ((2**8, torch.uint8), (2**15, torch.int16), (2**31, torch.int32))
+        return Labels(values.to(next(kind for limit, kind in kinds if different <= limit)))
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """Some public samples by their numbers [m], ascending, with one row of values for each, [m, columns].
+
+    >>> import torch
+    >>> some = Rows(torch.tensor([0, 2], dtype=torch.int32), torch.tensor([[0.5, 0.5], [1.0, 0.0]]))
+    >>> some.scattered(3).tolist(), some.mask(3).tolist()
+    ([[0.5, 0.5], [0.0, 0.0], [1.0, 0.0]], [True, False, True])
+    """
+
+    rows: Tensor = field(metadata=ROWS)
+    values: Tensor
+
+    def __post_init__(self) -> None:
+        if len(self.rows) != len(self.values):
+            raise ValueError(f"there must be a row of values for each of {len(self.rows)}, got {len(self.values)}")
+
+    def onto(self, table: Tensor) -> Tensor:
+        """A table [n_u, columns] with these rows replaced."""
+        return table.to(self.values.dtype).index_copy(0, self.rows.long(), self.values)
+
+    def scattered(self, samples: int) -> Tensor:
+        """All public samples [n_u, columns], the others with zeros."""
+        return self.onto(self.values.new_zeros(samples, self.values.shape[1]))
+
+    def mask(self, samples: int) -> Tensor:
+        """Which of the public samples are among them, [n_u]."""
+        return torch.zeros(samples, dtype=torch.bool, device=self.rows.device).index_fill(0, self.rows.long(), True)
 
 
 @dataclass(frozen=True, eq=False)

@@ -17,7 +17,8 @@ from fedcc.core.samples import Samples
 
 Up = TypeVar("Up")
 Down = TypeVar("Down")
-Family = Literal["parameters", "distillation", "bound"]
+Family = Literal["parameters", "distillation", "ensemble", "bound"]
+Answers = Literal["none", "probabilities", "logits", "labels"]
 LOST: Any = object()  # in ``Method.earlier``: no value of the option gives the numbers of that version
 
 
@@ -72,7 +73,11 @@ class Method(ABC, Generic[Up, Down]):
     scores: ClassVar[Literal["logits", "shares"]] = "logits"  # what ``predict`` returns; shares are not negative
     averaged: ClassVar[bool] = False  # predicts with an average, whose BatchNorm statistics match no data
     read_with: ClassVar[tuple[Mapping[str, Any], ...]] = ()  # other settings of ``predict``, evaluated as readings
+    knows_networks: ClassVar[bool] = False  # clients use each other's networks, so none can be added during a run
     uploads_models: ClassVar[bool] = False  # clients upload their models once, at the end, for prediction
+    answers: ClassVar[Answers] = (
+        "none"  # what clients upload of each public sample, and nothing else; none: other things
+    )
     depends_on_rounds: ClassVar[bool] = False  # reads ``Server.rounds``, so that a run of T rounds cannot be extended
     version: ClassVar[int] = 1  # counts the changes after which the same settings give other numbers
     earlier: ClassVar[Mapping[int, Mapping[str, Any]]] = {}  # by version: settings that give its numbers today

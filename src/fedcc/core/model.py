@@ -108,6 +108,23 @@ class Linear:
     def __call__(self, outputs: int) -> nn.Module:
         return nn.Linear(self.width, outputs)
 
+    def __str__(self) -> str:
+        return "linear"
+
+
+@dataclass(frozen=True)
+class Hidden:
+    """A factory: one hidden layer of so many units on features [N, width]."""
+
+    width: int
+    units: int
+
+    def __call__(self, outputs: int) -> nn.Module:
+        return nn.Sequential(nn.Linear(self.width, self.units), nn.ReLU(), nn.Linear(self.units, outputs))
+
+    def __str__(self) -> str:
+        return f"hidden{self.units}"
+
 
 def head_model(model: Model) -> Model:
     """A model's head as a model of its own, for features that are already computed."""

@@ -2,7 +2,7 @@
 
 import reprlib
 from collections.abc import Iterable, Sequence
-from difflib import get_close_matches
+from difflib import SequenceMatcher, get_close_matches
 from typing import Any
 
 _SHORT = reprlib.Repr()
@@ -16,9 +16,23 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> ValueError:
     ValueError("unknown data set 'cifr10'; did you mean 'cifar10'? Known: digits, cifar10")
     """
     names = {str(k).lower(): str(k) for k in known}
-    near = get_close_matches(name.lower(), names, n=1, cutoff=0.4)
-    hint = f"; did you mean '{names[near[0]]}'?" if near else "."
+    near = nearest_name(name.lower(), names)
+    hint = f"; did you mean '{names[near]}'?" if near is not None else "."
     return ValueError(f"unknown {kind} '{name}'{hint} Known: {', '.join(names.values()) or 'none'}")
+
+
+def nearest_name(name: str, known: Iterable[str]) -> str | None:
+    """The known name that is most like this one, if any is; of equals, that with the longest common beginning.
+
+    >>> nearest_name("fedcx", ["fedlc", "fedct", "fedcc", "fedprox"])
+    'fedcc'
+    """
+
+    def unlikeness(other: str) -> tuple[float, int, str]:
+        common = next((i for i, (a, b) in enumerate(zip(name, other, strict=False)) if a != b), len(name))
+        return -SequenceMatcher(None, other, name).ratio(), -common, other
+
+    return min(get_close_matches(name, known, n=10, cutoff=0.4), key=unlikeness, default=None)
 
 
 def shortened(value: Any) -> str:

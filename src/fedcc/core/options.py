@@ -14,9 +14,11 @@ REQUIRED: Any = MISSING  # an option without a default of its own: the data set 
 
 Assignment = Literal["alternate", "halves"]
 Engine = Literal["plain", "fused"]
+Optimizer = Literal["adam", "sgd"]
 Precision = Literal["fp32", "bf16", "fp64"]
 Reset = Literal["phase", "round"]
 Schedule = Literal["constant", "cosine"]
+Share = Literal["predictions", "labels", "noisy"]
 Wire = Literal["fp32", "fp16", "int8", "int8-stochastic"]
 
 

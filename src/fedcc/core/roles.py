@@ -21,12 +21,15 @@ from fedcc.errors import UserError
 
 @dataclass(eq=False, kw_only=True)
 class Role:
-    """What clients and the server have in common: public samples, the run's recipe, a key and a memory of their own."""
+    """What clients and the server have in common: public samples, the run's recipe, all clients' architectures, a key
+    and a memory of their own.
+    """
 
     public: Samples
     classes: int
     recipe: Recipe
     key: Key
+    archs: Mapping[int, Arch] = field(default_factory=dict)  # of all clients; descriptions, not weights
     memory: dict[str, Any] = field(default_factory=dict)  # tensors and JSON values that survive between rounds
     log: dict[str, float] = field(default_factory=dict)  # numbers of this round, for the record; never sent
 
@@ -110,9 +113,8 @@ class Client(Role):
 
 @dataclass(eq=False, kw_only=True)
 class Server(Role):
-    """The server: public samples, the clients' architectures, and models of its own."""
+    """The server: public samples, and models of its own."""
 
-    archs: Mapping[int, Arch]
     models: dict[str, Model] = field(default_factory=dict)
     networks: Callable[[str], Arch] | None = None  # the architecture of a network by its name, for this data
     _rounds: int | None = 0  # None: not for this method

@@ -23,6 +23,8 @@ def choose_device(name: str) -> torch.device:
         device = torch.device(name)
     except RuntimeError:
         raise unknown("device", name, ("auto", "cpu", "cuda")) from None
+    if device.type == "mps":
+        raise ValueError("device must be auto, cpu or cuda, got 'mps': no engine has been checked on it; use cpu")
     if device.type not in ("cpu", "cuda"):
         raise ValueError(f"device must be auto, cpu or cuda, got {name!r}")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():

@@ -2,6 +2,7 @@
 
 import math
 import time
+import warnings
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import replace
@@ -17,16 +18,17 @@ from fedcc.engine.drive import signature
 from fedcc.engine.finite import Magnitudes, check_predictions, nonfinite_reason
 from fedcc.engine.jobs import Job
 from fedcc.engine.lanes import Compute
+from fedcc.engine.mapped import AloneWarning, alone_reason
 from fedcc.engine.plain import Monitor, Plain
 from fedcc.engine.seating import MOST_LANES, Group
-from fedcc.engine.stack import Stacked, stacked_state, unstackable_reason
+from fedcc.engine.stack import Together, stacked_state
 
 PREDICT_ROWS = 8192  # inputs of all clients together in one forward pass
 PREDICT_PIXELS = 2**26  # of one client in one forward pass: kernels count its numbers with 32 bits
 
 
 class Fused:
-    """Serves groups of equal requests together; what cannot be stacked goes to the plain engine."""
+    """Serves groups of equal requests together; networks that cannot train together go to the plain engine."""
 
     name = "fused"
 
@@ -55,7 +57,8 @@ class Fused:
         self.compute = Compute(self.device, self.dtype, low, self.kernels, graphs)
         self.streams: dict[Arch, Any] = {}
         self.groups: dict[Hashable, Group] = {}
-        self.stacks: dict[Arch, Stacked] = {}
+        self.stacks: dict[Arch, Together] = {}
+        self.alone: dict[Arch, str] = {}  # why networks train one after another; empty if they train together
 
     def serve(self, requests: Sequence[Request[Any]]) -> list[Any]:
         self.plain.seconds = self.seconds
@@ -66,9 +69,9 @@ class Fused:
         training: list[list[int]] = []
         for indices in groups.values():
             group, first = [requests[i] for i in indices], requests[indices[0]]
-            if isinstance(first, Fit) and _stackable(first.model, *(f.model for f in first.frozen.values())):
+            if isinstance(first, Fit) and self._together(first.model, *(f.model for f in first.frozen.values())):
                 training.append(indices)
-            elif isinstance(first, Predict) and _stackable(first.model):
+            elif isinstance(first, Predict) and self._together(first.model):
                 answers |= zip(indices, self._timed("predict", self.predict, group), strict=True)
             else:
                 answers |= zip(indices, self.plain.serve(group), strict=True)
@@ -89,7 +92,7 @@ class Fused:
         """The outputs of a group's models, computed together, a few inputs at a time."""
         arch = requests[0].model.arch
         if arch not in self.stacks:
-            self.stacks[arch] = Stacked(arch, self.kernels).eval()
+            self.stacks[arch] = self.compute.together(arch).eval()
         stack = self.stacks[arch]
         answers: list[Outputs] = []
         for at in range(0, len(requests), MOST_LANES):
@@ -97,7 +100,7 @@ class Fused:
             if len({len(r.samples) for r in part}) > 1:
                 answers += self.plain.serve(part)
                 continue
-            stack.use(stacked_state([r.model.state for r in part], stack.template))
+            stack.use(stacked_state([r.model.state for r in part], part[0].model.floating))
             pixels = math.prod(part[0].samples.x.shape[2:])
             rows, outputs = max(1, min(PREDICT_ROWS // len(part), PREDICT_PIXELS // pixels)), []
             for start in range(0, len(part[0].samples), rows):
@@ -189,6 +192,11 @@ class Fused:
         group.pools.fill(jobs)
         return group
 
-
-def _stackable(*models: Model) -> bool:
-    return not any(unstackable_reason(model.arch) for model in models)
+    def _together(self, *models: Model) -> bool:
+        for arch in (model.arch for model in models):
+            if arch not in self.alone:
+                reason = self.alone[arch] = alone_reason(arch, self.device, self.dtype, self.compute.low)
+                if reason:
+                    text = f"{arch.name}: its clients train one after another, which is slower ({reason})"
+                    warnings.warn(text, AloneWarning, stacklevel=2)
+        return not any(self.alone[model.arch] for model in models)

@@ -17,6 +17,7 @@ from fedcc.engine.cuda import Side
 from fedcc.engine.lanes import Compute, Lanes
 from fedcc.engine.plain import Monitor
 from fedcc.engine.trunk import FastTrunk
+from fedcc.nets.dropout import step_seed
 
 
 @dataclass(frozen=True)
@@ -86,6 +87,9 @@ class LaneStep:
         """Train every lane by one step: weights are packed beside the batches, the step is counted beside gradients."""
         try:
             batches = self.batches()
+            if self.stack.dropouts:
+                seed = step_seed(self.lanes.numbers["seed"], self.lanes.numbers["step"])
+                self.stack.use({f"{name}.seed": seed for name in self.stack.dropouts})
             losses, leaves = self.losses(self.lanes.params, batches)
             pace = self.tick(losses.detach())
             grads = self.gradients(losses, leaves)
@@ -150,11 +154,13 @@ class LaneStep:
         leaf = flat.detach().requires_grad_()
         params, leaves, inputs = lanes.blocks(leaf), [leaf], batches.inputs()
         weights = params
+        for dropout in stack.dropouts.values():
+            dropout.calls = 0
         if stack.fast:  # leaves of their own: most of their gradients are adjacent in memory already
             weights = {name: block.detach().requires_grad_() for name, block in params.items()}
             params = {name: block.detach().requires_grad_() for name, block in params.items()}  # what a loss may read
             leaves = [*weights.values(), *params.values()]
-        if compute.low != compute.dtype and not stack.fast:
+        if compute.low != compute.dtype and not stack.fast and not stack.casts:
             # convolutions and linear layers in low precision, cast all at once; BatchNorm's own stay
             low = lanes.blocks(leaf.to(compute.low))
             weights = {n: low[n] if low[n].ndim > 2 else params[n] for n in params}

@@ -13,10 +13,12 @@ from fedcc.core.model import Arch, Model, Outputs
 from fedcc.core.requests import Fit, Fitted
 from fedcc.core.step import Batch, Step
 from fedcc.engine.jobs import Job, SamplePools
+from fedcc.engine.mapped import together
 from fedcc.engine.plain import LazyStreams
-from fedcc.engine.stack import Stacked
+from fedcc.engine.stack import Together
 
-REALS, COUNTS = ("age", "lr", "length", "cosine", "loss", "finite_steps"), ("step", "position")  # the numbers of a lane
+REALS = ("age", "lr", "length", "cosine", "loss", "finite_steps")  # the numbers of a lane
+COUNTS = ("step", "position", "seed")
 
 
 @dataclass(frozen=True)
@@ -30,9 +32,14 @@ class Compute:
     graphs: bool  # whether a step is captured as a CUDA graph
     graph_pools: dict[Arch, Any] = field(default_factory=dict)  # graphs of one network never run side by side
 
-    def outputs(self, stack: Stacked, x: Tensor) -> Outputs:
+    def together(self, arch: Arch) -> Together:
+        """Networks of one architecture, one per lane."""
+        return together(arch, self.kernels, self.device, self.dtype, self.low)
+
+    def outputs(self, stack: Together, x: Tensor) -> Outputs:
         """A stack's outputs [lanes, batch, ...] on inputs [lanes, batch, ...]."""
-        return Outputs(*(part.to(self.dtype) for part in stack(x.to(self.low))))
+        x = x if stack.casts else x.to(self.low)
+        return Outputs(*(part.to(self.dtype) for part in stack(x)))
 
 
 class LaneTensors(NamedTuple):
@@ -53,8 +60,8 @@ class Lanes:
             return torch.zeros(shape, dtype=dtype, device=device)
 
         self.pools, self.width, self.fit = pools, width, fit
-        self.stack = Stacked(fit.model.arch, compute.kernels)
-        self.teachers = {name: Stacked(f.model.arch, compute.kernels).eval() for name, f in fit.frozen.items()}
+        self.stack = compute.together(fit.model.arch)
+        self.teachers = {name: compute.together(f.model.arch).eval() for name, f in fit.frozen.items()}
         self.trained = self.stack.train_part(fit.only)
         template = self.stack.template
         # One flat tensor for all trained parameters, each [width, ...]: one cast and one optimizer step for all.
@@ -111,6 +118,8 @@ class Lanes:
         reals = [age, fit.recipe.lr, job.steps, fit.recipe.schedule == "cosine", 0.0, 0.0]
         self.reals[:, lane].copy_(torch.tensor(reals, dtype=torch.float64), non_blocking=True)
         self.counts[:, lane] = 0
+        if self.stack.dropouts:
+            self.numbers["seed"][lane] = fit.key.of(stream="dropout").integer()
         for pool, offset in self.offsets.items():
             offset[lane] = job.offsets[pool]
         self.refill(lane, job)

@@ -20,6 +20,7 @@ from fedcc.engine.adam import Adam, Momentum
 from fedcc.engine.finite import check_predictions, magnitudes, nonfinite_reason, overflowing_entry
 from fedcc.engine.plan import Plan
 from fedcc.engine.statistics import statistics
+from fedcc.nets.dropout import dropout_layers, step_seed
 from fedcc.nets.network import Network, build
 
 PREDICT_BATCH = 500
@@ -175,12 +176,16 @@ class Training:
         plans = {n: Plan(fit.key.of(stream=n), len(s), self.sizes[n], s.view) for n, s in self.samples.items()}
         self.rows = {n: plan.indices(fit.steps).to(device) for n, plan in plans.items()}
         self.draws = {n: plan.augmentation(fit.steps).to(device) for n, plan in plans.items()}
+        self.dropouts = list(dropout_layers(module).values())
+        self.seed = torch.tensor(fit.key.of(stream="dropout").integer(), device=device)
 
     def backward(self, t: int) -> Tensor:
         """Put the gradients of step t into the parameters and return the loss."""
         fit, inputs, columns = self.fit, dict[str, Tensor](), dict[str, dict[str, Tensor]]()
         for parameter in self.params.values():
             parameter.grad = None
+        for dropout in self.dropouts:
+            dropout.seed, dropout.calls = step_seed(self.seed, t), 0
         for name, s in self.samples.items():
             rows = self.rows[name][t]
             inputs[name] = s.view.augmented(s.x[rows], self.draws[name][t], self.dtype)
@@ -234,7 +239,7 @@ class LazyStreams(Mapping[str, Batch]):
 
 
 def _seed(seed: int, device: torch.device) -> None:
-    """Seed dropout's generators, but not with torch.manual_seed, which queues a call each time if there is no GPU."""
+    """Seed what draws by itself, like F.dropout; torch.manual_seed would queue a call each time if there is no GPU."""
     torch.default_generator.manual_seed(seed)
     if device.type == "cuda":
         torch.cuda.default_generators[device.index or 0].manual_seed(seed)

@@ -19,7 +19,8 @@ from fedcc.core.model import Arch, Outputs
 from fedcc.core.rng import Key
 from fedcc.engine.step_kernels import head
 from fedcc.engine.trunk import MOST_CHANNELS, FastTrunk
-from fedcc.nets.network import Trainable, build
+from fedcc.nets.dropout import SeededDropout, dropout_layers
+from fedcc.nets.network import Network, Trainable, build
 from fedcc.nets.resnet import Shortcut, _ResNet
 
 
@@ -119,22 +120,41 @@ class StackedShortcut(StackedLayer):
         return out
 
 
-class Stacked(Trainable):
+class Together(Trainable):
     """K networks of one architecture; ``slots`` holds their tensors, ``[K, ...]`` each, under one network's names."""
 
-    def __init__(self, arch: Arch, kernels: bool = False):
+    fast: nn.ModuleList  # trunks on the project's own kernels, if any
+    casts = False  # whether it casts its own tensors and inputs to low precision
+
+    def __init__(self, network: Network):
         super().__init__()
         self.slots: dict[str, Tensor] = {}
-        network = build(arch, Key(0))
         self.template = {name: value.clone() for name, value in network.state_dict().items()}
         self.parameter_names = [name for name, _ in network.named_parameters()]
         self.eval_modules, self.trainable = network.eval_modules, network.trainable
+        self.dropouts: dict[str, SeededDropout] = {}
+        self.fast = nn.ModuleList()
+
+    def use(self, tensors: Mapping[str, Tensor]) -> None:
+        """Use these tensors, ``[K, ...]`` each, from now on."""
+        self.slots.update(tensors)
+
+    def freeze_statistics(self, freeze: bool) -> None:
+        """Whether running statistics stay unchanged while training."""
+        raise NotImplementedError
+
+
+class Stacked(Together):
+    """K networks as one, by surgery."""
+
+    def __init__(self, arch: Arch, kernels: bool = False):
+        network = build(arch, Key(0))
+        super().__init__(network)
         anchor = self.parameter_names[0]
         self.trunks = nn.ModuleList(
             _stacked_module(trunk, f"trunks.{i}", self.slots, anchor) for i, trunk in enumerate(network.trunks)
         )
         self.head = StackedLinear(self.slots, "head")
-        self.fast = nn.ModuleList()
         ours = [t for t in network.trunks if isinstance(t, _ResNet) and t.conv.in_channels <= MOST_CHANNELS]
         whole = not self.eval_modules and len(self.trainable) == len(self.parameter_names)  # kernels freeze nothing
         if kernels and whole and len(ours) == len(network.trunks):
@@ -155,12 +175,7 @@ class Stacked(Trainable):
         features = parts[0] if len(parts) == 1 else torch.cat(parts, -1)
         return Outputs(self.head.per_client(features), features)
 
-    def use(self, tensors: Mapping[str, Tensor]) -> None:
-        """Use these tensors, ``[K, ...]`` each, from now on."""
-        self.slots.update(tensors)
-
     def freeze_statistics(self, freeze: bool) -> None:
-        """Whether running statistics stay unchanged while training."""
         for module in self.modules():
             if isinstance(module, StackedNorm | FastTrunk):
                 module.freeze = freeze
@@ -198,26 +213,31 @@ def unstackable_reason(arch: Arch) -> str:
 
 
 def _difference(arch: Arch) -> str:
-    """Compare three networks in float64: values, gradients and buffers in training, and values in evaluation."""
     if arch.tokens:
         return "inputs are indices"
+    return difference(arch, Stacked(arch))
+
+
+def difference(arch: Arch, together: Together) -> str:
+    """Compare three networks in float64: values, gradients and buffers in training, and values in evaluation."""
     clients, batch = 3, 4
     networks = [build(arch, Key(0, client=k, phase="stackable")).double() for k in range(clients)]
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(clients, batch, *arch.shape, generator=generator, dtype=torch.float64)
-    stacked = Stacked(arch)
-    leaves: dict[str, Tensor] = {}
-    for name, value in stacked.template.items():
-        together = torch.stack([n.state_dict()[name] for n in networks])
-        if value.is_floating_point():
-            together = together.double()
-        leaves[name] = together.requires_grad_(name in stacked.trainable)
-    stacked.use(leaves)
+    x = (x > 0).long() if arch.tokens else x
+    floating = [name for name, value in together.template.items() if value.is_floating_point()]
+    leaves = stacked_state([n.state_dict() for n in networks], floating)
+    together.use({name: value.requires_grad_(name in together.trainable) for name, value in leaves.items()})
+    together.use({f"{name}.seed": torch.arange(clients) for name in together.dropouts})
+    for k, network in enumerate(networks):
+        for dropout in dropout_layers(network).values():
+            dropout.seed = torch.tensor(k)
+    others = [_other_buffers(network, leaves) for network in networks]
     for training in (True, False):
-        stacked.train(training)
-        outputs = stacked(x)
+        together.train(training)
+        outputs = together(x)
         weights = torch.randn(outputs.logits.shape, generator=generator, dtype=torch.float64)
-        params = [leaves[n] for n in stacked.trainable]
+        params = [leaves[n] for n in together.trainable]
         grads = torch.autograd.grad((outputs.logits * weights).sum() + outputs.features.square().sum(), params)
         for k, network in enumerate(networks):
             one = network.train(training)(x[k])
@@ -225,10 +245,19 @@ def _difference(arch: Arch) -> str:
             expected = torch.autograd.grad(loss, [network.get_parameter(name) for name in network.trainable])
             pairs = [(outputs.logits[k], one.logits), (outputs.features[k], one.features)]
             pairs += [(g[k], e) for g, e in zip(grads, expected, strict=True)]
-            pairs += [(leaves[n][k], b) for n, b in network.named_buffers() if b.is_floating_point()]
+            pairs += [(leaves[n][k], b) for n, b in network.named_buffers() if n in leaves]
             if not all(torch.allclose(a, b, rtol=1e-8, atol=1e-9) for a, b in pairs):
                 return "stacked networks do not compute what the networks compute one by one"
+            now = _other_buffers(network, leaves)
+            if any(not torch.equal(value, others[j][n]) for n, value in now.items() for j in (0, k)):
+                return "a buffer that is not a float, or not saved, differs between networks or changes in training"
     return ""
+
+
+def _other_buffers(network: Network, floating: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Copies of the buffers that all networks must have in common: the rest but for counters and seeds."""
+    ends = (".num_batches_tracked", ".seed")
+    return {n: b.clone() for n, b in network.named_buffers() if n not in floating and not n.endswith(ends)}
 
 
 def stacked_state(states: list[Mapping[str, Tensor]], names: Any) -> dict[str, Tensor]:

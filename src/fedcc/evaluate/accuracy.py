@@ -10,12 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedcc.core.messages import Labels, Predictions
+from fedcc.core.disclosure import OPEN, Disclosure
+from fedcc.core.messages import Labels, Predictions, Rows
 from fedcc.core.method import AnyMethod, Reading, Trained
 from fedcc.core.requests import Executor, Predict
 from fedcc.core.samples import Samples
 from fedcc.engine.drive import drive
-from fedcc.evaluate.predictions import PredictionCache
+from fedcc.evaluate.predictions import DisclosedPredictions, PredictionCache
 from fedcc.methods.fedhkt import fused
 
 Metric = Callable[[Tensor, Tensor], Any]
@@ -54,16 +55,19 @@ def evaluate(
     readings: Mapping[str, Reading] | None = None,
     detailed: bool = False,
     metrics: Mapping[str, Metric] | None = None,
+    disclosure: Disclosure = OPEN,
 ) -> Evaluation:
     """Evaluate trained models.
 
     Each further argument adds accuracies: ``counts`` (private samples per class, by client) those of the clients' own
     models, ``majority`` (masks of the classes that a client claims to know) the valid ones, ``downs`` with ``hidden``
     (the public labels) that of the public targets, ``readings`` those of other ways to predict. ``detailed`` adds
-    ``confusion`` and ``known``, which are too large for every round. ``metrics`` are the caller's own.
+    ``confusion`` and ``known``, which are too large for every round. ``metrics`` are the caller's own. ``disclosure``
+    is the form in which clients answer when the method predicts; their own accuracies do not depend on it.
     """
     labels, ways = test["y"], {"": method.predict, **(readings or {})}
-    others, own_logits = _predictions(ways, trained, test.only("x"), executor, list(counts or {}))
+    engine = PredictionCache(executor, trained)
+    others, own_logits = _predictions(ways, trained, test.only("x"), engine, list(counts or {}), disclosure)
     scores = others.pop("")
     assert scores is not None
     e = Evaluation(percent(scores.argmax(-1) == labels), targets=targets_accuracy(downs or {}, hidden))
@@ -93,23 +97,29 @@ def evaluate(
 
 
 def _predictions(
-    ways: Mapping[str, Reading], trained: Trained, inputs: Samples, executor: Executor, clients: Sequence[int]
+    ways: Mapping[str, Reading],
+    trained: Trained,
+    inputs: Samples,
+    engine: PredictionCache,
+    clients: Sequence[int],
+    disclosure: Disclosure,
 ) -> tuple[dict[str, Tensor | None], dict[int, Tensor]]:
     """What each way to predict says of the inputs, and the logits of these clients' own models.
 
     A memory map is read a part at a time.
     """
-    engine, at = PredictionCache(executor, trained), 0
+    answers, at = DisclosedPredictions(engine, trained, disclosure) if disclosure.filters else engine, 0
     scores: dict[str, Tensor | None] = {}
     logits: dict[int, Tensor] = {}
     for part in inputs.chunks():
         for name, way in ways.items():
-            scores[name] = _put(scores.get(name), drive([way(trained, part)], engine)[0], at, len(inputs))
+            scores[name] = _put(scores.get(name), drive([way(trained, part)], answers)[0], at, len(inputs))
             for k in clients if not name else ():
                 own = engine.serve([Predict(trained.clients[k], part)])[0].logits
                 logits[k] = _put(logits.get(k), own, at, len(inputs))
         at += len(part)
         engine.forget_predictions()
+        answers.forget_predictions()
     return scores, logits
 
 
@@ -190,8 +200,12 @@ def class_means(values: Tensor, labels: Tensor, classes: int) -> list[float | No
 
 def targets_accuracy(downs: Mapping[int, Any], hidden: Tensor | None) -> float | None:
     """How often the public targets that the server sends name the hidden label."""
-    message = next((m for m in downs.values() if isinstance(m, Predictions | Labels)), None)
+    message = next((m for m in downs.values() if isinstance(m, Predictions | Labels | Rows)), None)
     if message is None or hidden is None:
         return None
-    predicted = message.values.argmax(-1) if isinstance(message, Predictions) else message.values
+    if isinstance(message, Rows):  # of those that it names
+        hidden = hidden[message.rows.long().to(hidden.device)]
+    if not len(hidden):
+        return None
+    predicted = message.values if isinstance(message, Labels) else message.values.argmax(-1)
     return percent(predicted.long() == hidden.to(predicted.device))

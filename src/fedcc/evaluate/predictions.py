@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
+from fedcc.core.disclosure import Disclosure
 from fedcc.core.messages import Predictions
 from fedcc.core.method import Trained
 from fedcc.core.model import Model, Outputs
@@ -64,6 +65,25 @@ class PredictionCache:
             owners |= {id(model): f"the server's model {name!r}" for name, model in self.trained.server.items()}
             error.add_note(f"{owners.get(id(error.model), 'a model')}, 'evaluate'")
             raise
+
+
+class DisclosedPredictions(PredictionCache):
+    """An engine through which clients answer in the form in which they share answers, once for each sample."""
+
+    def __init__(self, executor: Executor, trained: Trained, disclosure: Disclosure):
+        super().__init__(executor, trained)
+        self.disclosure = disclosure
+
+    def answers(self, requests: Sequence[Request[Any]]) -> list[Any]:
+        clients = {id(model) for model in self.trained.clients.values()}
+        return [
+            self._answer(outputs) if isinstance(request, Predict) and id(request.model) in clients else outputs
+            for request, outputs in zip(requests, super().answers(requests), strict=True)
+        ]
+
+    def _answer(self, outputs: Outputs) -> Outputs:
+        sent = self.disclosure.sent(Predictions(outputs.logits.softmax(-1)))
+        return Outputs(self.disclosure.logits(sent), outputs.features[:, :0])
 
 
 class RemotePredictions(PredictionCache):

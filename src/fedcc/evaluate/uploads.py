@@ -13,6 +13,9 @@ from torch import Tensor
 
 from fedcc.core.messages import Labels, Predictions, Weights
 from fedcc.core.method import AnyMethod
+from fedcc.core.model import Model
+from fedcc.core.requests import Executor, Predict
+from fedcc.core.samples import Samples
 from fedcc.core.wire import is_probabilities
 from fedcc.methods.fednova import Update
 
@@ -24,6 +27,7 @@ FEWEST = 20  # public samples below which the relation says nothing
 RELATED = 3.0  # standard deviations of what answers that ignore the samples give
 SMALLEST = 1e-6  # probability whose logarithm is taken
 LARGE = 3.0  # times the median size of an update
+CHANGED = 0.05  # mean total variation between an upload and the model behind it; rounding on the wire gives less
 
 
 def upload_signs(method: AnyMethod, classes: int, ups: Mapping[int, Any], received: Mapping[int, Any]) -> Signs:
@@ -72,6 +76,28 @@ def answers(up: Predictions | Labels, classes: int) -> Tensor:
         return torch.nn.functional.one_hot(up.values.long(), classes).double()
     values = up.values.double()
     return values if is_probabilities(values, 1e-2) else values.softmax(-1)
+
+
+def changed_models(
+    method: AnyMethod, models: Mapping[int, Model], ups: Mapping[int, Any], public: Samples, executor: Executor
+) -> dict[int, float]:
+    """Clients whose model answers the public samples otherwise than their last upload did.
+
+    By client: the mean total variation of the two, if it is more than rounding explains. Only for methods whose upload
+    is what the client's model says.
+    """
+    found: dict[int, float] = {}
+    for k, model in models.items():
+        up = ups.get(k)
+        if method.answers == "none" or not isinstance(up, Predictions | Labels):
+            continue
+        logits = executor.serve([Predict(model, public)])[0].logits.to(up.values.device)
+        columns = logits.shape[-1]
+        said = Labels(logits.argmax(-1)) if isinstance(up, Labels) else Predictions(logits.softmax(-1))
+        distance = (answers(up, columns) - answers(said, columns)).abs().sum(-1).mean() / 2
+        if distance > CHANGED:
+            found[k] = round(float(distance), 4)
+    return found
 
 
 def known(votes: Tensor) -> Tensor:

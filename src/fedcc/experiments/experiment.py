@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from fedcc.code import check_allowed, code_digests
+from fedcc.core.disclosure import share_reason
 from fedcc.core.method import AnyMethod
 from fedcc.core.naming import shortened
 from fedcc.core.options import check_names, check_value, options_of, setting_text
@@ -25,7 +26,7 @@ from fedcc.federation import Federation, several
 from fedcc.methods import METHODS, build_method, find_method, method_name, recorded_settings
 from fedcc.nets import network
 
-UNSAID = {name: OPTIONS[name].default for name in ("resize", "validation", "label", "test")}
+UNSAID = {name: OPTIONS[name].default for name in ("resize", "validation", "label", "test", "share", "answer_epsilon")}
 """Options that a command line leaves out where they have these values."""
 
 
@@ -61,6 +62,8 @@ class Experiment:
         if not isinstance(settings, Mapping | None):
             raise ValueError(f"settings must be a table of names and values, got {shortened(settings)}")
         instance = build_method(method, settings)
+        if reason := share_reason(instance, values.get("share", "predictions")):
+            raise ValueError(reason)
         reading = {name: values[name] for name in ("label", "test") if name in values}
         description = describe(values.get("data", "digits"), resize=values.get("resize") or None, **reading)
         defaults = description.defaults.options(instance.one_network)

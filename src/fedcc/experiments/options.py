@@ -14,10 +14,12 @@ from fedcc.core.options import (
     REQUIRED,
     Assignment,
     Engine,
+    Optimizer,
     Option,
     Precision,
     Reset,
     Schedule,
+    Share,
     Wire,
     check_options,
     option,
@@ -25,7 +27,11 @@ from fedcc.core.options import (
 )
 
 if TYPE_CHECKING:
+    from fedcc.core.disclosure import Disclosure
+    from fedcc.core.method import AnyMethod
     from fedcc.core.requests import Recipe
+
+ANSWER_EPSILON = 4.0  # the default: with 11 different labels, five of six answers are true
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,21 +86,43 @@ class Training(Group):
 
     rounds: int = option(REQUIRED, "number of rounds T", low=1, most=100_000, agreed=True)
     epochs: int = option(REQUIRED, "local epochs E per phase", low=0, most=100_000, agreed=True)
-    lr: float = option(1e-3, "learning rate of Adam", low=0, agreed=True)
+    optimizer: Optimizer = option("adam", "adam, or sgd with momentum, for which lr is often 0.01", agreed=True)
+    momentum: float = option(0.9, "momentum of sgd", low=0, below=1, agreed=True)
+    lr: float = option(1e-3, "learning rate", low=0, agreed=True)
     schedule: Schedule = option("constant", "learning rate within each fit: constant or cosine", agreed=True)
     decay: float = option(1.0, "factor of the learning rate from one round to the next", above=0, high=1, agreed=True)
     batch: int = option(64, "batch size", low=1, most=65_536, agreed=True)
     reset: Reset = option("phase", "when Adam's state is reset: phase or round", agreed=True)
     participation: float = option(1.0, "share of the clients in each round", above=0, high=1)
     wire: Wire = option("fp32", "number format on the wire: fp32, fp16, int8 or int8-stochastic", agreed=True)
-    seed: int = option(0, "seed of everything random", low=0, agreed=True)
+    share: Share = option(
+        "predictions",
+        "what clients share of their answers: predictions, labels, or noisy (randomised labels)",
+        agreed=True,
+    )
+    answer_epsilon: float = option(
+        ANSWER_EPSILON, "share=noisy: epsilon of each single answer (not of a record)", above=0, high=20, agreed=True
+    )
+    seed: int = option(0, "seed of everything random but the noise of share=noisy", low=0, agreed=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.share != "noisy" and self.answer_epsilon != ANSWER_EPSILON:
+            raise ValueError(f"answer_epsilon={self.answer_epsilon:g} is for share=noisy, got share={self.share}")
+
+    def disclosure(self, method: AnyMethod, classes: int) -> Disclosure:
+        """The form in which a method's clients share their answers."""
+        from fedcc.core.disclosure import Disclosure
+
+        return Disclosure.of(method, classes, self.share, self.answer_epsilon)
 
     def recipe(self) -> Recipe:
         """How long and how fast a fit trains."""
         from fedcc.core.requests import Recipe
 
+        momentum = self.momentum if self.optimizer == "sgd" else None
         return Recipe(lr=self.lr, batch=self.batch, epochs=self.epochs, reset=self.reset, schedule=self.schedule,
-                      decay=self.decay)  # fmt: skip
+                      decay=self.decay, momentum=momentum)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)

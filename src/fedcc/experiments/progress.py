@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
+import rich.progress
 from rich.console import Console
 from rich.live import Live
 from rich.progress_bar import ProgressBar
@@ -14,6 +17,38 @@ from fedcc.core.naming import clock
 from fedcc.core.requests import Fit
 from fedcc.core.rng import SERVER
 from fedcc.experiments.rounds import FinishedRound, Observer
+
+Step = Callable[[str, int, int], None]
+"""Told what is being done, how many parts of it are done, and of how many."""
+
+
+@contextmanager
+def steps(console: Console) -> Iterator[Step]:
+    """Show on a terminal what is being done, how far it is, and the time so far and left; elsewhere, nothing."""
+    if not console.is_terminal:
+        yield lambda *_: None
+        return
+    columns = (
+        rich.progress.SpinnerColumn(),
+        rich.progress.TextColumn("{task.description} {task.completed}/{task.total}"),
+        rich.progress.BarColumn(24),
+        rich.progress.TimeElapsedColumn(),
+        rich.progress.TextColumn("{task.fields[left]}"),
+    )
+    with rich.progress.Progress(*columns, console=console, transient=True) as shown:
+        task = shown.add_task("starting", total=1, left="")
+        start_time, current = time.perf_counter(), ""
+
+        def step(text: str, done: int, total: int) -> None:
+            nonlocal start_time, current
+            if text != current:  # a task that was complete would stand still
+                start_time, current = time.perf_counter(), text
+                shown.reset(task)
+            elapsed = time.perf_counter() - start_time
+            left = f"{clock(elapsed / done * (total - done))} left" if done else ""
+            shown.update(task, description=text, completed=done, total=total, left=left)
+
+        yield step
 
 
 class Progress(Observer):

@@ -140,6 +140,8 @@ def run_rounds(
         seconds["evaluate"] = time.perf_counter() - start_time
         d.engine.seconds = {}
         signs = upload_signs(d.method, d.server.classes, messages.ups, messages.received)
+        if d.cohort.disclosure.filters:  # its limit is for predictions; honest labels of one-class clients are below it
+            signs = {k: {name: value for name, value in own.items() if name != "relation"} for k, own in signs.items()}
         record = round_record(messages, evaluation, seconds, details, signs)
         yield FinishedRound(t, total, record, messages, partial(d.snapshot, messages))
 
@@ -178,7 +180,13 @@ class Simulation:
         self.server, clients = build_roles(method, federation, training.recipe(), training.seed, engine.device)
         self.executor = Counting(engine)  # of what training asks for; evaluation is not counted
         self.cohort = Simulated(
-            method, clients, self.executor, participation=training.participation, wire=training.wire, start=start
+            method,
+            clients,
+            self.executor,
+            participation=training.participation,
+            wire=training.wire,
+            disclosure=training.disclosure(method, federation.classes),
+            start=start,
         )
         self.test = federation.test.to(engine.device)
         measure = measurement.client_accuracy and method.trains_clients
@@ -209,6 +217,7 @@ class Simulation:
             readings=readings_in_round(self.method, self.server.public, last) if self.readings else None,
             detailed=last,
             metrics=self.metrics,
+            disclosure=self.cohort.disclosure,
         )
 
     def snapshot(self, messages: RoundMessages) -> Snapshot:

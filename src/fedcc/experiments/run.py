@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fedcc.core.method import AnyMethod, Method
-from fedcc.core.options import Engine, Precision, Reset, Schedule, Wire
+from fedcc.core.options import Engine, Optimizer, Precision, Reset, Schedule, Share, Wire
 from fedcc.core.requests import Fit, Recipe
 from fedcc.core.rng import Key
 from fedcc.engine import Plain, choose_device, drive, set_deterministic
@@ -47,6 +47,8 @@ def run(
     rounds: int | None = None,
     *,
     epochs: int | None = None,
+    optimizer: Optimizer | None = None,
+    momentum: float | None = None,
     lr: float | None = None,
     schedule: Schedule | None = None,
     decay: float | None = None,
@@ -54,6 +56,8 @@ def run(
     reset: Reset | None = None,
     participation: float | None = None,
     wire: Wire | None = None,
+    share: Share | None = None,
+    answer_epsilon: float | None = None,
     seed: int | None = None,
     client_accuracy: bool | None = None,
     evaluate_every: int | None = None,

@@ -15,7 +15,7 @@ from flwr.clientapp import ClientApp
 from torch import Tensor
 
 from fedcc.core.digests import DamagedFile
-from fedcc.core.messages import Predictions, Weights, carried
+from fedcc.core.messages import Labels, Predictions, Weights, carried
 from fedcc.core.model import Factory, Model
 from fedcc.core.requests import Predict
 from fedcc.core.rng import Key
@@ -28,10 +28,11 @@ from fedcc.experiments.packing import from_bytes, read_header, to_bytes, unreada
 from fedcc.experiments.round_files import RoundFiles
 from fedcc.experiments.store import RunFolderError
 from fedcc.federate import build_client, first_model
+from fedcc.flower.answers import AnswerStore, questions
 from fedcc.flower.codec import decode, encode, fingerprint, read_content, write_content
-from fedcc.flower.cohort import Inputs
 from fedcc.flower.command import Command, Nonces
 from fedcc.flower.data import site_samples
+from fedcc.flower.exchange import Inputs
 from fedcc.flower.folder import Site
 from fedcc.flower.own_network import own_network
 from fedcc.flower.policy import AuditLog
@@ -52,7 +53,7 @@ class SiteApp(ClientApp):
             reply = error_reply(message, error)
         try:  # nothing leaves the site unless the log says so
             AuditLog(Path(str(context.node_config["site"])) / "state").answered(
-                message.metadata.message_type, *read_content(reply.content)
+                message.metadata.message_type, *read_content(reply.content), _texts(message)
             )
         except Exception as error:
             log_error(error)
@@ -65,12 +66,17 @@ def error_reply(message: Message, error: Exception) -> Message:
     return Message(write_content({**_nonce(message), **error_texts(error)}), reply_to=message)
 
 
-def _nonce(message: Message) -> dict[str, str]:
-    """The nonce of a message, which its answer has too, if there is one."""
+def _texts(message: Message) -> dict[str, str]:
+    """The texts of a message, which may be anything."""
     try:
-        return {"nonce": read_content(message.content)[0]["nonce"][:64]}
+        return dict(read_content(message.content)[0])
     except Exception:  # whatever was sent
         return {}
+
+
+def _nonce(message: Message) -> dict[str, str]:
+    """The nonce of a message, which its answer has too, if there is one."""
+    return {name: text[:64] for name, text in _texts(message).items() if name == "nonce"}
 
 
 app = SiteApp()
@@ -101,7 +107,8 @@ class SiteClient:
         self.method, self.device = site.experiment.build_method(), choose_device(str(settings["device"]))
         self.wire, self.seed = site.experiment.training.wire, site.experiment.training.seed
         samples = self.new_samples() if self.command.purpose == "query.predict" else 0
-        site.policy.check_method(site.experiment.method)
+        self.disclosure = site.experiment.training.disclosure(self.method, site.task.classes)
+        site.check_policy()
         site.audit.allow(site.policy, self.run, self.t, self.command.nonce, self.command.purpose, samples)
         self.folder = site.state / self.run
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -151,7 +158,7 @@ class SiteClient:
                 return snapshot.up
             start_time, client = time.perf_counter(), self.client_before(t)
             client.begin(t)
-            up = drive([self.method.client(client, down)], self.engine)[0]
+            up = self.disclose(drive([self.method.client(client, down)], self.engine)[0], client.model, client.public.x)
             log = {n: float(v) for n, v in client.log.items()}
             snapshot = ClientSnapshot(t, received, up, client.model, client.memory, log)
             content = to_bytes(snapshot, self.method, ABOUT)
@@ -167,20 +174,42 @@ class SiteClient:
         site, task, recipe = self.site, self.site.task, self.site.experiment.training.recipe()
         public = task.public_samples(site.path / "public.npz").to(self.device)
         private = site_samples(self.data, task, self.label).to(self.device)
-        arch = task.arch(self.method, self.network)
-        client = build_client(public, task.classes, recipe, self.seed, site.number, arch, private)
+        archs = site.archs(self.method, self.network)
+        client = build_client(public, task.classes, recipe, self.seed, site.number, archs, private)
         if snapshot := self.before(t):
             client.model, client.memory = snapshot.model, snapshot.memory
         else:
             client.model = self.engine.serve([first_model(client)])[0]
         return client
 
-    def predict(self, x: Tensor) -> Tensor:
-        """Its own model's logits for these inputs."""
-        with fixed_threads(self.threads):
-            samples = Samples({"x": x.to(self.device)}, self.site.task.view)
-            logits: Tensor = self.engine.serve([Predict(self.latest().model, samples)])[0].logits
-            return logits.cpu()
+    def predict(self, x: Tensor) -> Predictions | Labels:
+        """Its own model's answers for these inputs: logits, unless the run shares less."""
+        from filelock import FileLock
+
+        with FileLock(self.folder / "lock"), fixed_threads(self.threads):
+            model, samples = self.latest().model, Samples({"x": x.to(self.device)}, self.site.task.view)
+            logits: Tensor = self.engine.serve([Predict(model, samples)])[0].logits.cpu()
+            values = logits.softmax(-1) if self.disclosure.filters else logits
+            answers: Predictions | Labels = self.disclose(Predictions(values), model, x)
+            return answers
+
+    def disclose(self, up: Any, model: Model, x: Tensor) -> Any:
+        """What leaves the site of the model's answers for these inputs; the audit log counts it first.
+
+        A noisy answer is stored, and given again if the same model is asked about the same sample.
+        """
+        disclosure, command = self.disclosure, self.command
+        about = (command.purpose, self.run, self.t, command.nonce)
+        if disclosure.share != "noisy":
+            answers = len(up.values) if isinstance(up, Predictions | Labels) else 0
+            self.site.audit.disclosed(*about, disclosure.share if answers else "uploads", answers or 1)
+            return disclosure.sent(up)
+        store, asked = AnswerStore(self.folder), questions(fingerprint(Weights.of(model)), x)
+        if new := store.missing(asked):
+            epsilon, columns = disclosure.epsilon, disclosure.columns
+            self.site.audit.disclosed(*about, disclosure.share, len(new), epsilon=epsilon, columns=columns)
+            store.add([asked[at] for at in new], disclosure.randomised(disclosure.hard(up)[new]))
+        return Labels.of(store.answers(asked), disclosure.columns)
 
     # -- its snapshots
 
@@ -229,14 +258,16 @@ def train(message: Message, context: Context) -> Message:
 def model(message: Message, context: Context) -> Message:
     """The model, if the site shares it."""
     client = SiteClient(message, context)
-    if client.site.brings_network or not context.node_config.get("share-model"):
+    site, command = client.site, client.command
+    if site.brings_network or not site.may_share_model or not context.node_config.get("share-model"):
         return client.decline()
+    site.audit.disclosed(command.purpose, client.run, client.t, command.nonce, "models", 1)
     return client.answer(Weights.of(client.latest().model, 1))
 
 
 @app.query("predict")
 def predict(message: Message, context: Context) -> Message:
-    """The logits of the client's own model for the inputs that the server sent, if the site's policy allows it."""
+    """The answers of the client's own model for the inputs that the server sent, if the site's policy allows it."""
     try:
         client = SiteClient(message, context)
     except SiteError as error:
@@ -245,4 +276,4 @@ def predict(message: Message, context: Context) -> Message:
         log_error(error)
         return Message(write_content({**_nonce(message), "declined": "yes"}), reply_to=message)
     inputs: Inputs = client.question({"Inputs": Inputs})
-    return client.answer(Predictions(client.predict(inputs.x)))
+    return client.answer(client.predict(inputs.x))

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedcc.core.messages import LABELS, leaves
+from fedcc.core.messages import LABELS, ROWS, Rows, leaves
 from fedcc.core.naming import shortened
 from fedcc.core.rng import Key
 from fedcc.core.tree import MessageClasses, Pack, Unpack
@@ -30,6 +30,8 @@ from fedcc.core.wire import TOLERANCE, WIRE, Part, draws_for, dtype_name, is_pro
 FORMAT = 1
 DTYPES = ("float64", "float32", "float16", "int64", "int32", "int16", "int8", "uint8")
 CODINGS = {"raw": (0, 8), "half": (0, 8), "rows": (2, 8), "simplex": (2, 2)}  # and how many dimensions each may have
+SMALL = 64 * 2**10  # bytes of a message's arrays that are sent with its texts
+ARRAY = "array:"  # precedes the name of such an array
 NOTHING = "None"  # the kind of an empty message
 SPARE = 4096  # characters that a header may be longer than the expected one: its numbers have more digits
 LARGEST = 2**53  # the largest number: whole ones up to here are exact in floating point too
@@ -169,7 +171,7 @@ def accept(kind: str, text: str, buffers: Mapping[str, bytes], expected: Expecte
     message = decode(encoded, expected.message_classes, wire, run=run, round=t, device=device)
     for (path, form_leaf, mark), (_, leaf, _) in zip(leaves(expected.message, kind), leaves(message), strict=True):
         if isinstance(leaf, Tensor):
-            _check_tensor(path, form_leaf, leaf, expected, labels=mark == LABELS["holds"])
+            _check_tensor(path, form_leaf, leaf, expected, mark)
         elif isinstance(leaf, int | float) and not isinstance(leaf, bool):
             _check_number(path, form_leaf, leaf)
     return message
@@ -187,14 +189,21 @@ def _check_head(encoded: EncodedMessage, wire: str, run: str, round: int) -> Non
             raise InvalidMessage(f"wrong {name}: expected {value!r}, got {shortened(got)}")
 
 
-def _check_tree(path: str, form: Any, got: Any) -> None:
-    """Check that a header describes the same fields, types and shapes as the expected one; numbers may differ."""
+def _check_tree(path: str, form: Any, got: Any, some: bool = False) -> None:
+    """Check that a header describes the same fields, types and shapes as the expected one; numbers may differ.
+
+    ``some``: the arrays may have fewer rows.
+    """
     kind = 2 if isinstance(form, list) and form[0] == "message" else 1  # entries that say what it is
     if type(form) is not type(got) or (isinstance(form, list) and got[:kind] != form[:kind]):
         raise InvalidMessage(f"{path}: expected {_describe(form)}, got {_describe(got)}")
     if not isinstance(form, list):
         return
     if form[0] == "tensor":
+        length = got[-1][0] if some and isinstance(got[-1], list) and got[-1] else None
+        if type(length) is int and 0 <= length <= form[-1][0]:
+            coding = form[1] if length else got[1]  # of nothing, it is not known to be probabilities
+            form = ["tensor", coding, form[2], [length, *form[-1][1:]]]  # rows may be left out
         for name, expected, actual in zip_longest(("coding", "dtype", "shape", "end"), form[1:], got[1:]):
             if json.dumps(actual) != json.dumps(expected):  # so that 1, 1.0 and true differ
                 raise InvalidMessage(f"{path}: wrong {name}: expected {expected}, got {shortened(actual)}")
@@ -207,7 +216,7 @@ def _check_tree(path: str, form: Any, got: Any) -> None:
     if [*parts] != [*got_parts]:
         raise InvalidMessage(f"{path}: its parts are not in the expected order, {shortened([*parts])}")
     for name in parts:
-        _check_tree(f"{path}.{name}", parts[name], got_parts[name])
+        _check_tree(f"{path}.{name}", parts[name], got_parts[name], some=kind == 2 and form[1] == Rows.__name__)
 
 
 def _parts(path: str, tree: list[Any]) -> dict[str, Any]:
@@ -237,10 +246,14 @@ def _check_number(path: str, form: float, got: float) -> None:
         raise InvalidMessage(f"{path} must be {rule} and at most {LARGEST:,}, got {got}")
 
 
-def _check_tensor(path: str, form: Tensor, got: Tensor, expected: ExpectedMessage, labels: bool) -> None:
+def _check_tensor(path: str, form: Tensor, got: Tensor, expected: ExpectedMessage, mark: str) -> None:
     if len(bad := got[~got.isfinite()]):
         raise InvalidMessage(f"{path} must be finite, {len(bad):,} of its values are not, such as {bad[0].item()}")
-    if labels:
+    if mark == ROWS["holds"]:
+        if bool((got.diff() <= 0).any()) or not bool(torch.isin(got, form).all()):
+            raise InvalidMessage(f"{path}: rows must be ascending, and among the {len(form):,} that may be answered")
+        return
+    if mark == LABELS["holds"]:
         if len(bad := got[(got < 0) | (got >= expected.classes)]):
             raise InvalidMessage(f"{path}: labels must be from 0 to {expected.classes - 1}, got {bad[0].item()}")
         return
@@ -270,24 +283,37 @@ class Texts(dict[str, str]):
 
 
 def write_content(texts: Mapping[str, str], message: EncodedMessage | None = None) -> Any:
-    """Texts and perhaps a message as the content of one of Flower's, a RecordDict; it splits arrays into chunks."""
+    """Texts and perhaps a message as the content of one of Flower's, a RecordDict; it splits arrays into chunks.
+
+    Flower transfers a record in five requests per array, so small arrays are bytes among the texts.
+    """
     from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
-    config, arrays = dict(texts), {}
+    config, records = dict[str, Any](texts), dict[str, Any]()
     if message is not None:
         config |= {"kind": message.kind, "header": message.text}
-        for name, buffer in message.buffers.items():
-            arrays[name] = Array(dtype=name, shape=(len(message.arrays[name]),), stype="fedcc", data=buffer)
-    return RecordDict({"fedcc": ConfigRecord(config), "arrays": ArrayRecord(arrays)})  # type: ignore[arg-type]
+        if sum(map(len, message.buffers.values())) <= SMALL:
+            config |= {ARRAY + name: bytes(buffer) for name, buffer in message.buffers.items()}
+        else:
+            records["arrays"] = ArrayRecord(
+                {name: Array(dtype=name, shape=(len(message.arrays[name]),), stype="fedcc", data=buffer)
+                 for name, buffer in message.buffers.items()}
+            )  # fmt: skip
+    records["fedcc"] = ConfigRecord(config)
+    return RecordDict(records)
 
 
 def read_content(content: Any) -> tuple[Texts, dict[str, bytes]]:
     """The texts and the bytes of the arrays; content of another form is refused."""
     try:
         texts = Texts({str(name): value for name, value in content["fedcc"].items()})
-        buffers = {str(name): array.data for name, array in content["arrays"].items()}
+        buffers = {str(n): array.data for n, array in content["arrays"].items()} if "arrays" in content else {}
     except (KeyError, AttributeError, TypeError):
         raise InvalidMessage("it is not a fedcc message") from None
+    for name in [name for name in texts if name.startswith(ARRAY)]:
+        if not isinstance(value := texts.pop(name), bytes) or name.removeprefix(ARRAY) in buffers:
+            raise InvalidMessage(f"{shortened(name)} must be bytes, once")
+        buffers[name.removeprefix(ARRAY)] = value
     if odd := [name for name, value in texts.items() if not isinstance(value, str)]:
         raise InvalidMessage(f"{odd[0]!r} must be a text")
     return texts, buffers

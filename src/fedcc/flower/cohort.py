@@ -6,12 +6,12 @@ docs/federation.md, "Rounds", says when a round ends and what becomes of clients
 from __future__ import annotations
 
 import json
+import os
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from datetime import datetime
+from collections.abc import Collection, Mapping
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,55 +19,39 @@ from torch import Tensor
 from fedcc import __version__
 from fedcc.core.files import write_whole
 from fedcc.core.messages import Predictions, Weights
+from fedcc.core.model import Arch
 from fedcc.core.naming import printable
 from fedcc.core.rng import Key
 from fedcc.experiments.record import Record
 from fedcc.flower import codec
+from fedcc.flower.attendance import Attendance, ClientStatus
 from fedcc.flower.codec import EncodedMessage, ExpectedMessage, InvalidMessage, decode, encode
 from fedcc.flower.command import CommandSigner
 from fedcc.flower.dry_run import DryRun
+from fedcc.flower.exchange import Answer, Exchange, Inputs, Outgoing, Question, Transport
 from fedcc.flower.folder import FederationFolder
+from fedcc.flower.logs import FORMAT_VARIABLE, Level, LogFile
 from fedcc.flower.own_network import is_at_site
 from fedcc.flower.site_error import error_reason
 
 POLL_SECONDS = 0.2  # from one look for answers to the next
+SENT_TOGETHER = 16  # messages in one request to Flower
 FLOWERS_BYTES = 64 * 2**10  # that an answer may have besides its arrays and header: Flower's records and other texts
 ONLINE_SECONDS = 2.0  # from one look for who is connected to the next
-
-
-@dataclass(frozen=True, eq=False)
-class Answer:
-    """The answer to a message: content, or an error; ``lost`` if the client never started on it."""
-
-    ticket: str
-    content: Any = None
-    error: str = ""
-    lost: bool = False
-
-
-class Transport(Protocol):
-    """Sends messages to sites, addressed by name."""
-
-    def online(self) -> set[str]:
-        """Who is connected."""
-
-    def send(self, name: str, purpose: str, t: int, content: Any, limit: int) -> str | None:
-        """A ticket for the answer, of at most ``limit`` bytes, or None if the message could not be sent."""
-
-    def collect(self, tickets: Sequence[str]) -> list[Answer]:
-        """The answers that have arrived."""
 
 
 class RunLog:
     """What the operator can follow while the server works: the lines of ``run.log``, and ``status.json``."""
 
     def __init__(self, folder: Path, run: str):
-        self.path, self.status_path = folder / "run.log", folder / "status.json"
+        self.log, self.status_path = (
+            LogFile(folder / "run.log", os.environ.get(FORMAT_VARIABLE, "text")),
+            folder / "status.json",
+        )
         self.status: dict[str, Any] = {"run": run, "state": "running", "round": 0, "problem": "", "clients": {}}
 
-    def say(self, text: str) -> None:
-        with self.path.open("a") as file:
-            file.write(f"{datetime.now():%H:%M:%S} {text}\n")
+    def say(self, text: str, level: Level = "info") -> None:
+        self.log.say(text, level)
 
     def update(self, **changes: Any) -> None:
         self.status |= changes
@@ -78,61 +62,9 @@ class NoQuorum(RuntimeError):
     """Too few clients for a round; the run can be resumed."""
 
 
-@dataclass(frozen=True, eq=False)
-class Inputs:
-    """What the clients are asked about."""
-
-    x: Tensor
-
-
-@dataclass
-class ClientStatus:
-    """One client, as the operator sees it."""
-
-    online: bool = False
-    answered: int = 0  # the last round it took part in
-    strikes: int = 0  # failures in a row
-    aside: bool = False
-    problem: str = ""  # the last one
-    uploads: dict[str, float] = field(default_factory=dict)  # what the last upload says (``evaluate.uploads``)
-    warning: str = ""  # the last one about its uploads
-
-
-@dataclass
-class Attendance:
-    """Who took part in a round and who did not, by name."""
-
-    present: list[str] = field(default_factory=list)
-    absent: list[str] = field(default_factory=list)  # not connected, or lost on the way
-    slow: list[str] = field(default_factory=list)  # still working when the round ended
-    late: dict[str, int] = field(default_factory=dict)  # answered an earlier round: which
-    failed: dict[str, str] = field(default_factory=dict)  # the client's own error
-    refused: dict[str, str] = field(default_factory=dict)  # what is wrong with the upload
-    aside: list[str] = field(default_factory=list)  # failed too often: no longer asked
-
-
-@dataclass(eq=False)
-class Exchange:
-    """A question to some clients, and the answers so far."""
-
-    purpose: str
-    t: int
-    message: Callable[[int], EncodedMessage | None]  # what a client is sent with the command
-    expected: Callable[[int], ExpectedMessage]  # what a client must answer
-    clients: list[str]
-    may_decline: bool = False
-    answers: dict[str, Any] = field(default_factory=dict)
-    failures: set[str] = field(default_factory=set)  # clients that failed and are not asked again for now
-    ended: float | None = None
-
-
-@dataclass(frozen=True, eq=False)
-class Question:
-    """An exchange's question to one client, which has not answered yet."""
-
-    name: str
-    exchange: Exchange
-    nonce: str  # the answer has it too
+def key_bytes(folder: FederationFolder) -> dict[str, bytes]:
+    """The keys of those who may connect."""
+    return {name: folder.key(name).read_bytes() for name in folder.members}
 
 
 class FlowerCohort:
@@ -144,11 +76,13 @@ class FlowerCohort:
         self.folder, self.run, self.transport, self.dry_run, self.device = folder, run, transport, dry_run, device
         self.wire: str = folder.experiment.training.wire
         self.rules, self.names, self.log, self.say = folder.rules, list(folder.clients), log, log.say
-        self.archs = folder.archs(dry_run.method)
+        self.numbers = {name: k for k, name in enumerate(self.names)}
+        self.disclosure = dry_run.disclosure
         self.status = {name: ClientStatus() for name in self.names}
         self.attendance = Attendance()  # of the latest exchange
-        self.signer = CommandSigner(folder.command_key, __version__)
         self.pending: dict[str, Question] = {}  # by ticket
+        self.keys = dict[str, bytes]()
+        self.look_for_changes()
         self.absent: set[str] = set()  # clients that were not connected in the last exchange
         self.last_look = -ONLINE_SECONDS
         self.seconds = 0.0  # of the latest exchange
@@ -163,6 +97,34 @@ class FlowerCohort:
         for k, reason in record.get("warnings", {}).items():
             self.status[self.names[int(k)]].warning = f"round {record['round']}: {reason}"
         self.show_status()
+
+    @property
+    def archs(self) -> Mapping[int, Arch]:
+        return self.dry_run.server.archs
+
+    # -- who belongs to it
+
+    def look_for_changes(self) -> None:
+        """Let go of clients that were revoked, and forget what those with a new key were asked with the old one."""
+        self.folder, before = self.folder.current(), self.keys
+        self.keys, self.signer = key_bytes(self.folder), CommandSigner(self.folder.command_key, __version__)
+        for name, status in self.status.items():
+            if name in self.folder.revoked and not status.revoked:
+                status.revoked, status.online = True, False
+                self.say(f"{name} is revoked: it is no longer asked")
+            if status.revoked or before.get(name) != self.keys.get(name):
+                self.pending = {ticket: question for ticket, question in self.pending.items() if question.name != name}
+
+    def admit(self) -> None:
+        """Let clients in that were added: the server's next message is for them, too."""
+        self.look_for_changes()
+        for name, model in list(self.folder.clients.items())[len(self.names) :]:
+            self.dry_run.add(len(self.names), self.folder.task.arch(self.dry_run.method, model))
+            self.numbers[name] = len(self.names)
+            self.names.append(name)
+            self.status[name] = ClientStatus(revoked=name in self.folder.revoked)
+            self.attendance.added.append(name)
+            self.say(f"{name} is added: it takes part from the next round on")
 
     # -- what the clients are asked
 
@@ -181,17 +143,24 @@ class FlowerCohort:
                 expected[k] = self.dry_run.expected_upload(k, t, down)
             return encoded[cache_key]
 
-        return self.ask(Exchange("train", t, message, expected.__getitem__, self.names))
+        names = [name for k, name in enumerate(self.names) if k in downs]  # others were added after a checkpoint
+        ups = self.ask(Exchange("train", t, message, expected.__getitem__, names))
+        self.admit()
+        return ups
 
     def models(self, t: int) -> dict[int, Weights | None]:
-        """The clients' models after round t; None for those that keep theirs, as all do that bring their network."""
+        """The clients' models after round t; None for those that keep theirs, as all do that bring their network.
+
+        Where clients share labels only, all keep theirs.
+        """
 
         def expected(k: int) -> ExpectedMessage:
             return self.whole(Weights.of(self.dry_run.clients[k][0], 1), t)
 
-        models: dict[int, Weights | None] = {k: None for k, arch in self.archs.items() if is_at_site(arch)}
-        names = [name for k, name in enumerate(self.names) if k not in models]
-        if names:
+        members = [k for k, name in enumerate(self.names) if not self.status[name].revoked]
+        at_sites = [k for k in members if is_at_site(self.archs[k]) or self.disclosure.filters]
+        models: dict[int, Weights | None] = dict.fromkeys(at_sites)
+        if names := [self.names[k] for k in members if k not in models]:
             models |= self.ask(Exchange("query.model", t, lambda _: None, expected, names, may_decline=True))
         return dict(sorted(models.items()))
 
@@ -200,32 +169,43 @@ class FlowerCohort:
         question = encode(Inputs(x.cpu()), "fp32", run=self.run, round=t)
 
         def expected(k: int) -> ExpectedMessage:
-            return self.whole(Predictions(torch.zeros(len(x), self.archs[k].outputs)), t)
+            blank = (
+                self.disclosure.blank(len(x)) if filtered else Predictions(torch.zeros(len(x), self.archs[k].outputs))
+            )
+            return self.whole(blank, t)
 
-        names = [self.names[k] for k in clients]
+        filtered, names = self.disclosure.filters, [self.names[k] for k in clients]
         answers = self.ask(Exchange("query.predict", t, lambda _: question, expected, names, may_decline=True))
-        return {k: answer for k, answer in answers.items() if answer is not None}
+        answers = {k: answer for k, answer in answers.items() if answer is not None}
+        return {k: Predictions(self.disclosure.logits(a)) for k, a in answers.items()} if filtered else answers
 
     def whole(self, message: Any, t: int) -> ExpectedMessage:
         """An answer like this message, which no wire has rounded."""
-        return ExpectedMessage(message, self.dry_run.message_classes, self.folder.task.classes, "fp32", self.run, t)
+        labels = self.disclosure.columns or self.folder.task.classes
+        return ExpectedMessage(message, self.dry_run.message_classes, labels, "fp32", self.run, t)
 
     # -- asking, waiting, ending
 
     def ask(self, exchange: Exchange) -> dict[int, Any]:
         """Ask the question and return the answers that came in time, by client."""
         rules, start_time, t, answers = self.rules, time.monotonic(), exchange.t, exchange.answers
-        quorum = min(rules.quorum, len(exchange.clients))
         self.attendance = Attendance()
-        quorum_at, missed = None, 0
+        quorum_at, missed, self.last_look = None, 0, -ONLINE_SECONDS
+        self.say(f"round {t}: asking {len(exchange.clients)} clients{exchange.what}")
         while True:
             online = self.online()
             self.give_up()
-            for name in self.waiting(exchange):
-                if name in online and name not in self.working:
-                    self.send(exchange, name)
-            for answer in self.transport.collect(list(self.pending)):
-                self.take(answer)
+            for name in [name for name in answers if self.status[name].revoked]:
+                del answers[name]
+            quorum = min(rules.quorum, sum(not self.status[name].revoked for name in exchange.clients))
+            if not quorum:
+                raise NoQuorum(f"round {t}: all clients that were to be asked are revoked")
+            working = self.working
+            self.send(exchange, [name for name in self.waiting(exchange) if name in online and name not in working])
+            if arrived := self.transport.collect(list(self.pending)):
+                for answer in arrived:
+                    self.take(answer)
+                self.show_status()  # once for all: the file is flushed to the disk
             waiting, now = self.waiting(exchange), time.monotonic()
             if len(answers) + len(waiting) < quorum:
                 if all(self.status[name].aside for name in exchange.failures):
@@ -254,14 +234,20 @@ class FlowerCohort:
         self.close(exchange, waiting, online)
         return {k: answers[name] for k, name in enumerate(self.names) if name in answers}
 
-    def send(self, exchange: Exchange, name: str) -> None:
-        """Send the question to a client."""
-        k, purpose, t = self.names.index(name), exchange.purpose, exchange.t
-        message = exchange.message(k)
-        nonce, content = self.signer.content(purpose, name, self.run, t, self.folder.terms(name), message)
-        limit = sum(codec.upload_limits(exchange.expected(k).form)) + FLOWERS_BYTES
-        if (ticket := self.transport.send(name, purpose, t, content, limit)) is not None:
-            self.pending[ticket] = Question(name, exchange, nonce)
+    def send(self, exchange: Exchange, names: list[str]) -> None:
+        """Send the question to these clients, a few at a time: the first can begin before the last is asked."""
+        for first in range(0, len(names), SENT_TOGETHER):
+            questions, messages = [], []
+            for name in names[first : first + SENT_TOGETHER]:
+                k, purpose, t = self.numbers[name], exchange.purpose, exchange.t
+                message = exchange.message(k)
+                nonce, content = self.signer.content(purpose, name, self.run, t, self.folder.terms(name), message)
+                limit = sum(codec.upload_limits(exchange.expected(k).form)) + FLOWERS_BYTES
+                questions.append(Question(name, exchange, nonce))
+                messages.append(Outgoing(name, purpose, t, content, limit))
+            for ticket, question in zip(self.transport.send(messages), questions, strict=True):
+                if ticket is not None:
+                    self.pending[ticket] = question
 
     @property
     def working(self) -> set[str]:
@@ -271,7 +257,8 @@ class FlowerCohort:
     def waiting(self, exchange: Exchange) -> list[str]:
         """The clients that may still answer."""
         over = exchange.answers.keys() | exchange.failures
-        return [name for name in exchange.clients if name not in over and not self.status[name].aside]
+        names = [name for name in exchange.clients if name not in over]
+        return [name for name in names if not (self.status[name].aside or self.status[name].revoked)]
 
     def take(self, answer: Answer) -> None:
         """Read an answer, or note what is wrong with it."""
@@ -297,19 +284,18 @@ class FlowerCohort:
                 failures, reason = attendance.refused, str(error)
         if reason:
             failures[name] = status.problem = reason = printable(reason)
-            self.say(f"round {t}: {name} {'has failed' if failures is attendance.failed else 'is refused'}: {reason}")
+            verb = "has failed" if failures is attendance.failed else "is refused"
+            self.say(f"round {t}: {name} {verb}: {reason}", "warning")
             exchange.failures.add(name)
             status.strikes += 1
             if status.strikes >= self.rules.strikes:
                 status.aside = True
-                self.say(f"{name} is set aside: it has failed {status.strikes} times in a row")
+                self.say(f"{name} is set aside: it has failed {status.strikes} times in a row", "warning")
         else:
             status.strikes = 0
             attendance.failed.pop(name, None), attendance.refused.pop(name, None)
-            what = "" if exchange.purpose == "train" else f" {exchange.purpose}"
-            self.say(f"round {t}: {name} has answered{what} ({len(exchange.answers)} of {len(self.names)})")
+            self.say(f"round {t}: {name} has answered{exchange.what} ({len(exchange.answers)} of {len(self.names)})")
             status.answered = t if exchange.purpose == "train" else status.answered
-        self.show_status()
 
     def read(self, question: Question, content: Any) -> str:
         """Read an answer; the error that the client reports in it, if any."""
@@ -322,7 +308,7 @@ class FlowerCohort:
         if exchange.may_decline and texts.get("declined"):
             exchange.answers[name] = None
             return ""
-        expected = exchange.expected(self.names.index(name))
+        expected = exchange.expected(self.numbers[name])
         exchange.answers[name] = codec.accept(texts["kind"], texts["header"], buffers, expected, device=self.device)
         return ""
 
@@ -333,6 +319,7 @@ class FlowerCohort:
         attendance.slow = [name for name in waiting if name in working]
         attendance.absent = [name for name in waiting if name not in working]
         attendance.aside = [name for name in self.names if self.status[name].aside]
+        attendance.revoked = [name for name in self.names if self.status[name].revoked]
         self.absent = set(attendance.absent)
         for kind in ("absent", "slow"):
             if names := getattr(attendance, kind):
@@ -342,12 +329,15 @@ class FlowerCohort:
     def online(self) -> set[str]:
         """Who is connected; the transport is asked every few seconds."""
         if time.monotonic() - self.last_look >= ONLINE_SECONDS:
-            now = self.transport.online()
+            self.look_for_changes()
+            now, changed = self.transport.online() - set(self.folder.revoked), False
             for name, status in self.status.items():
                 if status.online != (name in now):
                     status.online = name in now
                     self.say(f"{name} is {'connected' if status.online else 'disconnected'}")
-                    self.show_status()
+                    changed = True
+            if changed:
+                self.show_status()
             self.last_look = time.monotonic()
         return {name for name, status in self.status.items() if status.online}
 

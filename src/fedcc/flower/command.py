@@ -11,6 +11,7 @@ import json
 import re
 import secrets
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
@@ -22,12 +23,16 @@ from cryptography.hazmat.primitives.serialization import load_pem_private_key, l
 
 from fedcc import __version__
 from fedcc.core.naming import shortened
+from fedcc.flower import succession
 from fedcc.flower.codec import EncodedMessage, InvalidMessage, Texts, read_content, write_content
 from fedcc.flower.folder import Site, disagreement
 from fedcc.flower.site_error import SiteError
+from fedcc.flower.succession import Trust
 
 SCHEME = "fedcc command 1"
-TEXTS = frozenset({"run", "round", "site", "version", "terms", "nonce", "kind", "header", "signature"})
+TEXTS = frozenset({"run", "round", "site", "version", "terms", "nonce", "kind", "header", "signature",
+                   "succession"})  # fmt: skip
+SAME_RELEASE = "versions must be the same up to the last number, such as 0.2.1 and 0.2.3"
 UPGRADE = "`fedcc federation upgrade` on the server makes it"
 
 
@@ -53,7 +58,7 @@ class CommandSigner:
             key = None
         if not isinstance(key, Ed25519PrivateKey):
             raise ValueError(f"{path} must hold an Ed25519 private key")
-        self.key, self.version = key, version
+        self.key, self.version, self.succession = key, version, succession.read_text(path.parent)
 
     def content(
         self, purpose: str, site: str, run: str, t: int, terms: Mapping[str, Any], message: EncodedMessage | None
@@ -62,6 +67,8 @@ class CommandSigner:
         nonce = secrets.token_hex(16)
         texts = {"run": run, "round": str(t), "site": site, "version": self.version, "nonce": nonce}
         texts["terms"] = json.dumps(terms)
+        if self.succession != "[]":
+            texts["succession"] = self.succession
         whole = texts | ({"kind": message.kind, "header": message.text} if message else {})
         arrays = message.buffers if message else {}
         texts["signature"] = self.key.sign(_signed_bytes(purpose, whole, arrays)).hex()
@@ -86,11 +93,12 @@ class Command:
     @staticmethod
     def read(purpose: str, content: Any, site: Site) -> Command:
         """The command in a message's content, if the site's server has signed it for this site and it is in order."""
-        texts, arrays = _read_signed(purpose, content, read_public_key(site.path / "command.pub"))
+        before = Trust.read(site.path, read_public_key(site.path / "command.pub"))
+        texts, arrays, trust = _read_signed(purpose, content, before)
         if texts["site"] != site.name:
             raise SiteError("command", f"the command is for {shortened(texts['site'])}, this site is {site.name}")
-        if (theirs := texts["version"]) != __version__:
-            text = f"the server has fedcc {theirs}, {site.name} has {__version__}; install the same version"
+        if not work_together(theirs := texts["version"], __version__):
+            text = f"the server has fedcc {shortened(theirs)}, {site.name} has {__version__}; {SAME_RELEASE}"
             raise SiteError("version", text, value=__version__)
         if found := disagreement(json.loads(texts["terms"]), site.terms()):
             name, theirs, mine = found
@@ -104,6 +112,7 @@ class Command:
         last = site.experiment.build_method().rounds(site.experiment.training.rounds)
         if not re.fullmatch(r"[0-9]{1,9}", texts["round"], re.ASCII) or not 1 <= int(texts["round"]) <= last:
             raise SiteError("round", f"round must be from 1 to {last}, got {shortened(texts['round'])}")
+        trust.write(site.path, before)
         return Command(purpose, run, int(texts["round"]), nonce, texts.get("kind"), texts.get("header"), arrays)
 
     @property
@@ -114,18 +123,34 @@ class Command:
         return EncodedMessage.parse(self.kind, self.header, self.arrays)
 
 
-def _read_signed(purpose: str, content: Any, key: Ed25519PublicKey) -> tuple[Texts, dict[str, bytes]]:
-    """The texts and arrays of a message's content, if the owner of the key has signed them."""
+def _read_signed(purpose: str, content: Any, trust: Trust) -> tuple[Texts, dict[str, bytes], Trust]:
+    """The texts and arrays of a message's content, if the owner of the key has signed them; and whom to trust now.
+
+    The key may have been replaced, as statements in the message prove; the last one that fits counts.
+    """
     try:
         texts, arrays = read_content(content)
         if extra := sorted(set(texts) - TEXTS):
             raise InvalidMessage(f"{shortened(extra[0])} is not a part of a command")
-        key.verify(bytes.fromhex(texts["signature"]), _signed_bytes(purpose, texts, arrays))
-    except InvalidSignature:
-        raise SiteError("command", "the command is not signed by this federation's server") from None
+        signature, covered = bytes.fromhex(texts["signature"]), _signed_bytes(purpose, texts, arrays)
+        for now in reversed(list(trust.follow(succession.parse(texts.get("succession", "[]"))))):
+            with suppress(InvalidSignature):
+                now.command.verify(signature, covered)
+                return texts, arrays, now
     except ValueError as error:
         raise SiteError("command", f"not a command: {error}") from None
-    return texts, arrays
+    raise SiteError("command", "the command is not signed by this federation's server")
+
+
+def work_together(one: str, other: str) -> bool:
+    """Whether two versions understand each other: they differ in the patch release at most.
+
+    >>> work_together("0.2.1", "0.2.7"), work_together("0.2.1", "0.3.1")
+    (True, False)
+    """
+    release = re.compile(r"(\d{1,6}\.\d{1,6})\.\d{1,6}", re.ASCII)
+    first, second = release.fullmatch(one), release.fullmatch(other)
+    return one == other or bool(first and second and first[1] == second[1])
 
 
 def read_public_key(path: Path) -> Ed25519PublicKey:

@@ -1,8 +1,7 @@
-"""Create a federation folder: experiment, certificates, and a folder with a key for each site."""
+"""Create a federation folder: experiment, certificates, and a folder for each site."""
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -26,8 +25,15 @@ from fedcc.federate import build_server
 from fedcc.federation import Federation, deal, several
 from fedcc.flower.data import ENCODED, inputs_sha256, read_arrays, site_samples
 from fedcc.flower.dry_run import check_outputs_suffice
-from fedcc.flower.folder import FederationFolder, Site, Task
-from fedcc.flower.keys import make_authority, make_command_key, make_key_pair, sign_app
+from fedcc.flower.folder import FederationFolder, Task
+from fedcc.flower.keys import (
+    make_authority,
+    make_command_key,
+    make_key_pair,
+    make_server_certificate,
+    sign_app,
+)
+from fedcc.flower.members import write_site
 from fedcc.flower.own_network import OWN
 from fedcc.flower.rules import Rules
 from fedcc.inputs import TABLES
@@ -70,9 +76,13 @@ def create_federation(
     test_file: Path | None = None,
     class_names: tuple[str, ...] = (),
     simulate_sites: bool = False,
+    make_keys: bool = False,
     app: str = APP,
 ) -> FederationFolder:
-    """Create a federation of these clients, on a named data set or on the operator's own public samples."""
+    """Create a federation of these clients, on a named data set or on the operator's own public samples.
+
+    The sites make their own keys, unless ``make_keys`` or ``simulate_sites`` asks for keys in their folders.
+    """
     if path.exists() and any(path.iterdir()):
         raise ValueError(f"{path} is not empty; a federation needs a folder of its own")
     if is_reference(method):
@@ -99,6 +109,7 @@ def create_federation(
     experiment = experiment.with_options(models=",".join(networks.values()))
     archs = {k: task.arch(instance, model) for k, model in enumerate(networks.values())}
     training = experiment.training
+    training.disclosure(instance, task.classes)
     check_outputs_suffice(
         instance, build_server(instance, public, task.classes, training.recipe(), training.seed, archs)
     )
@@ -111,7 +122,7 @@ def create_federation(
     hosts = tuple(dict.fromkeys((*hosts, "localhost", "127.0.0.1")))
     folder = FederationFolder(path, experiment, task, round_rules, networks, hosts, port)
     test = federation.test if test_file is None else site_samples(test_file, task, experiment.split.label)
-    _write(folder, public, app)
+    _write(folder, public, app, make_keys or simulate_sites)
     if len(test):
         hidden = federation.hidden if test_file is None else None
         labels: dict[str, Any] = {} if hidden is None else {"public_y": hidden.numpy()}
@@ -124,21 +135,7 @@ def create_federation(
     return folder
 
 
-def upgrade_federation(folder: FederationFolder) -> Path:
-    """Give a federation of an older fedcc what it lacks, a key for commands; the public key, which every site needs.
-
-    Site folders that are still here receive it; what is there already is left alone.
-    """
-    public = folder.command_key.with_suffix(".pub")
-    if not folder.command_key.exists():
-        make_command_key(folder.command_key)
-    for site in map(folder.site, folder.clients):
-        if site.is_dir() and not (site / "command.pub").exists():
-            shutil.copyfile(public, site / "command.pub")
-    return public
-
-
-def _write(folder: FederationFolder, public: Samples, app: str) -> None:
+def _write(folder: FederationFolder, public: Samples, app: str, make_keys: bool) -> None:
     """Write all files but the data and ``federation.toml``, which says that the folder is complete."""
     operator = folder.operator
     (operator / "keys").mkdir(parents=True)
@@ -148,20 +145,15 @@ def _write(folder: FederationFolder, public: Samples, app: str) -> None:
     (operator / "app" / "pyproject.toml").write_text(app)
     trusted_key, signature = sign_app(operator / "app")
     (operator / "app.json").write_text(signature)
-    make_authority(operator, folder.hosts)
-    command_key = make_command_key(folder.command_key)
+    (operator / "app.yaml").write_text(trusted_key)
+    make_authority(operator)
+    make_server_certificate(operator, folder.hosts)
+    make_command_key(folder.command_key)
     np.savez(folder.path / "public.npz", x=public.x.numpy())
-    experiment = folder.experiment.with_options(data=Path(folder.experiment.split.data).name)  # no path of the operator
-    for number, (name, model) in enumerate(folder.clients.items()):
-        site = folder.site(name)
-        site.mkdir(parents=True)
-        site.chmod(0o700)
-        make_key_pair(site / "site.key", folder.key(name))
-        (site / "app.yaml").write_text(trusted_key)
-        shutil.copyfile(operator / "ca.crt", site / "ca.crt")
-        shutil.copyfile(command_key, site / "command.pub")
-        shutil.copyfile(folder.path / "public.npz", site / "public.npz")
-        Site(site, experiment, folder.task, name, number, model, folder.address, False).write()
+    for name in folder.clients:
+        site = write_site(folder, name)
+        if make_keys:
+            make_key_pair(site / "site.key", folder.key(name), name)
 
 
 def _own_experiment(method: str, settings: Mapping[str, Any], options: Mapping[str, Any]) -> Experiment:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -19,13 +20,15 @@ from fedcc.engine import choose_device, engine
 from fedcc.engine.threads import fixed_threads
 from fedcc.experiments.experiment import Experiment
 from fedcc.experiments.options import Measurement
+from fedcc.experiments.progress import Step, steps
 from fedcc.experiments.rounds import Simulation, run_rounds
 from fedcc.experiments.store import RunFolder
 from fedcc.federation import Federation
 from fedcc.flower.codec import fingerprint
 from fedcc.flower.create import create_federation
 from fedcc.flower.folder import FederationFolder
-from fedcc.flower.programs import ChildProcess, FlowerError, LogFollower, free_port
+from fedcc.flower.logs import LogFollower
+from fedcc.flower.programs import ChildProcess, FlowerError, free_port
 
 CLIENTS = ("north", "east", "south", "west")
 LIMIT, STOP_SECONDS = 600.0, 30.0  # for a federation to finish; for a program to end those that it has started
@@ -42,41 +45,67 @@ class RunTrace:
 
 def compare(out: Path, methods: Sequence[str], options: Mapping[str, Any], console: Console) -> bool:
     """Run each method both ways and print the comparison; whether all is equal."""
-    equal = True
-    table = Table("method", "round", *CLIENTS, "accuracy", "took", box=None, header_style="bold", pad_edge=False)
-    for method in methods:
-        everybody, all_options = dict.fromkeys(CLIENTS), {"device": "cpu", "skew": "classes:3", "rounds": 3, **options}
-        rules, port = {"quorum": len(CLIENTS)}, free_port()
-        folder = create_federation(
-            out / method, method, everybody, options=all_options, port=port, rules=rules, simulate_sites=True
-        )
-        console.print(f"{method}: a server and {len(CLIENTS)} clients over TLS, each with its key, in {folder.path}")
-        real = federated(folder, lambda line: console.print(f"  {line}"))
-        console.print(f"{method}: the simulator, the same experiment")
-        simulated = simulate(folder.experiment)
-        equal &= (real.uplinks, real.accuracy) == (simulated.uplinks, simulated.accuracy)
-        for t in sorted({t for t, _ in simulated.uplinks}):
-            pairs = [(simulated.uplinks[t, name][:8], real.uplinks.get((t, name), "none")[:8]) for name in CLIENTS]
-            table.add_row(method, str(t), *(_compared(a, b) for a, b in pairs))
-        accuracy = _compared(f"{simulated.accuracy:.4f} %", f"{real.accuracy:.4f} %")
-        seconds = f"{simulated.seconds:.0f} s, on Flower {real.seconds:.0f} s"
-        table.add_row(method, "", *[""] * len(CLIENTS), accuracy, seconds)
+    table = Table("method", "round", *CLIENTS, box=None, header_style="bold", pad_edge=False)
+    equal, lines = True, []
+    with steps(console) as step:
+        for method in methods:
+            same, line = compare_method(out, method, options, console, step, table)
+            equal &= same
+            lines.append(line)
     console.print("\nThe fingerprint of every upload in the simulator; = where a client on Flower sent the same bits.")
     console.print(table)
+    for line in lines:
+        console.print(line)
     console.print(
         "All uplinks and accuracies equal the simulator's, bit for bit" if equal else "NOT EQUAL to the simulator"
     )
     return equal
 
 
+def compare_method(
+    out: Path, method: str, options: Mapping[str, Any], console: Console, step: Step, table: Table
+) -> tuple[bool, str]:
+    """Run one method both ways and add rows to the table; whether all is equal, and a line on accuracy and time."""
+    everybody, all_options = dict.fromkeys(CLIENTS), {"device": "cpu", "skew": "classes:3", "rounds": 3, **options}
+    rules, port = {"quorum": len(CLIENTS)}, free_port()
+    folder = create_federation(
+        out / method, method, everybody, options=all_options, port=port, rules=rules, simulate_sites=True
+    )
+    rounds = folder.experiment.training.rounds
+    console.print(f"{method}: a server and {len(CLIENTS)} clients over TLS, each with its key, in {folder.path}")
+    step(f"{method} on Flower, rounds", 0, rounds)
+
+    def say(line: str) -> None:
+        console.print(f"  {line}")
+        if done := re.search(r"round (\d+) of \d+ is done", line):
+            step(f"{method} on Flower, rounds", int(done[1]), rounds)
+
+    real = federated(folder, say)
+    console.print(f"{method}: the simulator, the same experiment")
+    step(f"{method} in the simulator, rounds", 0, rounds)
+    simulated = simulate(folder.experiment, round_done=lambda t: step(f"{method} in the simulator, rounds", t, rounds))
+    for t in sorted({t for t, _ in simulated.uplinks}):
+        pairs = [(simulated.uplinks[t, name][:8], real.uplinks.get((t, name), "none")[:8]) for name in CLIENTS]
+        table.add_row(method, str(t), *(_compared(a, b) for a, b in pairs))
+    accuracy = _compared(f"{simulated.accuracy:.4f} %", f"{real.accuracy:.4f} %")
+    line = f"{method}: accuracy {accuracy}; {simulated.seconds:.0f} s, on Flower {real.seconds:.0f} s"
+    return (real.uplinks, real.accuracy) == (simulated.uplinks, simulated.accuracy), line
+
+
 def _compared(simulated: str, real: str) -> str:
     return f"{simulated} =" if simulated == real else f"{simulated} / {real}"
 
 
-def simulate(experiment: Experiment, federation: Federation | None = None, names: Sequence[str] = CLIENTS) -> RunTrace:
+def simulate(
+    experiment: Experiment,
+    federation: Federation | None = None,
+    names: Sequence[str] = CLIENTS,
+    round_done: Callable[[int], None] = lambda *_: None,
+) -> RunTrace:
     """An experiment as ``fedcc run`` would run it, with the fingerprint of every uplink; only its end is evaluated.
 
-    ``federation`` is its data if the sites' is their own, ``names`` are those of the clients.
+    ``federation`` is its data if the sites' is their own, ``names`` are those of the clients. ``round_done`` is called
+    after each round.
     """
     e, start_time = experiment, time.perf_counter()
     executor = engine(e.machine.engine, choose_device(e.machine.device), e.machine.precision)
@@ -85,7 +114,8 @@ def simulate(experiment: Experiment, federation: Federation | None = None, names
         measurement = Measurement(client_accuracy=False, readings=False)
         simulation = Simulation(e.build_method(), federation or e.federation(), e.training, measurement, executor)
         for done in run_rounds(simulation, e.training.rounds, evaluate_every=e.training.rounds):
-            uplinks |= {(done.t, names[k]): fingerprint(up) for k, up in done.messages.ups.items()}
+            uplinks |= {(done.t, names[k]): fingerprint(up) for k, up in done.messages.sent.items()}
+            round_done(done.t)
     return RunTrace(uplinks, done.record["accuracy"], time.perf_counter() - start_time)
 
 

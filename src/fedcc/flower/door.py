@@ -37,6 +37,7 @@ class Connection(socket.socket):
     address: Address
     node: int | None = None
     waits_since: float | None = None  # for a request; None while one is served
+    owned: bool | None = None  # whether its other end belongs to the operator; None if nobody has asked
 
     def close(self) -> None:
         self.door.forget(self)
@@ -66,6 +67,7 @@ class Door:
 
     def __init__(self) -> None:
         self.connections: dict[Address, Connection] = {}  # oldest first
+        self.ended = Counter[str]()  # connections that were cut, by reason
 
     def listen(self, plain: socket.socket) -> Listener:
         """A listening socket whose connections are counted, in place of a plain one."""
@@ -89,6 +91,7 @@ class Door:
         since = connection.waits_since
         remaining = HEAD_SECONDS if since is None else since + HEAD_SECONDS - time.monotonic()
         if remaining <= 0:
+            self.ended["slow"] += 1
             connection.end()
             remaining = HEAD_SECONDS
         asyncio.get_running_loop().call_later(max(remaining, 0.1), self.check, connection)
@@ -115,8 +118,16 @@ class Door:
 
     def _end_oldest(self, group: list[Connection], limit: int) -> None:
         for connection in group[: max(0, len(group) - limit)]:
+            self.ended["too many"] += 1
             connection.end()
             self.forget(connection)
+
+
+class PrivateDoor(Door):
+    """The connections at the private port, which are not limited: only the operator's are served."""
+
+    def admit(self, connection: Connection) -> None:
+        self.connections[connection.address] = connection
 
 
 class Busy(Exception):

@@ -8,12 +8,13 @@ from typing import Any
 
 import torch
 
+from fedcc.core.disclosure import OPEN, Disclosure
 from fedcc.core.messages import Data, leaves
 from fedcc.core.method import AnyMethod
 from fedcc.core.model import HEAD, Arch, Model, Outputs, State
 from fedcc.core.requests import Fit, Fitted, Init, Predict, Recalibrate, Request
 from fedcc.core.rng import Key
-from fedcc.core.roles import Server
+from fedcc.core.roles import Client, Server
 from fedcc.core.samples import Samples
 from fedcc.core.tree import message_classes
 from fedcc.engine.drive import drive
@@ -65,7 +66,7 @@ class DryRun:
     through the client's rounds with the client's downlinks, and remembers what the client would.
 
     ``start`` are the models and memories that :attr:`clients` gave to a checkpoint. ``unknown`` is the state of a
-    network that only its site knows.
+    network that only its site knows. ``disclosure`` is the form in which clients share answers.
     """
 
     def __init__(
@@ -76,20 +77,30 @@ class DryRun:
         run: str,
         start: Mapping[int, tuple[Model, dict[str, Any]]] | None = None,
         unknown: State | None = None,
+        disclosure: Disclosure = OPEN,
     ):
+        self.disclosure = disclosure
         self.method, self.wire, self.run, self.engine = method, wire, run, ShapeEngine(unknown)
-        self.classes, self.message_classes = server.classes, message_classes(method)
-        public = Samples({"x": server.public.x.cpu()}, server.public.view)
+        self.server, self.classes, self.message_classes = server, server.classes, message_classes(method)
+        self.public = public = Samples({"x": server.public.x.cpu()}, server.public.view)
         blank = torch.zeros((), dtype=public.x.dtype).expand(server.classes, *public.shape)
-        private = Samples({"x": blank, "y": torch.arange(server.classes)}, public.view)
-        self._clients = {
-            k: build_client(public, server.classes, server.recipe, server.key.seed, k, arch, private)
-            for k, arch in server.archs.items()
-        }
-        for k, client in self._clients.items():
-            client.model = self.engine.answer(Init(client.arch, client.key))
-            if start is not None:
-                client.model, client.memory = start[k]
+        self.private = Samples({"x": blank, "y": torch.arange(server.classes)}, public.view)
+        self._clients: dict[int, Client] = {}
+        for k in server.archs:
+            self._stand_in(k)
+        for k, state in (start or {}).items():  # a client that was added since has none
+            self._clients[k].model, self._clients[k].memory = state
+
+    def add(self, k: int, arch: Arch) -> None:
+        """Let a new client into the federation: from now on the server addresses it, too."""
+        self.server.archs = {**self.server.archs, k: arch}
+        self._stand_in(k)
+
+    def _stand_in(self, k: int) -> None:
+        s = self.server
+        client = build_client(self.public, s.classes, s.recipe, s.key.seed, k, s.archs, self.private)
+        client.model = self.engine.answer(Init(client.arch, client.key))
+        self._clients[k] = client
 
     @property
     def clients(self) -> dict[int, tuple[Model, dict[str, Any]]]:
@@ -103,7 +114,10 @@ class DryRun:
         up = drive([self.method.client(client, down)], self.engine)[0]
         if isinstance(up, Data):
             raise ValueError(f"{self.method.name} uploads private samples, which a federation across machines refuses")
-        return ExpectedMessage(up, self.message_classes, self.classes, self.wire, self.run, t)
+        if not self.disclosure.filters:
+            return ExpectedMessage(up, self.message_classes, self.classes, self.wire, self.run, t)
+        labels = self.disclosure.blank(len(client.public))
+        return ExpectedMessage(labels, self.message_classes, self.disclosure.columns, self.wire, self.run, t)
 
 
 def check_outputs_suffice(method: AnyMethod, server: Server) -> None:

@@ -30,6 +30,7 @@ from fedcc.methods import build_method, recorded_settings
 AGREED = ("method", "settings", *(name for name, o in OPTIONS.items() if o.marks.get("agreed")))  # of the experiment
 ENVIRONMENT = "FEDCC_FEDERATION"  # names the folder to the server's app; Flower's configuration would reach every site
 Dtype = Literal["uint8", "float32", "int64"]
+FORMAT = 2  # of the folders: 1 had neither command keys nor clients that are revoked
 NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}"
 
 
@@ -101,9 +102,11 @@ class FederationFolder:
     experiment: Experiment
     task: Task
     rules: Rules
-    clients: Mapping[str, str]  # each client's network, by name; their order gives their numbers
+    clients: Mapping[str, str]  # each client's network, by name; their order gives their numbers, for good
     hosts: tuple[str, ...]  # names and addresses of the server; sites use the first
     port: int = option(REQUIRED, "the server's port", low=1, high=65_535)
+    revoked: tuple[str, ...] = option((), "clients that no longer take part; they keep their numbers")
+    format: int = option(FORMAT, "version of the folder's form", low=1)
 
     @staticmethod
     def read(path: Path) -> FederationFolder:
@@ -117,14 +120,38 @@ class FederationFolder:
             parse_clients([f"{name}={client_network(model, task.shape)}" for name, model in clients.items()])
             rules = Rules(**table["rounds"])
             rules.check(len(clients))
-            folder = FederationFolder(path, experiment, task, rules, clients, hosts, table["port"])
+            revoked = tuple(table.get("revoked", ()))
+            form = table.get("format", 1)
+            folder = FederationFolder(path, experiment, task, rules, clients, hosts, table["port"], revoked, form)
             check_options(folder)
             if not hosts:
                 raise ValueError("hosts must name at least one")
+            if strangers := set(revoked) - set(clients):
+                raise ValueError(f"revoked must name clients, got {', '.join(sorted(strangers))}")
         return folder
 
+    @staticmethod
+    def open(path: Path) -> FederationFolder:
+        """Read a folder that this version works with; others are refused with what to do."""
+        folder = FederationFolder.read(path)
+        check_format(path, folder.format)
+        return folder
+
+    def current(self) -> FederationFolder:
+        """This folder with the clients that are in the file by now."""
+        table = load(self.path / "federation.toml")
+        return replace(self, clients=table["clients"], revoked=tuple(table.get("revoked", ())))
+
+    def with_counted_clients(self) -> FederationFolder:
+        """The folder for a new run: its experiment has the clients of today. That of a run that has begun stays."""
+        experiment = self.experiment.with_options(clients=len(self.clients), models=",".join(self.clients.values()))
+        return replace(self, experiment=experiment)
+
     def write(self) -> None:
-        table = {"hosts": list(self.hosts), "port": self.port, "rounds": asdict(self.rules), "clients": self.clients}
+        table = {
+            "format": self.format, "hosts": list(self.hosts), "port": self.port,
+            "revoked": list(self.revoked) or None, "rounds": asdict(self.rules), "clients": self.clients,
+        }  # fmt: skip
         write_whole(self.path / "experiment.toml", self.experiment.toml())
         write_whole(self.path / "federation.toml", dumps({**table, "task": self.task.table()}))  # last: all is there
 
@@ -155,8 +182,13 @@ class FederationFolder:
         return self.operator / "command.key"
 
     def key(self, name: str) -> Path:
-        """A client's public key."""
+        """A client's public key; it is missing until the client has sent it."""
         return self.operator / "keys" / f"{name}.pub"
+
+    @property
+    def members(self) -> list[str]:
+        """The clients that may connect: those with a key that are not revoked."""
+        return [name for name in self.clients if name not in self.revoked and self.key(name).is_file()]
 
     def archs(self, method: AnyMethod) -> dict[int, Arch]:
         return {k: self.task.arch(method, model) for k, model in enumerate(self.clients.values())}
@@ -184,7 +216,9 @@ class Site:
     model: str = option(REQUIRED, "the client's network")
     server: str = option(REQUIRED, "HOST:PORT of the server")
     share_model: bool = option(REQUIRED, "send the model to the server at the end")
+    networks: tuple[str, ...] = option((), "the networks of all clients, by number")  # older folders lack it
     policy: Policy = Policy()
+    format: int = option(FORMAT, "version of the folder's form", low=1)
 
     @staticmethod
     def find(text: str) -> Path:
@@ -201,14 +235,23 @@ class Site:
             raise ValueError(f"{path} is not a site's folder: site.toml is missing; ask the operator for it")
         table, experiment = load(file), read_experiment(path / "experiment.toml")
         with errors_named(f"{file} is damaged"):
-            policy = Policy.read(table.pop("policy", {}))
+            policy, table["format"] = Policy.read(table.pop("policy", {})), table.get("format", 1)
+            table["networks"] = tuple(table.get("networks", ()))
             site = Site(path, experiment, Task.read(table.pop("task")), **table, policy=policy)
             check_options(site)
             parse_clients([f"{site.name}={client_network(site.model, site.task.shape)}"])
         return site
 
+    @staticmethod
+    def open(path: Path) -> Site:
+        """Read a folder that this version works with; others are refused with what to do."""
+        site = Site.read(path)
+        check_format(path, site.format)
+        return site
+
     def write(self) -> None:
-        own = {name: getattr(self, name) for name in ("name", "number", "model", "server", "share_model")}
+        own = {name: getattr(self, name) for name in ("format", "name", "number", "model", "server", "share_model")}
+        own["networks"] = list(self.networks)
         write_whole(self.path / "experiment.toml", self.experiment.toml())
         policy = {"policy": limits} if (limits := self.policy.table()) else {}
         write_whole(self.path / "site.toml", dumps({**own, **policy, "task": self.task.table()}))
@@ -228,8 +271,33 @@ class Site:
         """The log of what the site was asked and has answered."""
         return AuditLog(self.state)
 
+    def check_policy(self) -> None:
+        """Refuse an experiment that the site's own policy does not allow."""
+        training = self.experiment.training
+        self.policy.check_method(self.experiment.method)
+        self.policy.check_share(training.share, training.answer_epsilon)
+
+    @property
+    def may_share_model(self) -> bool:
+        """Whether a model tells no more than what the site shares anyway."""
+        return self.experiment.training.share == self.policy.share == "predictions"
+
+    def archs(self, method: AnyMethod, own: str | Factory) -> dict[int, Arch]:
+        """The clients' networks under a method, this site's as it is here."""
+        return {k: self.task.arch(method, model) for k, model in enumerate(self.networks)} | {
+            self.number: self.task.arch(method, own)
+        }
+
     def terms(self) -> dict[str, Any]:
         return terms(self.experiment, self.task, self.number, self.model)
+
+
+def check_format(path: Path, form: int) -> None:
+    """Refuse a folder of an older or newer fedcc."""
+    if form < FORMAT:
+        raise ValueError(f"{path} has format {form}, of an older fedcc: `fedcc federation upgrade {path}` upgrades it")
+    if form > FORMAT:
+        raise ValueError(f"{path} has format {form}, this fedcc knows {FORMAT}: install the newer version that made it")
 
 
 def terms(experiment: Experiment, task: Task, number: int, model: str) -> dict[str, Any]:

@@ -16,16 +16,21 @@ import ipaddress
 import json
 import os
 import socket
+import ssl
 import sys
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from fedcc.flower.door import BODY_SECONDS, HEADER_BYTES, SLOWEST, Busy, Door, Line
+from fedcc.flower.door import BODY_SECONDS, HEADER_BYTES, SLOWEST, Busy, Door, Line, PrivateDoor
 from fedcc.flower.fleet import ROUTES, RefusedRequest, Replies, authenticated_node
+from fedcc.flower.gate_report import PATH, GateCounts
 
+SUCCESSION = "/v1/federation/succession"
 EXPECT = "/v1/runtime/push-messages"  # how the server's own app sends messages
 ESTABLISHED = "01"
+START_SECONDS = 120
 TABLES = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
 
 Message = MutableMapping[str, Any]
@@ -38,9 +43,14 @@ Address = tuple[str, int]
 class Gate:
     """An ASGI application in front of another: passes on what its rules allow and refuses the rest."""
 
-    def __init__(self, app: App, private: int, signature: Mapping[str, str] | None = None, door: Door | None = None):
+    def __init__(
+        self, app: App, private: int, signature: Mapping[str, str] | None = None, door: Door | None = None,
+        succession: Path | None = None,
+    ):  # fmt: skip
         self.app, self.private, self.signature = app, private, signature  # private: a port, for its owner alone
+        self.succession = succession  # what everybody may read
         self.replies, self.door, self.line = Replies(), door or Door(), Line()
+        self.private_door, self.counts = PrivateDoor(), GateCounts()
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         if scope["type"] not in ("lifespan", "http"):
@@ -50,25 +60,54 @@ class Gate:
             return
         try:
             if scope["server"][1] == self.private:
-                await self.app(scope, await self.private_request(scope, receive), send)
+                received = await self.private_request(scope, receive)
+                await (self.report if scope["path"] == PATH else self.app)(scope, received, send)
+            elif (scope["method"], scope["path"]) == ("GET", SUCCESSION):
+                await self.show_succession(scope, receive, send)
             else:
                 await self.public_request(scope, receive, send)
         except Refusal as refusal:
+            self.counts.refuse(refusal.status)
             from starlette.responses import PlainTextResponse
 
             response = PlainTextResponse(refusal.reason, refusal.status, {"connection": "close"})
             await response(scope, receive, send)
             self.door.refuse((str(scope["client"][0]), int(scope["client"][1])))
 
+    async def show_succession(self, scope: Message, receive: Receive, send: Send) -> None:
+        """Show anybody the statements about new CAs and command keys: a site may need them to trust this server."""
+        from starlette.responses import Response
+
+        text = self.succession.read_bytes() if self.succession and self.succession.exists() else b"[]"
+        await Response(text, 200, {"connection": "close"}, "application/json")(scope, receive, send)
+        self.door.refuse((str(scope["client"][0]), int(scope["client"][1])))
+
     async def private_request(self, scope: Message, receive: Receive) -> Receive:
         """What the application receives at the private port, from its owner; the server's messages are noted."""
-        if not is_owned_by(scope["client"], scope["server"], os.getuid()):
+        if not self.is_owners(scope):
             raise Refusal(403, "this port is for processes of the user who runs the server")
         if scope["path"] != EXPECT:
             return receive
         body = await read_body(receive)
         self.replies.expect(body)
         return replayed(body, receive)
+
+    async def report(self, scope: Message, receive: Receive, send: Send) -> None:
+        """Tell the operator who is connected and what was counted."""
+        from starlette.responses import Response
+
+        content = self.counts.report(self.state, self.door.ended, len(self.door.connections))
+        await Response(content, 200, None, "application/json")(scope, receive, send)
+
+    def is_owners(self, scope: Message) -> bool:
+        """Whether the caller is the user who runs this; asked once per connection, since the kernel's table is long."""
+        connection = self.private_door.connections.get((str(scope["client"][0]), int(scope["client"][1])))
+        owned = None if connection is None else connection.owned
+        if owned is None:
+            owned = is_owned_by(scope["client"], scope["server"], os.getuid())
+            if connection is not None:
+                connection.owned = owned
+        return owned
 
     async def public_request(self, scope: Message, receive: Receive, send: Send) -> None:
         """Pass on a request at the public port, if it is a registered client's and its own business."""
@@ -83,6 +122,8 @@ class Gate:
             async with self.line.room(node, length):
                 body = await self.body(receive, length)
                 self.replies.check(scope["path"], body, node)
+                if scope["path"] == "/v1/fleet/push-object":
+                    self.counts.uploaded[node] += length
                 signs = self.signature and scope["path"] == "/v1/fleet/get-fab"
                 await self.app(scope, replayed(body, receive), self.signer(send) if signs else send)
         except RefusedRequest as error:
@@ -218,10 +259,13 @@ def parse_address(text: str) -> Address:
     return host.strip("[]"), int(port)
 
 
-def superlink_command(public: str, *arguments: str, signature: Path | None = None) -> list[str]:
+def superlink_command(
+    public: str, *arguments: str, signature: Path | None = None, succession: Path | None = None
+) -> list[str]:
     """The command of a SuperLink: the fleet's routes at ``public``, HOST:PORT, all routes at a loopback ``--host``."""
     parse_address(public)
     options = ["--signature", str(signature)] if signature else []
+    options += ["--succession", str(succession)] if succession else []
     return [sys.executable, "-P", __file__, "superlink", "--public", public, *options, *arguments]
 
 
@@ -230,9 +274,12 @@ def supernode_command(*arguments: str) -> list[str]:
     return [sys.executable, "-P", __file__, "supernode", *arguments]
 
 
-def superlink(public: Address, arguments: list[str], signature: Mapping[str, str] | None) -> None:
+def superlink(
+    public: Address, arguments: list[str], signature: Mapping[str, str] | None, succession: Path | None
+) -> None:
     """Run Flower's SuperLink with these arguments behind the gate; its ``--host`` is a loopback address."""
     import uvicorn
+    from flwr.supercore.corestate import in_memory_corestate
     from flwr.superlink.cli.flower_superlink import flower_superlink
 
     def run(app: Any, *, host: str, port: int, **options: Any) -> None:
@@ -242,17 +289,45 @@ def superlink(public: Address, arguments: list[str], signature: Mapping[str, str
         door = Door()
         # no proxy headers: with them a caller could claim any address. asyncio's loop accepts connections through the
         # listener's own method, and h11 bounds a header
-        config = uvicorn.Config(Gate(app, port, signature, door), proxy_headers=False, loop="asyncio", http="h11",
-                                ws="none", h11_max_incomplete_event_size=HEADER_BYTES, **options)  # fmt: skip
+        gate = Gate(app, port, signature, door, succession)
+        config = uvicorn.Config(gate, proxy_headers=False, loop="asyncio", http="h11", ws="none",
+                                h11_max_incomplete_event_size=HEADER_BYTES, **options)  # fmt: skip
+        config.load()
+        if config.ssl is not None:
+            RenewedCertificate(config.ssl, Path(options["ssl_certfile"]), Path(options["ssl_keyfile"]))
         server = uvicorn.Server(config)
-        server.run([listen((host, port)), door.listen(listen(public))])
+        server.run([gate.private_door.listen(listen((host, port))), door.listen(listen(public))])
         if not server.started:
             sys.exit("the SuperLink did not start")
 
     # Flower builds the application and passes it to this function; nothing else of Flower is changed
     uvicorn.run = run  # type: ignore[assignment]
+    # a run's process has this long to start; Flower's 30 s are too few for one that imports torch on a busy machine
+    in_memory_corestate.HEARTBEAT_DEFAULT_INTERVAL = START_SECONDS  # type: ignore[attr-defined]
     sys.argv = ["flower-superlink", *arguments]
     flower_superlink()
+
+
+class RenewedCertificate:
+    """Has new connections use the server's certificate as soon as it is renewed; those of a new CA, after a restart.
+
+    The first handshake after a renewal notices it; the next one shows the new certificate. The processes that this one
+    has started know the CA of the start only.
+    """
+
+    def __init__(self, context: ssl.SSLContext, certificate: Path, key: Path):
+        self.certificate, self.key, self.authority = certificate, key, certificate.with_name("ca.crt")
+        self.first = self.authority.read_bytes() if self.authority.exists() else b""
+        self.time = certificate.stat().st_mtime_ns
+        context.sni_callback = self.check  # called at each handshake
+
+    def check(self, _connection: Any, _name: str | None, context: ssl.SSLContext) -> None:
+        now = self.certificate.stat().st_mtime_ns
+        if now == self.time or not self.authority.exists() or self.authority.read_bytes() != self.first:
+            return
+        with suppress(ssl.SSLError, OSError):  # the key is another one, half of a renewal: look again
+            context.load_cert_chain(self.certificate, self.key)
+            self.time = now
 
 
 def supernode(arguments: list[str]) -> None:
@@ -284,10 +359,12 @@ def main(arguments: list[str]) -> None:
     if not TABLES[0].exists():
         raise SystemExit(f"the gate reads who calls from {TABLES[0]}: it needs Linux")
     match arguments:
+        case ["superlink", "--public", address, "--signature", file, "--succession", other, *rest]:
+            superlink(parse_address(address), rest, json.loads(Path(file).read_text()), Path(other))
         case ["superlink", "--public", address, "--signature", file, *rest]:
-            superlink(parse_address(address), rest, json.loads(Path(file).read_text()))
+            superlink(parse_address(address), rest, json.loads(Path(file).read_text()), None)
         case ["superlink", "--public", address, *rest]:
-            superlink(parse_address(address), rest, None)
+            superlink(parse_address(address), rest, None, None)
         case ["supernode", *rest]:
             supernode(rest)
         case _:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ipaddress
 import json
 import os
+import secrets
 import time
 from base64 import urlsafe_b64encode
 from collections.abc import Sequence
@@ -18,59 +19,141 @@ from hashlib import sha256
 from pathlib import Path
 
 from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import Encoding, PrivateFormat, PublicFormat
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from fedcc.core.files import write_whole
+
 AUTHORITY = "fedcc federation"
-DAYS = 825  # the longest that some TLS libraries accept for a server's certificate
+CA_DAYS, SERVER_DAYS = 3653, 365
+WARN_DAYS = 30  # before a certificate expires
+LARGEST = 4096  # bytes of a public key's file
 USAGES = ("digital_signature", "content_commitment", "key_encipherment", "data_encipherment", "key_agreement",
           "key_cert_sign", "crl_sign", "encipher_only", "decipher_only")  # fmt: skip
 
 
-def make_authority(folder: Path, hosts: Sequence[str]) -> None:
-    """Write ``ca.crt`` and ``ca.key``, and ``server.crt`` and ``server.key`` for these names and addresses."""
-    ca_key, server_key = ec.generate_private_key(ec.SECP384R1()), ec.generate_private_key(ec.SECP384R1())
-    identifier = x509.SubjectKeyIdentifier.from_public_key(ca_key.public_key())
+def make_authority(folder: Path) -> bytes:
+    """Write ``ca.key``, and put a new certificate before those in ``ca.crt``; the new one, in PEM."""
+    key = ec.generate_private_key(ec.SECP384R1())
+    identifier = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
     ca = (
-        _certificate(AUTHORITY, ca_key, "key_cert_sign", "crl_sign")
+        _certificate(AUTHORITY, key, CA_DAYS, "key_cert_sign", "crl_sign")
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .add_extension(identifier, critical=False)
     )
+    pem, path = ca.sign(key, SHA256()).public_bytes(Encoding.PEM), folder / "ca.crt"
+    write_whole(path, pem + (path.read_bytes() if path.exists() else b""))
+    _write_private(folder / "ca.key", key, PrivateFormat.PKCS8)
+    return pem
+
+
+def make_server_certificate(folder: Path, hosts: Sequence[str]) -> None:
+    """Write ``server.key`` and ``server.crt`` for these names and addresses, signed by the CA of the folder."""
+    ca_key = serialization.load_pem_private_key((folder / "ca.key").read_bytes(), password=None)
+    assert isinstance(ca_key, ec.EllipticCurvePrivateKey)
+    key = ec.generate_private_key(ec.SECP384R1())
+    identifier = x509.SubjectKeyIdentifier.from_public_key(ca_key.public_key())
     server = (
-        _certificate(hosts[0], server_key, "digital_signature")
+        _certificate(hosts[0], key, SERVER_DAYS, "digital_signature")
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
         .add_extension(x509.SubjectAlternativeName([_alternative(h) for h in hosts]), critical=False)
         .add_extension(x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(identifier), critical=False)
     )
-    for name, key, certificate in (("ca", ca_key, ca), ("server", server_key, server)):
-        _write_private(folder / f"{name}.key", key, PrivateFormat.PKCS8)
-        (folder / f"{name}.crt").write_bytes(certificate.sign(ca_key, SHA256()).public_bytes(Encoding.PEM))
+    _write_private(folder / "server.key", key, PrivateFormat.PKCS8)
+    write_whole(folder / "server.crt", server.sign(ca_key, SHA256()).public_bytes(Encoding.PEM))
 
 
-def make_key_pair(private: Path, public: Path) -> None:
-    """Write a site's key pair in the form that Flower reads."""
+def read_certificates(path: Path) -> list[x509.Certificate]:
+    """The certificates of a file; the first of ``ca.crt`` is the newest."""
+    try:
+        return x509.load_pem_x509_certificates(path.read_bytes())
+    except ValueError:
+        raise ValueError(f"{path} must hold certificates in PEM") from None
+
+
+def days_left(certificate: x509.Certificate) -> float:
+    """Days until a certificate expires, by this machine's clock."""
+    return (certificate.not_valid_after_utc - datetime.now(UTC)).total_seconds() / 86_400
+
+
+def expiry_warning(what: str, days: float, advice: str) -> str | None:
+    """A warning, if a certificate expires soon or has expired.
+
+    >>> expiry_warning("the certificate", 12.3, "renew it")
+    'the certificate expires in 12 days: renew it'
+    """
+    if days > WARN_DAYS:
+        return None
+    return f"{what} {f'expires in {days:.0f} days' if days > 0 else f'expired {-days:.0f} days ago'}: {advice}"
+
+
+def make_key_pair(private: Path, public: Path, name: str = "") -> None:
+    """Write a site's key pair in the form that Flower reads; the public half may name the site."""
     key = ec.generate_private_key(ec.SECP384R1())
     _write_private(private, key, PrivateFormat.OpenSSH)
-    public.write_bytes(key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH) + b"\n")
+    text = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH).decode()
+    write_whole(public, f"{text} {name}".strip() + "\n")
+
+
+def fingerprint(path: Path) -> str:
+    """What two people compare of a public key: 128 bits of its SHA-256, in groups of four digits."""
+    return _spoken(b"fedcc key", load_public_key(path).public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo))
+
+
+def federation_fingerprint(folder: Path) -> str:
+    """The same of what a site must have from its operator and nobody else: the command key, the CA and the app's key.
+
+    ``folder`` is the operator's or a site's.
+    """
+    command = load_public_key(folder / "command.pub").public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+    authority = read_certificates(folder / "ca.crt")[0].public_bytes(Encoding.DER)
+    return _spoken(b"fedcc federation", command, authority, (folder / "app.yaml").read_bytes())
+
+
+def _spoken(*parts: bytes) -> str:
+    digits = sha256(b"".join(sha256(part).digest() for part in parts)).hexdigest()[:32]
+    return " ".join(digits[i : i + 4] for i in range(0, 32, 4))
+
+
+def load_public_key(path: Path) -> ec.EllipticCurvePublicKey | Ed25519PublicKey:
+    """The public key of a file in OpenSSH's form: a site's (P-384) or that of commands (Ed25519)."""
+    if not path.is_file():
+        raise ValueError(f"{path} does not exist")
+    content = path.read_bytes()[: LARGEST + 1]
+    try:
+        key = serialization.load_ssh_public_key(content) if len(content) <= LARGEST else None
+    except (ValueError, UnsupportedAlgorithm):
+        key = None
+    is_site_key = isinstance(key, ec.EllipticCurvePublicKey) and isinstance(key.curve, ec.SECP384R1)
+    if not is_site_key and not isinstance(key, Ed25519PublicKey):
+        raise ValueError(f"{path} must hold a public key as `fedcc federation join` writes it")
+    assert isinstance(key, ec.EllipticCurvePublicKey | Ed25519PublicKey)
+    return key
+
+
+def key_name(path: Path) -> str:
+    """The name in a public key's file; empty if there is none."""
+    words = path.read_text(encoding="utf-8", errors="replace").split(maxsplit=2)
+    return words[2].strip() if len(words) > 2 else ""
 
 
 def make_command_key(private: Path) -> Path:
     """Write the key that signs commands, and beside it the public half, ``.pub``, whose path is returned."""
     key, public = Ed25519PrivateKey.generate(), private.with_suffix(".pub")
     _write_private(private, key, PrivateFormat.PKCS8)
-    public.write_bytes(key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH) + b"\n")
+    write_whole(public, key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH) + b"\n")
     return public
 
 
 def public_bytes(path: Path) -> bytes:
     """The key of a public key file as Flower lists it for a connected node."""
-    key = serialization.load_ssh_public_key(path.read_bytes())
-    return key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+    return load_public_key(path).public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
 
 
 def sign_app(app: Path) -> tuple[str, str]:
@@ -90,18 +173,21 @@ def sign_app(app: Path) -> tuple[str, str]:
 
 def _write_private(path: Path, key: ec.EllipticCurvePrivateKey | Ed25519PrivateKey, form: PrivateFormat) -> None:
     """Write a key that only its owner may read; the file never exists with wider permissions."""
-    path.unlink(missing_ok=True)
-    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
+    with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
         file.write(key.private_bytes(Encoding.PEM, form, serialization.NoEncryption()))
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
 
 
-def _certificate(subject: str, key: ec.EllipticCurvePrivateKey, *usages: str) -> x509.CertificateBuilder:
+def _certificate(subject: str, key: ec.EllipticCurvePrivateKey, days: int, *usages: str) -> x509.CertificateBuilder:
     owner, issuer = (x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)]) for text in (subject, AUTHORITY))
     now = datetime.now(UTC)
     return (
         x509.CertificateBuilder(issuer, owner, key.public_key(), x509.random_serial_number())
         .not_valid_before(now - timedelta(hours=1))  # clocks differ
-        .not_valid_after(now + timedelta(days=DAYS))
+        .not_valid_after(now + timedelta(days=days))
         .add_extension(x509.KeyUsage(**{usage: usage in usages for usage in USAGES}), critical=True)
     )
 

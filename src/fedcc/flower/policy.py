@@ -9,20 +9,23 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 from fedcc.core.digests import DamagedFile
+from fedcc.core.disclosure import STRICTNESS
 from fedcc.core.naming import printable
-from fedcc.core.options import check_options, option
+from fedcc.core.options import Share, check_options, option
+from fedcc.flower.ledger import DISCLOSED, Ledger
 from fedcc.flower.site_error import SiteError
 
 ALLOWED, ANSWERED = "allowed", "answered"  # kinds of lines
 FIRST = "0" * 64  # before the first line
 LONGEST = 200  # characters of a text that was sent
+CLAIMS = ("run", "round")  # that an answer's line repeats: a command that is refused has no line of its own
 
 
 @dataclass(frozen=True)
@@ -32,6 +35,8 @@ class Policy:
     methods: tuple[str, ...] = option((), "methods that the site takes part in; all if none is named")
     runs: int = option(-1, "runs that the site takes part in", low=-1)
     rounds: int = option(-1, "rounds that the site trains, in all runs together", low=-1)
+    share: Share = option("predictions", "the least strict form in which the site shares answers")
+    answer_epsilon: float = option(-1.0, "the largest epsilon of a noisy answer", low=-1)
     queries: int = option(-1, "samples beyond the public ones that the site predicts, in all runs together", low=-1)
 
     @staticmethod
@@ -43,13 +48,21 @@ class Policy:
 
     def table(self) -> dict[str, Any]:
         """The limits that there are, as a file holds them."""
-        values = {"methods": list(self.methods), "runs": self.runs, "rounds": self.rounds, "queries": self.queries}
-        return {name: value for name, value in values.items() if value not in ([], -1)}
+        values = asdict(self) | {"methods": list(self.methods)}
+        return {name: value for name, value in values.items() if value not in ([], -1, "predictions")}
 
     def check_method(self, method: str) -> None:
         """Refuse a method that is not on the list."""
         if self.methods and method not in self.methods:
             raise SiteError("policy", f"methods are {', '.join(self.methods)}, the experiment's is {method}")
+
+    def check_share(self, share: Share, answer_epsilon: float) -> None:
+        """Refuse a run that wants answers in a form that tells more than the site is willing to tell."""
+        if STRICTNESS.index(share) < STRICTNESS.index(self.share):
+            raise SiteError("policy", f"share is {self.share} or stricter, the experiment's is {share}")
+        if share == "noisy" and 0 <= self.answer_epsilon < answer_epsilon:
+            limit = f"at most {self.answer_epsilon:g}"
+            raise SiteError("policy", f"answer_epsilon is {limit}, the experiment's is {answer_epsilon:g}")
 
     def check(self, used: Usage, run: str, t: int, purpose: str, samples: int) -> None:
         """Refuse what would go beyond a limit, given what was allowed before."""
@@ -83,7 +96,7 @@ class Usage:
 
 
 class AuditLog:
-    """``state/audit.jsonl`` of a site: one line when a command is allowed, one when it is answered."""
+    """``state/audit.jsonl`` of a site: lines for commands that are allowed, answers that are disclosed and replies."""
 
     def __init__(self, state: Path):
         self.path = state / "audit.jsonl"
@@ -110,17 +123,35 @@ class AuditLog:
             about = {"purpose": purpose, "run": run, "round": t, "nonce": nonce, "samples": samples}
             self._append(entries, {"kind": ALLOWED, **about})
 
-    def answered(self, purpose: str, texts: Mapping[str, str], arrays: Mapping[str, bytes]) -> None:
-        """Note an answer: what it says, and the digest of its arrays."""
+    def answered(
+        self,
+        purpose: str,
+        texts: Mapping[str, str],
+        arrays: Mapping[str, bytes],
+        asked: Mapping[str, str] | None = None,
+    ) -> None:
+        """Note an answer: what it says, and the digest of its arrays; ``asked`` is what the command says of itself."""
         content = sha256()
         for name in sorted(arrays):
             content.update(f"{name}\0{len(arrays[name])}\0".encode() + arrays[name])
         outcome = texts.get("error") or ("declined" if texts.get("declined") else "sent")
-        about = {"purpose": printable(purpose)[:LONGEST], "nonce": printable(texts.get("nonce", ""))[:LONGEST]}
+        claims = {name: (asked or {})[name] for name in CLAIMS if name in (asked or {})}
+        about = {"purpose": purpose, "nonce": texts.get("nonce", ""), **claims}
+        about = {name: printable(text)[:LONGEST] for name, text in about.items()}
         size = sum(map(len, arrays.values()))
         with self._locked():
             entry = {"kind": ANSWERED, **about, "answer": outcome, "bytes": size, "sha256": content.hexdigest()}
             self._append(self.entries(), entry)
+
+    def disclosed(self, purpose: str, run: str, t: int, nonce: str, share: str, answers: int, **noise: float) -> None:
+        """Note how many new answers are about to leave, and in which form; written before they are stored or sent."""
+        with self._locked():
+            about = {"purpose": purpose, "run": run, "round": t, "nonce": nonce, "share": share, "answers": answers}
+            self._append(self.entries(), {"kind": DISCLOSED, **about, **noise})
+
+    def ledger(self) -> Ledger:
+        """What has left the site, over all runs."""
+        return Ledger.of(self.entries())
 
     def _whole_lines(self) -> bytes:
         content = self.path.read_bytes() if self.path.exists() else b""

@@ -7,7 +7,6 @@ import math
 import os
 import signal
 import socket
-import ssl
 import subprocess
 import sys
 import time
@@ -19,6 +18,7 @@ from typing import Any
 from fedcc.core.files import uninterrupted
 from fedcc.core.naming import printable
 from fedcc.errors import UserError
+from fedcc.flower.logs import rotate
 from fedcc.processes import end_with_parent
 
 
@@ -74,27 +74,18 @@ class ChildProcess:
         deadline = time.monotonic() + seconds
         while not condition():
             self.check()
+            rotate(self.log, copy=True)
             if time.monotonic() > deadline:
                 raise FlowerError(f"{self.log.stem} is not ready after {seconds:g} s; see {self.log}")
             time.sleep(0.1)
 
 
-class LogFollower:
-    """Passes on the lines that are added to a file; what others made it say cannot control a terminal."""
-
-    def __init__(self, path: Path, on_line: Callable[[str], None]):
-        self.path, self.on_line = path, on_line
-        self.position = path.stat().st_size if path.exists() else 0
-
-    def poll(self) -> None:
-        """Pass on those since the last call; one that is still being written is left for the next."""
-        if self.path.exists():
-            with self.path.open("rb") as file:
-                file.seek(self.position)
-                lines = file.read().split(b"\n")[:-1]
-            for line in lines:
-                self.position += len(line) + 1
-                self.on_line(printable(line.decode(errors="replace")))
+def close_to_others(*folders: Path) -> None:
+    """Let nobody else read these folders, nor what this process and its children write from now on."""
+    os.umask(0o077)
+    for folder in folders:
+        if folder.is_dir() and folder.stat().st_mode & 0o077:
+            folder.chmod(0o700)
 
 
 def flwr(arguments: list[str], env: Mapping[str, str], seconds: float = 60) -> dict[str, Any]:
@@ -126,17 +117,3 @@ def is_listening(host: str, port: int) -> bool:
         return True
     except OSError:
         return False
-
-
-def unreachable_reason(address: str, authority: Path) -> str | None:
-    """Why the server at an address cannot be reached, or None; a certificate of another CA is an error."""
-    host, _, port = address.rpartition(":")
-    context = ssl.create_default_context(cafile=str(authority))
-    try:
-        with socket.create_connection((host, int(port)), 5) as plain:
-            context.wrap_socket(plain, server_hostname=host).close()
-        return None
-    except ssl.SSLCertVerificationError as error:
-        raise FlowerError(f"{address} does not show a certificate of this federation: {error.verify_message}") from None
-    except OSError as error:
-        return error.strerror or str(error)

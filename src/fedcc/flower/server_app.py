@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import os
-import threading
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from queue import SimpleQueue
 from typing import Any
 
-import httpx
 import numpy as np
 import torch
-from flwr.app import Context, Message, RecordDict
+from flwr.app import Context, Message
 from flwr.serverapp import Grid, ServerApp
 from torch import Tensor
 
@@ -30,6 +26,7 @@ from fedcc.engine.threads import fixed_threads
 from fedcc.evaluate import Evaluation, evaluate, readings_in_round
 from fedcc.evaluate.accuracy import targets_accuracy
 from fedcc.evaluate.predictions import RemotePredictions
+from fedcc.evaluate.uploads import changed_models
 from fedcc.experiments.checkpoint import KEPT, Checkpoint, Checkpoints
 from fedcc.experiments.record import Record
 from fedcc.experiments.result import Result
@@ -37,17 +34,18 @@ from fedcc.experiments.rounds import FinishedRound, Observer, Observers, follow,
 from fedcc.experiments.run import FolderWriter
 from fedcc.federate import RoundMessages, Snapshot, build_server
 from fedcc.federation import Federation
-from fedcc.flower.cohort import Answer, FlowerCohort, RunLog, Transport
+from fedcc.flower.cohort import FlowerCohort, RunLog
 from fedcc.flower.data import read_arrays
 from fedcc.flower.dry_run import DryRun
+from fedcc.flower.exchange import Answer, Outgoing, Transport
 from fedcc.flower.fleet import write_budget
 from fedcc.flower.folder import ENVIRONMENT, FederationFolder
 from fedcc.flower.keys import public_bytes
 from fedcc.flower.own_network import AtSite
+from fedcc.flower.replies import Replies
 from fedcc.processes import end_with_parent
 
 DAY = 86_400.0
-FETCH_SECONDS = 0.5  # that all answers are waited for together, before the next look
 LOST = (3, 4, 5)  # Flower's codes: message or reply unavailable, node unavailable
 ERRORS = {
     1: "the site could not load the app",
@@ -87,6 +85,7 @@ class FlowerServer(Observer):
             start, number, measurement = self.start(), self.experiment.training.rounds, self.experiment.measurement
             self.connect(start)
             self.trained: Trained | None = None
+            self.changed: dict[str, float] = {}  # clients whose models do not fit their last uploads
             rounds = run_rounds(
                 self, number, evaluate_every=measurement.evaluate_every, start=start.snapshot if start else None
             )
@@ -111,6 +110,13 @@ class FlowerServer(Observer):
             return Evaluation(targets=targets_accuracy(messages.downs, hidden))
         samples = self.samples(x=self.test["x"], y=self.test["y"]) if self.test else None
         self.trained, executor = self.ensemble(messages.t, samples)
+        shared = {k: model for k, model in self.trained.clients.items() if model.state}
+        changed = changed_models(self.method, shared, messages.ups, self.public, self.engine)
+        self.changed = {self.cohort.names[k]: distance for k, distance in changed.items()}
+        for name, distance in self.changed.items():
+            reason = f"its model does not give the answers that it uploaded (they differ by {distance:.2f})"
+            self.cohort.status[name].warning = reason
+            self.log.say(f"warning: {name}: {reason}")
         if samples is None or (self.method.uploads_models and not self.trained.clients):  # all decline
             return Evaluation()
         asks_sites = executor is not self.engine  # other readings are not worth asking the sites again
@@ -131,7 +137,7 @@ class FlowerServer(Observer):
         self.log.say(f"round {done.t} of {done.total} is done with {present}{accuracy_text}")
         self.cohort.note_uploads(done.record)
         for k, reason in done.record.get("warnings", {}).items():
-            self.log.say(f"warning: round {done.t}: {self.cohort.names[int(k)]}: {reason}")
+            self.log.say(f"warning: round {done.t}: {self.cohort.names[int(k)]}: {reason}", "warning")
 
     def start(self) -> Checkpoint | None:
         """The checkpoint that the folder's run resumes from; None if the run is new."""
@@ -140,7 +146,7 @@ class FlowerServer(Observer):
             notes = self.writer.folder.check_description()
             start, problems = self.checkpoints.latest()
             for problem in notes + problems:
-                self.log.say(f"warning: {problem}")
+                self.log.say(f"warning: {problem}", "warning")
         self.writer.begin(start)
         if start is None:
             clients, rounds = len(self.folder.clients), self.experiment.training.rounds
@@ -152,7 +158,9 @@ class FlowerServer(Observer):
 
     def connect(self, start: Checkpoint | None) -> None:
         clients = start.snapshot.clients if start else None
-        dry_run = DryRun(self.method, self.server, self.experiment.training.wire, self.run, clients)
+        training = self.experiment.training
+        disclosure = training.disclosure(self.method, self.folder.task.classes)
+        dry_run = DryRun(self.method, self.server, training.wire, self.run, clients, disclosure=disclosure)
         self.cohort = FlowerCohort(self.folder, self.run, self.transport, dry_run, self.log, str(self.engine.device))
         for record in start.records if start else ():
             for name in record["federation"]["present"]:
@@ -170,7 +178,8 @@ class FlowerServer(Observer):
         """
         clients, cohort = dict[int, Model](), self.cohort
         if self.method.uploads_models:
-            self.log.say("asking the clients for their models")
+            if not cohort.disclosure.filters:
+                self.log.say("asking the clients for their models")
             for k, weights in cohort.models(t).items():
                 arch = self.server.archs[k]
                 own = {} if weights is None else self.engine.serve([Init(arch, Key(0))])[0].with_(weights.state).state
@@ -214,7 +223,9 @@ class FlowerServer(Observer):
     def finish(self, records: list[Record], trained: Trained) -> None:
         sharing = {k: model for k, model in trained.clients.items() if model.state}
         keeping = (
-            [n for k, n in enumerate(self.folder.clients) if k not in sharing] if self.method.uploads_models else []
+            [n for k, n in enumerate(self.cohort.names) if k not in sharing and not self.cohort.status[n].revoked]
+            if self.method.uploads_models
+            else []
         )
         whole, seconds = replace(trained, clients=sharing), self.checkpoints.seconds
         task = self.folder.task
@@ -223,7 +234,12 @@ class FlowerServer(Observer):
         self.writer.save_models = not keeping
         self.writer.finish(result, {
             "command": f"fedcc federation run {self.folder.path}",
-            "federation": {"clients": list(self.folder.clients), "kept_models": keeping},
+            "federation": {
+                "clients": self.cohort.names,
+                "kept_models": keeping,
+                "revoked": [name for name, status in self.cohort.status.items() if status.revoked],
+                **({"changed_models": self.changed} if self.changed else {}),
+            },
         })  # fmt: skip
         final = result.curve[-1][1] if result.curve else None
         self.log.say("finished" if final is None else f"finished: accuracy {final:.2f} %")
@@ -234,49 +250,32 @@ class GridTransport:
     """Flower's grid with sites by their names. A site is known by its key, whatever its node number is."""
 
     def __init__(self, grid: Grid, folder: FederationFolder):
-        self.grid, self.ttl = grid, max(DAY, 2 * folder.rules.deadline)
-        self.names = {public_bytes(folder.key(name)): name for name in folder.clients}
+        self.grid, self.folder, self.ttl = grid, folder, max(DAY, 2 * folder.rules.deadline)
         self.nodes: dict[str, int] = {}
-        self.fetching: dict[str, threading.Thread] = {}  # by ticket
-        self.fetched: SimpleQueue[Answer | httpx.HTTPError] = SimpleQueue()
+        self.replies = Replies(grid)
 
     def online(self) -> set[str]:
+        folder = self.folder.current()
+        names = {public_bytes(folder.key(name)): name for name in folder.members}
         nodes = self.grid.get_nodes()
-        self.nodes = {self.names[node.public_key]: node.node_id for node in nodes if node.public_key in self.names}
+        self.nodes = {names[node.public_key]: node.node_id for node in nodes if node.public_key in names}
         return set(self.nodes)
 
-    def send(self, name: str, purpose: str, t: int, content: RecordDict, limit: int) -> str | None:
-        message = Message(content, self.nodes[name], purpose, ttl=self.ttl, group_id=write_budget(t, limit))
-        return next(iter(self.grid.push_messages([message])), None)
+    def send(self, messages: Sequence[Outgoing]) -> list[str | None]:
+        made = [
+            Message(m.content, self.nodes[m.name], m.purpose, ttl=self.ttl, group_id=write_budget(m.t, m.limit))
+            for m in messages
+        ]
+        tickets = [ticket or None for ticket in self.grid.push_messages(made)]
+        return tickets or [None] * len(made)  # none at all if the request was too large
 
     def collect(self, tickets: Sequence[str]) -> list[Answer]:
-        """The answers that are here. Each is fetched in a thread: Flower waits minutes for parts that are missing."""
-        for ticket in tickets:
-            if ticket not in self.fetching:
-                self.fetching[ticket] = threading.Thread(target=self.fetch, args=(ticket,), daemon=True)
-                self.fetching[ticket].start()
-        end, found = time.monotonic() + FETCH_SECONDS, []
-        for thread in list(self.fetching.values()):
-            thread.join(max(0.0, end - time.monotonic()))
-        self.fetching = {ticket: thread for ticket, thread in self.fetching.items() if thread.is_alive()}
-        while not self.fetched.empty():
-            answer = self.fetched.get()
-            if isinstance(answer, httpx.HTTPError):
-                raise answer
-            found.append(answer)
-        return [answer for answer in found if answer.ticket in tickets]
+        found = self.replies.take([ticket for ticket in tickets if ticket not in self.replies.fetching])
+        return [self.answer(ticket, message) for ticket, message in found if ticket in tickets]
 
-    def fetch(self, ticket: str) -> None:
-        """Fetch the answer to one message, if it has arrived. A client may send anything, so each is read alone."""
-        try:
-            for message in self.grid.pull_messages([ticket]):
-                self.fetched.put(self.answer(ticket, message))
-        except httpx.HTTPError as error:
-            self.fetched.put(error)
-        except Exception as error:
-            self.fetched.put(Answer(ticket, error=f"its answer cannot be read ({type(error).__name__})"))
-
-    def answer(self, ticket: str, message: Message) -> Answer:
+    def answer(self, ticket: str, message: Message | Exception) -> Answer:
+        if isinstance(message, Exception):
+            return Answer(ticket, error=f"its answer cannot be read ({type(message).__name__})")
         if not message.has_error():
             return Answer(ticket, message.content)
         code = message.error.code
@@ -303,5 +302,5 @@ def main(grid: Grid, context: Context) -> None:
                 server.train()
     except BaseException as error:
         log.update(state="stopped", problem=f"{type(error).__name__}: {error}")
-        log.say(f"stopped: {error}")
+        log.say(f"stopped: {error}", "error")
         raise

@@ -6,11 +6,9 @@ import json
 import os
 import secrets
 import shutil
-import subprocess
-import sys
 import time
 from collections.abc import Callable
-from contextlib import closing, suppress
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,31 +21,44 @@ from fedcc.flower.command import CommandSigner
 from fedcc.flower.data import new_inputs
 from fedcc.flower.folder import ENVIRONMENT, FederationFolder
 from fedcc.flower.gate import superlink_command
-from fedcc.flower.programs import ChildProcess, FlowerError, LogFollower, environment, flwr, free_port, is_listening
+from fedcc.flower.gate_report import Report
+from fedcc.flower.lifetime import Reminder, warnings_of
+from fedcc.flower.logs import LogFollower
+from fedcc.flower.members import SUPERLINK, register_members
+from fedcc.flower.metrics import MetricsListener, Watch, client_keys
+from fedcc.flower.programs import (
+    ChildProcess,
+    FlowerError,
+    close_to_others,
+    environment,
+    flwr,
+    free_port,
+    is_listening,
+)
+from fedcc.flower.succession import FILE, finish_rotation, forget_old_authorities
 from fedcc.processes import is_alive
 
-NAME = "fedcc"  # of the SuperLink in Flower's configuration
 LOCAL = "127.0.0.1"
 RETURN_MEMORY = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_ARENA_MAX": "2"}  # large buffers go back to the system
 START_SECONDS = 120.0  # for the SuperLink to start, and for it to start a run
 Say = Callable[[str], None]
-# `flwr supernode register` for each client's key, in one process: its imports take over a second
-REGISTER = """
-import json, sys
-from flwr.cli.app import app
-for name, key in json.loads(sys.argv[1]).items():
-    app(["supernode", "register", key, sys.argv[2], "--name", name], standalone_mode=False)
-"""
 
 
-def serve(folder: FederationFolder, bind: str, say: Say) -> None:
-    """Run the SuperLink until it is interrupted; if it ends by itself, that is an error."""
+def serve(folder: FederationFolder, bind: str, say: Say, metrics: str | None = None) -> None:
+    """Run the SuperLink until it is interrupted; if it ends by itself, that is an error.
+
+    ``metrics`` is the address, HOST:PORT, at which the federation can be watched.
+    """
+    close_to_others(folder.operator, folder.run)
     operator, port = folder.operator, free_port()
     CommandSigner(folder.command_key)  # an error if it is missing
+    finish_rotation(folder.command_key)
+    forget_old_authorities(operator)
+    remind = Reminder(folder, say)
     home = operator / "home"
     home.mkdir(exist_ok=True)
     (home / "config.toml").write_text(
-        f'[superlink]\ndefault = "{NAME}"\n\n[superlink.{NAME}]\naddress = "{LOCAL}:{port}"\n'
+        f'[superlink]\ndefault = "{SUPERLINK}"\n\n[superlink.{SUPERLINK}]\naddress = "{LOCAL}:{port}"\n'
         f"root-certificates = {json.dumps(str(operator / 'ca.crt'))}\n"
     )
     env = environment(home, folder.experiment.machine.threads, **{ENVIRONMENT: str(folder.path)}, **RETURN_MEMORY)
@@ -62,18 +73,20 @@ def serve(folder: FederationFolder, bind: str, say: Say) -> None:
         *("--ssl-ca-certfile", str(operator / "ca.crt")),
         *("--ssl-certfile", str(operator / "server.crt"), "--ssl-keyfile", str(operator / "server.key")),
         signature=operator / "app.json",
+        succession=operator / FILE,
     )
-    with closing(ChildProcess(arguments, env, operator / "superlink.log")) as child:
+    with ExitStack() as ends:
+        child = ends.enter_context(closing(ChildProcess(arguments, env, operator / "superlink.log")))
         child.wait_until(lambda: is_listening(LOCAL, port), START_SECONDS)
-        keys = json.dumps({name: str(folder.key(name)) for name in folder.clients})
-        words = [sys.executable, "-P", "-c", REGISTER, keys, NAME]
-        completed = subprocess.run(words, env=env, capture_output=True, text=True, check=False)
-        if completed.returncode:
-            raise FlowerError(f"could not register the clients' keys: {' '.join(completed.stderr.split())[-500:]}")
         server = {"pid": os.getpid(), "port": folder.port, "inner": port}
-        write_whole(operator / "server.json", json.dumps(server))
+        write_whole(operator / "server.json", json.dumps(server))  # first: who changes the clients now registers them
+        register_members(folder, env)
+        if metrics is not None:
+            watch = Watch(folder, port, lambda: read_status(folder), child.process.pid)
+            ends.enter_context(closing(MetricsListener(metrics, watch)))
+            say(f"metrics: http://{metrics}/metrics and /healthz")
         say(f"ready: sites connect to {folder.address}; `fedcc federation run` starts the rounds")
-        child.wait_until(lambda: False)
+        child.wait_until(remind)
 
 
 def is_serving(folder: FederationFolder) -> bool:
@@ -82,8 +95,19 @@ def is_serving(folder: FederationFolder) -> bool:
     return bool(server) and is_alive(server["pid"]) and is_listening(LOCAL, server["inner"])  # process ids are reused
 
 
+def connected_clients(folder: FederationFolder) -> list[str] | None:
+    """Who is connected, whether there is a run or not; None if the server does not say."""
+    try:
+        server = json.loads((folder.operator / "server.json").read_text())
+        online = Report.fetch(server["inner"], folder.operator / "ca.crt").online
+    except (OSError, ValueError, KeyError):
+        return None
+    return sorted(name for key, name in client_keys(folder).items() if key in online)
+
+
 def train(folder: FederationFolder, overwrite: bool, say: Say) -> float | None:
     """Start or resume the rounds, follow them to the end, and return the final accuracy, if there is a test set."""
+    close_to_others(folder.operator, folder.run)
     files, run_file = RunFolder(folder.run), folder.operator / "run.json"
     if overwrite and folder.run.is_dir():
         files.clear()
@@ -91,7 +115,10 @@ def train(folder: FederationFolder, overwrite: bool, say: Say) -> float | None:
     if (summary := files.summary()) is not None:
         say(f"{folder.run} holds the finished run; there is nothing to do (--overwrite starts again)")
     else:
+        for warning in warnings_of(folder):
+            say(f"warning: {warning}")
         if not run_file.exists():
+            folder.with_counted_clients().write()
             write_whole(run_file, json.dumps({"run": secrets.token_hex(8)}))
         _run_app(folder, "train", folder.operator, say)
         summary = files.summary()
@@ -123,7 +150,7 @@ def _run_app(folder: FederationFolder, task: str, directory: Path, say: Say) -> 
     follower = LogFollower(directory / "run.log", say)
     run = json.loads((folder.operator / "run.json").read_text())["run"]
     config.write_text(f'run = "{run}"\ntask = "{task}"\n')
-    answer = flwr(["run", str(folder.operator / "app"), NAME, "--run-config", str(config)], env)
+    answer = flwr(["run", str(folder.operator / "app"), SUPERLINK, "--run-config", str(config)], env)
     start, superlink_log = time.monotonic(), folder.operator / "superlink.log"
     try:
         while True:
@@ -142,7 +169,7 @@ def _run_app(folder: FederationFolder, task: str, directory: Path, say: Say) -> 
         if not isinstance(error, Exception):  # a signal
             say("stopping the run")
             with suppress(FlowerError):  # there may be nothing left to stop
-                flwr(["stop", str(answer["run-id"]), NAME], env)
+                flwr(["stop", str(answer["run-id"]), SUPERLINK], env)
         raise
 
 
@@ -153,8 +180,10 @@ def read_status(folder: FederationFolder) -> dict[str, Any]:
     if path.exists():
         status = json.loads(path.read_text())
     status["server"] = "running" if is_serving(folder) else "not running"
+    status["connected"] = connected_clients(folder) if status["server"] == "running" else None
     if status["state"] == "running" and not (status["server"] == "running" and is_alive(status.get("pid", 0))):
         status["state"] = "stopped"
+    status["warnings"] = warnings_of(folder)
     status["rounds"] = folder.experiment.build_method().rounds(folder.experiment.training.rounds)
     accuracies = [record["accuracy"] for record in RunFolder(folder.run).metrics()]
     status["accuracy"] = next((a for a in reversed(accuracies) if a is not None), None)

@@ -14,13 +14,15 @@ from fedcc.core.rng import Key
 from fedcc.engine import choose_device
 from fedcc.experiments.toml import dumps
 from fedcc.flower.command import read_public_key
+from fedcc.flower.contact import reach
 from fedcc.flower.data import errors_named, site_samples
 from fedcc.flower.folder import Site
 from fedcc.flower.fork_server import ForkServer
 from fedcc.flower.gate import supernode_command
+from fedcc.flower.logs import LogFollower, rotate
 from fedcc.flower.own_network import own_network
 from fedcc.flower.policy import Usage
-from fedcc.flower.programs import ChildProcess, LogFollower, environment, free_port, unreachable_reason
+from fedcc.flower.programs import ChildProcess, close_to_others, environment, free_port
 from fedcc.flower.site_error import SiteError
 from fedcc.inputs import TABLES
 from fedcc.nets import build
@@ -28,16 +30,49 @@ from fedcc.nets import build
 RETRY_SECONDS = 10.0
 Say = Callable[[str], None]
 
+CONNECTED, NOT_KNOWN, OTHER_CA = "SuperNode ID", "/v1/fleet/activate-node'", "CERTIFICATE_VERIFY_FAILED"
 EXPLANATIONS = {  # parts of Flower's log lines, and what they mean to a site
-    "SuperNode ID": "connected",
+    CONNECTED: "connected",
     "Receiving: train": "working on a round",
     "Receiving: query.model": "the server asks for the model",
     "Receiving: query.predict": "the server asks for predictions",
     "Sent successfully": "answered",
-    "/v1/fleet/activate-node'": "the server does not know this site's key, or a clock is off by over 5 minutes",
+    NOT_KNOWN: "the server does not know this site's key, or a clock is off by over 5 minutes",
+    OTHER_CA: "the server shows a certificate of another CA",
     "401 Unauthorized": "the server was restarted and does not know this session",
     "Failed to activate": "the server still holds an earlier session of this site",
 }
+
+
+class Credentials:
+    """A site's key, the other one while the key is being rotated, and what a server says to it.
+
+    ``rotate`` at the site makes ``next.key``. The site uses its old key until the server refuses it, which means that
+    the operator has put the new one in its place, then tries the other. When the new key is accepted, the old one is
+    deleted.
+    """
+
+    def __init__(self, site: Path):
+        self.key, self.next, self.previous = site / "site.key", site / "next.key", site / "previous.key"
+        self.refused = self.other_authority = False
+
+    def note(self, part: str) -> None:
+        """Note what Flower says about the connection."""
+        self.refused, self.other_authority = part == NOT_KNOWN, part == OTHER_CA
+        if part == CONNECTED:
+            self.previous.unlink(missing_ok=True)
+
+    def change(self) -> bool:
+        """Use the other key, if there is one and this one was refused."""
+        if not self.refused or not (self.next.exists() or self.previous.exists()):
+            return False
+        if self.next.exists():
+            os.link(self.key, self.previous)
+            self.next.replace(self.key)
+        else:
+            os.link(self.key, self.next)
+            self.previous.replace(self.key)
+        return True
 
 
 def take_part(
@@ -58,7 +93,11 @@ def take_part(
     """
     server, threads = server or site.server, threads or site.experiment.machine.threads
     key = site.path / "site.key"
-    for file in (key, site.path / "ca.crt", site.path / "app.yaml"):
+    if not key.is_file():
+        raise ValueError(
+            f"{key} is missing: put the operator's files into the folder that `fedcc federation join` made"
+        )
+    for file in (site.path / "ca.crt", site.path / "app.yaml"):
         if not file.is_file():
             raise ValueError(f"{file} is missing; the operator sends it with the site's folder")
     read_public_key(site.path / "command.pub")
@@ -70,19 +109,23 @@ def take_part(
         raise ValueError(f"{site.name} {agreed}" + ("" if network else ": name it with --network"))
     if site.brings_network and share_model:
         raise ValueError(f"{site.name} brings its own network, so the server cannot use its model: no --share-model")
+    if share_model and not site.may_share_model:
+        raise ValueError(f"{site.name} shares no more than labels, but a model tells everything: no --share-model")
     if label and data.suffix.lower() not in TABLES:
         raise ValueError(f"--label names a column of a table, got --label {label} for {data}")
     label = label or site.experiment.split.label
     samples = site_samples(data, site.task, label)
     site.task.public_samples(site.path / "public.npz")
     try:
-        site.policy.check_method(site.experiment.method)
+        site.check_policy()
     except SiteError as error:
         raise ValueError(f"the policy of {site.name} forbids it: {error}") from None
     say(f"{site.name}: {len(samples)} samples of {data}, {network or site.model}, server {server}")
-    if limits := policy_text(site):
-        say(limits)
+    for text in (policy_text(site), *ledger_lines(site)):
+        if text:
+            say(text)
     site.state.mkdir(exist_ok=True)
+    close_to_others(site.state)
     config = {"site": str(site.path), "data": str(data.resolve()), "device": device, "threads": threads,
               "share-model": share_model, "label": label, "network": network, "code": str(Path.cwd())}  # fmt: skip
     write_whole(site.state / "node.toml", dumps(config))
@@ -94,12 +137,18 @@ def take_part(
         env["PATH"] = f"{fork_server.folder}{os.pathsep}{env['PATH']}"
         while True:
             for tries in count():
-                if (reason := unreachable_reason(server, site.path / "ca.crt")) is None:
+                reason, notes = reach(server, site.path)
+                if reason is None:
                     break
                 if not tries:
                     say(f"the server cannot be reached ({reason}); retrying until it can be")
                 time.sleep(min(RETRY_SECONDS, 2**tries))
-            _run_supernode(site, server, env, say)
+            for note in notes:
+                say(f"note: {note}")
+            credentials = Credentials(site.path)
+            _run_supernode(site, server, env, credentials, say)
+            if credentials.change():
+                say("trying the site's other key: it is being rotated")
             say(f"the connection has ended; retrying in {RETRY_SECONDS:g} s (a server may keep a session for a minute)")
             time.sleep(RETRY_SECONDS)
 
@@ -109,7 +158,20 @@ def policy_text(site: Site) -> str:
     used = Usage.of(site.audit.entries())
     numbers = {"runs": len(used.runs), "rounds": len(used.rounds), "queries": used.queries}
     limits = {name: limit for name, limit in site.policy.table().items() if name in numbers}
-    return "policy: " + ", ".join(f"{numbers[n]:,} of {limits[n]:,} {n} used" for n in limits) if limits else ""
+    parts = [f"{numbers[n]:,} of {limits[n]:,} {n} used" for n in limits]
+    parts += [f"shares {site.policy.share} or less"] if site.policy.share != "predictions" else []
+    return "policy: " + ", ".join(parts) if parts else ""
+
+
+def ledger_lines(site: Site) -> list[str]:
+    """What the site is about to share with noise, and what it has disclosed so far."""
+    training = site.experiment.training
+    if training.share != "noisy":
+        return []
+    promise = (
+        f"share=noisy: epsilon {training.answer_epsilon:g} for each single answer; a record may change all answers"
+    )
+    return [promise, *site.audit.ledger().text().splitlines()]
 
 
 def check_network(site: Site, name: str) -> None:
@@ -119,7 +181,8 @@ def check_network(site: Site, name: str) -> None:
         build(arch, Key(0))
 
 
-def _run_supernode(site: Site, server: str, env: dict[str, str], say: Say) -> None:
+def _run_supernode(site: Site, server: str, env: dict[str, str], credentials: Credentials, say: Say) -> None:
+    """Run a SuperNode until it ends, or until the server has a new CA: it would try the old one forever."""
     arguments = supernode_command(
         *("--superlink", server, "--root-certificates", str(site.path / "ca.crt")),
         *("--auth-supernode-private-key", str(site.path / "site.key")),
@@ -132,6 +195,7 @@ def _run_supernode(site: Site, server: str, env: dict[str, str], say: Say) -> No
         text = line.partition("INFO")[2].partition(":")[2].strip() or line
         for part, meaning in EXPLANATIONS.items():
             if part in text:
+                credentials.note(part)
                 say(meaning)
                 return
         if "ERROR" in line or "Error:" in line or "fedcc:" in line:
@@ -140,7 +204,8 @@ def _run_supernode(site: Site, server: str, env: dict[str, str], say: Say) -> No
     follower = LogFollower(site.state / "supernode.log", explain)
     with closing(ChildProcess(arguments, env, follower.path)) as child:
         ended = False
-        while not ended:
+        while not ended and not credentials.other_authority:
             time.sleep(0.2)
             ended = child.process.poll() is not None  # asked first, so that its last lines are there
             follower.poll()
+            rotate(follower.path, copy=True)

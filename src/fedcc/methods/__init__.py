@@ -1,4 +1,4 @@
-"""The methods, in the order of the paper's Table I. Each file says only what its method does differently."""
+"""The methods: the paper's in the order of its Table I, then those beyond it. A file says what its method changes."""
 
 from __future__ import annotations
 
@@ -11,6 +11,9 @@ from fedcc.core.method import LOST, AnyMethod, Method
 from fedcc.core.naming import unknown
 from fedcc.core.options import check_value
 from fedcc.methods.bounds import Centralized, Local
+from fedcc.methods.comet import COMET
+from fedcc.methods.dsfl import DSFL
+from fedcc.methods.fedaux import FedAUX
 from fedcc.methods.fedavg import FedAvg
 from fedcc.methods.fedcc import FedCC
 from fedcc.methods.fedconcat import FedConcat
@@ -22,20 +25,33 @@ from fedcc.methods.fedlc import FedLC
 from fedcc.methods.fedmd import FedMD
 from fedcc.methods.fedmr import FedMR
 from fedcc.methods.fednova import FedNova
+from fedcc.methods.fedntd import FedNTD
+from fedcc.methods.fedov import FedOV
+from fedcc.methods.fedproto import FedProto
 from fedcc.methods.fedprox import FedProx
 from fedcc.methods.fedrs import FedRS
 from fedcc.methods.fedsam import FedSAM
 from fedcc.methods.fedvls import FedVLS
+from fedcc.methods.fens import FENS
 from fedcc.methods.lsr import LSR
+from fedcc.methods.moon import MOON
+from fedcc.methods.scaffold import SCAFFOLD
+from fedcc.methods.scarlet import SCARLET
+from fedcc.methods.selectivefd import SelectiveFD
 from fedcc.methods.ssl import SSL
 from fedcc.methods.student import Student
 
-KINDS: tuple[type[AnyMethod], ...] = (
+PAPER: tuple[type[AnyMethod], ...] = (
     FedAvg, FedProx, FedNova, FedRS, FedSAM, FedLC, FedMR, FedConcat, FedVLS,
     FedMD, FedDF, LSR, FedET, FedHKT, FedCT, FedCC, SSL, Local, Centralized,
 )  # fmt: skip
-METHODS: dict[str, type[AnyMethod]] = {kind.__name__.lower(): kind for kind in KINDS}
-"""Every method by its name on the command line, in Table I's order; then those that share nothing or everything."""
+"""The methods of the paper's Table I in its order, then those that share nothing or everything."""
+BEYOND: tuple[type[AnyMethod], ...] = (
+    DSFL, SCARLET, SelectiveFD, COMET, FedAUX, FedOV, FedNTD, MOON, SCAFFOLD, FedProto, FENS,
+)  # fmt: skip
+"""Methods that the paper leaves out. Lists and tables have them as a group of their own, "beyond the paper"."""
+METHODS: dict[str, type[AnyMethod]] = {kind.__name__.lower(): kind for kind in (*PAPER, *BEYOND)}
+"""Every method by its name on the command line."""
 
 
 def find_method(name: str) -> type[AnyMethod]:
@@ -126,10 +142,19 @@ def recorded_settings(
 
 
 __all__ = [
+    "BEYOND",
+    "COMET",
+    "DSFL",
+    "FENS",
     "LSR",
     "METHODS",
+    "MOON",
+    "PAPER",
+    "SCAFFOLD",
+    "SCARLET",
     "SSL",
     "Centralized",
+    "FedAUX",
     "FedAvg",
     "FedCC",
     "FedCT",
@@ -140,12 +165,16 @@ __all__ = [
     "FedLC",
     "FedMD",
     "FedMR",
+    "FedNTD",
     "FedNova",
+    "FedOV",
+    "FedProto",
     "FedProx",
     "FedRS",
     "FedSAM",
     "FedVLS",
     "Local",
+    "SelectiveFD",
     "build_method",
     "class_name",
     "find_method",

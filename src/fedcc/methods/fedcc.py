@@ -32,6 +32,7 @@ class FedCC(Method[Predictions, Predictions]):
     source: ClassVar[str] = "Ye et al., FedCC"
     scores = "shares"
     uploads_models: ClassVar[bool] = True
+    answers = "probabilities"
     retired: ClassVar[Mapping[str, Any]] = {
         "majority_recompute": True,
         "sync_mask_unknown": True,

@@ -30,6 +30,7 @@ class FedCT(Method[Labels, Labels]):
     source: ClassVar[str] = "Abourayya et al., AAAI 2025"
     scores = "shares"
     uploads_models: ClassVar[bool] = True
+    answers = "labels"
     retired: ClassVar[Mapping[str, Any]] = {"tie": "lowest"}
 
     public_batch: int | None = option(
@@ -49,12 +50,12 @@ class FedCT(Method[Labels, Labels]):
                 public=c.public.with_(y=down.values.long()),
                 recipe=c.recipe_with(batches=(("public", size),)),
             )
-        return compact((await c.predict(c.public)).logits.argmax(-1), c.classes)
+        return Labels.of((await c.predict(c.public)).logits.argmax(-1), c.classes)
 
     async def server(self, s: Server, ups: Mapping[int, Labels]) -> Mapping[int, Labels]:
         votes = ballot(torch.stack([up.values.long() for up in ups.values()]), s.classes)
         s.log["ties"] = float(tied(votes).double().mean())
-        return s.to_all(compact(votes.argmax(-1), s.classes))  # the lowest class of several with the most votes
+        return s.to_all(Labels.of(votes.argmax(-1), s.classes))  # the lowest class of several with the most votes
 
     async def predict(self, t: Trained, samples: Samples) -> Tensor:
         return majority(await logits(t.clients.values(), samples))
@@ -74,9 +75,3 @@ def majority(logits: Tensor) -> Tensor:
 def tied(votes: Tensor) -> Tensor:
     """Whether several classes have the most votes, [N]."""
     return (votes == votes.amax(-1, keepdim=True)).sum(-1) > 1
-
-
-def compact(labels: Tensor, different: int) -> Labels:
-    """Labels in the smallest integer type that holds this many different ones."""
-    kinds = ((2**8, torch.uint8), (2**15, torch.int16), (2**31, torch.int32))
-    return Labels(labels.to(next(kind for limit, kind in kinds if different <= limit)))

@@ -46,16 +46,22 @@ class FedDF(FedAvg):
         return {**super().readings(public), "clients-mean": groups.clients_mean}
 
     async def start(self, s: Server) -> Mapping[int, Weights]:
+        if self.early_stop == "kl" and s.recipe.momentum is not None:
+            raise ValueError("early_stop=kl continues with Adam's state from epoch to epoch: it needs optimizer=adam")
         await groups.first_models(s)
         return self.publish(s)
 
     async def server(self, s: Server, ups: Mapping[int, Weights]) -> Mapping[int, Weights]:
         names = groups.by_architecture(s)
-        target = ensemble(await groups.logits(groups.uploaded(s, ups), s.public), self.average)
+        target = self.teacher(s, ups, await groups.logits(groups.uploaded(s, ups), s.public))
         groups.merge(s, ups, names)  # the students' starts
         for name in dict.fromkeys(names.values()):
             s.models[name], s.log[f"kl, {name}"] = await self.distil(s, s.models[name], s.public.with_(target=target))
         return self.publish(s)
+
+    def teacher(self, s: Server, ups: Mapping[int, Weights], logits: Tensor) -> Tensor:
+        """What the students learn [N, C], from the clients' logits [K, N, C]."""
+        return ensemble(logits, self.average)
 
     def publish(self, s: Server) -> Mapping[int, Weights]:
         s.models["global"] = s.models[f"group {len(groups.distinct(s.archs)) - 1}"]

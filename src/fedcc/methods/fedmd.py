@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from fedcc.core.messages import Predictions
-from fedcc.core.method import Family, Method, Reading, Trained, option, shares
+from fedcc.core.method import Answers, Family, Method, Reading, Trained, option, shares
 from fedcc.core.requests import Predict, gather
 from fedcc.core.roles import Client, Server
 from fedcc.core.samples import Samples
@@ -43,6 +43,10 @@ class FedMD(Method[Predictions, Predictions]):
         super().__post_init__()
         if self.average == "probs" and self.loss != "kl":
             raise ValueError(f"average=probs needs loss=kl (the other losses compare logits), got loss={self.loss}")
+
+    @property
+    def answers(self) -> Answers:  # type: ignore[override]
+        return "probabilities" if self.average == "probs" else "logits"
 
     async def client(self, c: Client, down: Predictions | None) -> Predictions:
         if down is not None:

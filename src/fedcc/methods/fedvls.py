@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from fedcc.core.messages import Weights
@@ -19,7 +18,7 @@ from fedcc.core.method import option
 from fedcc.core.requests import Fitted, Frozen
 from fedcc.core.roles import Client
 from fedcc.core.step import Loss, Step
-from fedcc.losses import cross_entropy, is_class, masked_logsumexp
+from fedcc.losses import cross_entropy, is_class, masked_kl, masked_logsumexp
 from fedcc.methods.fedavg import FedAvg
 
 
@@ -37,7 +36,7 @@ class VacantDistillation(Loss):
     """L_dis: KL from the teacher's opinion on the vacant classes to the client's own."""
 
     def __call__(self, step: Step) -> Tensor:
-        return vacant_kl(step.seen["teacher"].logits, step["private"].logits, step.constants["prior"] == 0)
+        return masked_kl(step.seen["teacher"].logits, step["private"].logits, step.constants["prior"] == 0)
 
 
 @dataclass(frozen=True)
@@ -69,15 +68,6 @@ class FedVLS(FedAvg):
             constants={"prior": c.counts().double() / len(c.private)},
             frozen={"teacher": Frozen(c.model, "private")} if lam else {},
         )
-
-
-def vacant_kl(teacher: Tensor, student: Tensor, vacant: Tensor) -> Tensor:
-    """Mean KL(softmax(f^g_O) || softmax(f_O)), both over only the vacant classes O; 0 if they are fewer than two."""
-    enough = vacant.sum() > 1
-    inside = vacant | ~enough  # a row masked everywhere would give a gradient of NaN
-    log_q, log_p = (F.log_softmax(z.masked_fill(~inside, -math.inf), -1) for z in (teacher, student))
-    gaps = log_q.masked_fill(~inside, 0) - log_p.masked_fill(~inside, 0)
-    return (log_q.exp() * gaps).sum(-1).mean() * enough
 
 
 def suppressed_paper(logits: Tensor, y: Tensor, prior: Tensor) -> Tensor:

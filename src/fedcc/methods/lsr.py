@@ -34,6 +34,7 @@ class LSR(Method[Predictions, Predictions]):
     source: ClassVar[str] = "Yuan et al., CVPR 2020"
     scores = "shares"
     uploads_models: ClassVar[bool] = True
+    answers = "probabilities"
 
     a: float = option(0.1, "weight of the smoothing", "official code", low=0, high=1)
     variant: Literal["ls", "ls_code", "tfkd_reg"] = option(

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from fedcc.core.model import Arch, Factory, Outputs, factory_name
 from fedcc.core.rng import Key
+from fedcc.nets.dropout import use_seeded_dropout
 
 
 class Trainable(nn.Module):
@@ -43,6 +44,7 @@ class Network(Trainable):
         super().__init__()
         self.trunks = nn.ModuleList(trunks)
         self.head = head
+        use_seeded_dropout(self)
         self.eval_modules = frozenset(name for name, part in self.named_modules() if not part.training)
         self.trainable = tuple(name for name, parameter in self.named_parameters() if parameter.requires_grad)
 

@@ -10,7 +10,7 @@ from typing import Any
 from torch import nn
 
 from fedcc.code import check_allowed, import_installed, import_reference, installed, is_reference
-from fedcc.core.model import Factory
+from fedcc.core.model import Factory, Hidden, Linear
 from fedcc.core.naming import unknown
 from fedcc.core.options import check_value
 from fedcc.errors import InputError
@@ -57,7 +57,7 @@ class Installed(Imported):
 
 
 PLAIN = (ResNet, Mlp, Bag)  # of this package: they fit what they are made for
-BUILT_IN = (*PLAIN, Imported, Timm)  # found again by their names
+BUILT_IN = (*PLAIN, Imported, Timm, Linear, Hidden)  # found again by their names
 
 
 def network(name: str, shape: tuple[int, ...]) -> Factory:
@@ -71,6 +71,8 @@ def network(name: str, shape: tuple[int, ...]) -> Factory:
         return Imported(name)
     if name.startswith("timm:"):
         return Timm.named(name, shape)
+    if (match := re.fullmatch(r"linear|hidden(\d{1,8})", name)) and len(shape) == 1:  # what methods put on features
+        return Hidden(shape[0], int(match[1])) if match[1] else Linear(shape[0])
     match = re.fullmatch(r"(resnet|mlp|bag)(\d{0,18})", name.lower())
     if not match or (match[1] != "mlp" and not match[2]):
         others = installed("fedcc.networks")

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from fedcc.methods import METHODS
+from fedcc.methods import BEYOND, METHODS
 from fedcc.report.paper import Scenario, Value
 from fedcc.report.records import RunRecord
 
@@ -79,6 +79,11 @@ class MethodRow:
             return METHODS[self.method].family == "bound"
         return any(run.family == "bound" for cell in self.cells.values() for run in cell.runs)
 
+    @property
+    def beyond(self) -> bool:
+        """A method that the paper leaves out."""
+        return METHODS.get(self.method) in BEYOND
+
 
 Rows = list[tuple[MethodRow, tuple[RunRecord, ...]]]  # of one scenario
 
@@ -95,11 +100,18 @@ class Table:
     of_paper: bool  # the paper's protocol on the paper's data sets: Table I
     with_paper: bool  # the paper's numbers can be compared with these
     variants: bool = False
+    beyond: bool = False  # methods beyond the paper, next to the paper's in the same scenarios
     about: str = ""  # what it shows, if that is not the methods' accuracies
 
     @property
     def runs(self) -> list[RunRecord]:
         return [r for row in self.rows for cell in row.cells.values() for r in cell.runs]
+
+    @property
+    def new_rows(self) -> list[MethodRow]:
+        """The rows that another table does not have too, as a reference."""
+        rows = [row for row in self.rows if not self.variants or row.extra]
+        return [row for row in rows if not self.beyond or row.beyond]
 
     @property
     def data(self) -> list[str]:

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from fedcc.core.files import make_folder, open_whole
-from fedcc.report.style import PALETTE, distinct_colours
+from fedcc.report.style import GREY, OURS, PALETTE, distinct_colours
+from fedcc.report.titles import scenario_title
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
     from fedcc.report.parts import Log
     from fedcc.report.records import RunRecord
+    from fedcc.report.standings import Duel, ScenarioDuels
 
 T = TypeVar("T")
 Styles = Mapping[str, Mapping[str, Any]]  # how matplotlib draws each run, by name
@@ -133,6 +135,32 @@ def accuracy_by_bytes(run: RunRecord) -> list[tuple[int, float]]:
     return [(total, accuracy) for total, accuracy in rounds if total and accuracy is not None]
 
 
+def lead_figure(scenarios: Sequence[ScenarioDuels]) -> Figure:
+    """FedCC and its nearest rival in every scenario, a panel for what was measured here and one for the paper."""
+    figure = new_figure(9.0, 1.1 + 0.52 * len(scenarios))
+    panels = figure.subplots(1, 2, sharey=True)
+    for axes, title, side in zip(panels, ("measured here", "the paper"), ("here", "paper"), strict=True):
+        sides: list[Duel] = [getattr(s, side) for s in scenarios]
+        rows = np.arange(len(sides))
+        for values, colour, shift, name in (
+            ([d.ours.mean for d in sides], OURS.light, -0.2, "FedCC"),
+            ([d.theirs.mean for d in sides], GREY.light, 0.2, "best rival"),
+        ):
+            axes.barh(rows + shift, values, height=0.38, color=colour, label=name)
+        for row, duel in enumerate(sides):
+            axes.text(duel.ours.mean + 1, row - 0.2, f"{duel.ours.mean:.1f}", va="center", fontsize=8)
+            text = f"{duel.theirs.mean:.1f} {literal(duel.rival)}"
+            axes.text(duel.theirs.mean + 1, row + 0.2, text, va="center", fontsize=8)
+        axes.set(xlim=(0, 112), ylim=(len(sides) - 0.5, -0.5), xticks=range(0, 101, 20))
+        axes.set_xlabel(ACCURACY, fontsize=9)
+        axes.set_title(title, fontsize=11)
+        axes.tick_params(axis="y", length=0)
+        axes.spines[["top", "right"]].set_visible(False)
+    panels[0].set_yticks(rows, [literal(scenario_title(s.scenario)) for s in scenarios])
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=2, frameon=False)
+    return figure
+
+
 LOGGED = {
     "majority": "majority classes $|C_J|$",
     "alpha": "mean of α over public samples",
@@ -163,8 +191,8 @@ def log_figure(log: Log, title: str = "") -> Figure:
     return figure
 
 
-def save(figure: Figure, path: Path) -> Path:
-    """Write a figure in the format its name ends in."""
+def save(figure: Figure, path: Path, description: str | None = None) -> Path:
+    """Write a figure in the format its name ends in; a description stands in the metadata of a PNG or SVG."""
     ending = path.suffix.lstrip(".").lower()
     if ending not in FORMATS:
         raise ValueError(f"a figure's name must end in {', '.join('.' + f for f in FORMATS)}, got {path.name!r}")
@@ -172,7 +200,12 @@ def save(figure: Figure, path: Path) -> Path:
 
     make_folder(path.parent)  # the salt makes names inside an svg the same each time
     with rc_context({"svg.hashsalt": "fedcc", "pdf.fonttype": 42}), open_whole(path) as file:
-        figure.savefig(file, format=ending, dpi=150, metadata=METADATA[ending])
+        figure.savefig(
+            file,
+            format=ending,
+            dpi=150,
+            metadata=METADATA[ending] | ({"Description": description} if description else {}),
+        )
     return path
 
 

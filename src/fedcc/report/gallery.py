@@ -5,7 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -25,22 +25,34 @@ FIGURES_PER_PROCESS = 6  # fewer are not worth a process
 COMPARED = ("fedavg", "fedcc")  # the paper's Figs. 2 and 3
 
 
-def draw(tables: Sequence[Table], out: Path) -> list[Path]:
-    """Draw all figures into a folder, on all cores if they are many: each takes a third of a second."""
+def draw(tables: Sequence[Table], out: Path, drawn: Callable[[int, int], None] | None = None) -> list[Path]:
+    """Draw all figures into a folder, on all cores if they are many: each takes a third of a second.
+
+    ``drawn`` is told, after each, how many there are so far and in all.
+    """
     tasks = [(make, out / name) for name, make in pictures(tables)]
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
     workers = min(cores, len(tasks) // FIGURES_PER_PROCESS)
     if workers < 2 or "fork" not in multiprocessing.get_all_start_methods():
-        return [path for task in tasks for path in _draw(*task)]
+        return _collected((_draw(*task) for task in tasks), len(tasks), drawn)
     import matplotlib.backends.backend_pdf  # noqa: F401  forked workers have it then
 
     fork = multiprocessing.get_context("fork")
     pool = ProcessPoolExecutor(workers, mp_context=fork, initializer=_ignore_interrupts)
     try:
         futures = [pool.submit(_draw, *task) for task in tasks]
-        return [path for future in futures for path in future.result()]
+        return _collected((future.result() for future in futures), len(tasks), drawn)
     finally:
         pool.shutdown(cancel_futures=True)
+
+
+def _collected(files: Iterable[list[Path]], total: int, drawn: Callable[[int, int], None] | None) -> list[Path]:
+    paths: list[Path] = []
+    for number, pair in enumerate(files, start=1):
+        paths += pair
+        if drawn is not None:
+            drawn(number, total)
+    return paths
 
 
 def _ignore_interrupts() -> None:

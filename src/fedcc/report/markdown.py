@@ -7,16 +7,19 @@ import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
+from fedcc.methods import BEYOND
 from fedcc.report import paper
 from fedcc.report.cells import ACCURACIES, TESTS, Accuracy, Cell, MethodRow, Table
 from fedcc.report.records import Records, RunRecord
-from fedcc.report.standings import filled, leads, standings
+from fedcc.report.standings import duels, filled, leads, standings
 from fedcc.report.tables import client_table, reading_tables
 from fedcc.report.titles import scenario_title, title_of
 from fedcc.report.values import relative_link
 
 BEGIN, END = "<!-- fedcc report: begin -->", "<!-- fedcc report: end -->"
 MISSING = "–"
+PICTURE = "docs/lead.svg"  # beside the README
+PICTURE_TEXT = "FedCC and its best rival in each scenario, as measured here and in the paper"
 
 
 def plain(text: str) -> str:
@@ -143,9 +146,9 @@ def page(records: Records, tables: Sequence[Table], beside: Path) -> str:
         for readings in reading_tables(table):
             parts += [f"### {readings.title.removeprefix(f'{table.title}: ')}\n", readings.about]
             parts += [f"{plain(title_of(d))}:\n\n{comparison(readings, d, beside)}" for d in readings.data]
+        if (table.of_paper or (table.beyond and not table.variants)) and (comparisons := lead_section(table)):
+            parts += ["### Is FedCC ahead?\n", comparisons]
         if table.of_paper:
-            if comparisons := lead_section(table):
-                parts += ["### Is FedCC ahead?\n", comparisons]
             parts.append(open_section(table))
     own = [(t.title, c) for t in tables if (c := client_table(t))]
     if own:
@@ -155,8 +158,7 @@ def page(records: Records, tables: Sequence[Table], beside: Path) -> str:
             parts += [f"### {plain(title)}: {plain(title_of(data))}\n", clients(table2, data)]
     parts.append("## Records\n")
     for table in tables:
-        rows = [row for row in table.rows if not table.variants or row.extra]
-        parts += [f"### {plain(table.title)}\n", record_list(rows, beside)]
+        parts += [f"### {plain(table.title)}\n", record_list(table.new_rows, beside)]
     if records.problems:
         parts.append("## Left out\n")
         parts.append("\n".join(f"- {code(name)}: {plain(reason)}" for name, reason in records.problems) + "\n")
@@ -176,9 +178,9 @@ def lead_section(table: Table) -> str:
     against = ["nearest baseline", "margin"]
     head = ["scenario", "baselines run", "final", *against, "best rounds", *against]
     head += ["re-estimated: margin", "paper: margin"]
-    rows = []
+    rows, known = [], len(BEYOND) if table.beyond else len(paper.METHODS) - 1
     for lead in leads(table):
-        row = [plain(scenario_title(lead.scenario)), f"{lead.rivals} of {len(paper.METHODS) - 1}"]
+        row = [plain(scenario_title(lead.scenario)), f"{lead.rivals} of {known}"]
         for value, margin in (lead.margins[accuracy] for accuracy in ACCURACIES):
             points = marked(f"{margin.points:+.1f}", int(margin.points >= 0))
             row += [f"{value}", plain(margin.rival), f"{points} ({margin.note})" if margin.note else points]
@@ -228,29 +230,28 @@ def record_list(rows: Sequence[MethodRow], beside: Path) -> str:
     return grid(head, lines)
 
 
-def readme_block(tables: Sequence[Table], beside: Path) -> str:
-    """The paper's table as far as it was run: our final accuracy, the paper's in brackets."""
+def readme_block(tables: Sequence[Table], picture: str = PICTURE) -> str:
+    """FedCC against the best of the others in each scenario of the paper's table: a picture and a table."""
     table = next((t for t in tables if t.of_paper), None)
-    if table is None:
+    if table is None or not (found := duels(table)):
         return "Nothing has been run with the paper's protocol yet.\n"
     text = (
-        "Accuracy on the global test set after the last round, in percent; in brackets the paper's number. "
-        f"{protocol(table)} {filled(table)} of the {len(paper.TABLE1)} cells of the paper's Table I have been run."
+        "Accuracy on the global test set after the last round, in percent. "
+        f"{protocol(table)} {filled(table)} of the {len(paper.TABLE1)} cells of the paper's Table I have been run; "
+        '"rivals" is how many other methods have a run in the scenario. A margin is taken over the seeds that both '
+        "methods have."
     )
-    columns = [s for s in table.scenarios if table.rows_with_runs(s)]
-    head = ["method", *(f"{plain(title_of(data))} {code(skew)}" for data, skew in columns)]
-    rows = [
-        [plain(row.title), *(_brief(row.cells[s], beside) for s in columns)]
-        for row in table.rows
-        if any(row.cells[s].runs for s in columns)
-    ]
+    head = ["scenario", "rivals", "FedCC", "best rival", "margin", "paper: FedCC", "best rival", "margin"]
+    rows = []
+    for duel in found:
+        row = [plain(scenario_title(duel.scenario)), f"{duel.rivals}"]
+        for side in (duel.here, duel.paper):
+            points = marked(f"{side.points:+.1f}", int(side.points >= 0))
+            points += f" ({side.note})" if side.note else ""
+            row += [f"{side.ours}", f"{side.theirs} ({plain(side.rival)})", points]
+        rows.append(row)
     lines = textwrap.wrap(text, 119, break_long_words=False, break_on_hyphens=False)
-    return "\n".join(filter(None, ["\n".join(lines) + "\n", grid(head, rows), lead_section(table)]))
-
-
-def _brief(cell: Cell, beside: Path) -> str:
-    printed = f" ({cell.printed['final'].mean:.1f})" if cell.runs and "final" in cell.printed else ""
-    return number(cell, "final", beside) + printed
+    return f"![{PICTURE_TEXT}]({picture})\n\n" + "\n".join(lines) + "\n\n" + grid(head, rows)
 
 
 def replace_block(text: str, block: str, name: str) -> str:

@@ -87,8 +87,8 @@ class Lead:
 
 
 def leads(table: Table) -> list[Lead]:
-    """FedCC against its competitors, in every scenario where it has one."""
-    others = [r for r in table.rows if not r.bound and r.method != "fedcc"]
+    """FedCC against its competitors, in every scenario where it has one; beyond the paper, against those alone."""
+    others = [r for r in table.rows if not r.bound and r.method != "fedcc" and (r.beyond or not table.beyond)]
     own = [r for r in table.rows if r.method == "fedcc" and not r.extra]
     result = []
     for s in table.scenarios:
@@ -104,4 +104,41 @@ def leads(table: Table) -> list[Lead]:
             by_paper = {n: {0: v.mean} for n, c in {"": cell, **rivals}.items() if (v := c.printed.get("final"))}
             printed = nearest(by_paper.pop("", {}), by_paper)
             result.append(Lead(s, len({r.method for r in others if r.cells[s].runs}), margins, reread, printed))
+    return result
+
+
+@dataclass(frozen=True)
+class Duel:
+    """FedCC's final accuracy beside that of its nearest rival."""
+
+    ours: Value
+    rival: str
+    theirs: Value
+    points: float
+    note: str = ""  # which seeds the points are over, if not all
+
+
+@dataclass(frozen=True)
+class ScenarioDuels:
+    """One scenario: the duel as measured here, and the paper's."""
+
+    scenario: Scenario
+    rivals: int  # others that have runs
+    here: Duel
+    paper: Duel
+
+
+def duels(table: Table) -> list[ScenarioDuels]:
+    """FedCC and its nearest rival, here and in the paper, in every scenario where both have a run."""
+    finals = {(r.title, s): v for r in table.rows for s, c in r.cells.items() if (v := c.final)}
+    printed = {(r.title, s): v for r in table.rows for s, c in r.cells.items() if (v := c.printed.get("final"))}
+    result = []
+    for lead in leads(table):
+        s, by_paper = lead.scenario, lead.printed
+        if "final" in lead.margins and by_paper:
+            ours, margin = lead.margins["final"]
+            here = Duel(ours, margin.rival, finals[margin.rival, s], margin.points, margin.note)
+            theirs = printed[by_paper.rival, s]
+            there = Duel(paper.TABLE1["fedcc", s], by_paper.rival, theirs, by_paper.points)
+            result.append(ScenarioDuels(s, lead.rivals, here, there))
     return result

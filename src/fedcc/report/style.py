@@ -5,7 +5,7 @@ from __future__ import annotations
 from colorsys import hls_to_rgb
 from typing import NamedTuple
 
-from fedcc.methods import METHODS
+from fedcc.methods import BEYOND, METHODS
 
 
 class Colour(NamedTuple):
@@ -68,13 +68,16 @@ class Look(NamedTuple):
 
 
 def look(method: str) -> Look:
-    """FedCC stands out; families differ by their dashes."""
+    """FedCC stands out; families, and what is beyond the paper, differ by their dashes."""
     if method == "fedcc":
         return Look(OURS, "solid", 3.0)
     kind = METHODS.get(method)
     if kind is None:
         return Look(HUES[sum(map(ord, method)) % len(HUES)], OTHERS[-1])
-    others = [n for n, k in METHODS.items() if k.family == kind.family and n != "fedcc"]
+    if kind in BEYOND:
+        i = BEYOND.index(kind)
+        return Look(HUES[i % len(HUES)], OTHERS[i // len(HUES) % 2])
+    others = [n for n, k in METHODS.items() if k.family == kind.family and k not in BEYOND and n != "fedcc"]
     i = others.index(method)
     if kind.family == "bound":
         return Look(GREY, ("dashdot", "dot", "longdash")[i % 3])

@@ -1,7 +1,8 @@
 """Tables as data, built from records.
 
 A cell holds runs that differ only in their seed. Runs of another protocol (rounds, epochs, clients, ...) have a table
-of their own, and so have runs of methods with other settings: a table of variants.
+of their own, and so have runs of methods with other settings: a table of variants. On the paper's data sets, methods
+beyond the paper have a table of their own too, so that Table I stays the paper's.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any
 
 from fedcc.data.registry import DATASETS
 from fedcc.experiments.options import DEFAULTS
-from fedcc.methods import METHODS
+from fedcc.methods import BEYOND, METHODS
 from fedcc.report import paper
 from fedcc.report.cells import ACCURACIES, TESTS, Accuracy, Cell, MethodRow, Table
 from fedcc.report.paper import Scenario, Value
@@ -22,7 +23,10 @@ from fedcc.report.records import Pairs, RunRecord
 from fedcc.report.titles import slug, title_of
 from fedcc.report.values import natural, position
 
-STATED = ("clients", "models", "rounds", "epochs", "public", "fraction", "lr", "batch", "participation", "validation")
+STATED = (
+    *("clients", "models", "rounds", "epochs", "public", "fraction", "optimizer", "lr", "batch", "participation"),
+    "validation",
+)
 """What the paper states of its protocol. If one of these differs, its numbers are not compared with ours."""
 
 AUGMENTATIONS = {"none": "no crop and flip", "standard": "with crop and flip", "strong": "strong augmentation"}
@@ -44,7 +48,10 @@ COMMON: dict[str, Callable[[Any], str]] = {  # what runs have in common, in word
     "public": lambda v: f"{100 * v:g} % public",
     "augment": lambda v: {"none": "no augmentation", "standard": "crop and flip"}.get(v, v),
 }
-UNUSUAL = ("fraction", "participation", "stratified", "reset", "wire", "assignment", "resize")
+UNUSUAL = (
+    *("momentum", "fraction", "participation", "stratified", "reset", "wire", "share", "answer_epsilon", "assignment"),
+    "resize",
+)
 """What else is named, if it is not the default."""
 
 READINGS = {
@@ -65,17 +72,21 @@ def tables(runs: Sequence[RunRecord]) -> list[Table]:
     groups: dict[tuple[str, Pairs], list[RunRecord]] = {}
     for run in runs:
         topic = "paper" if run.data in paper.DATA else run.data
+        if topic == "paper" and METHODS.get(run.method) in BEYOND:
+            topic = "beyond"
         groups.setdefault((topic, () if budget_matched(run) else run.protocol), []).append(run)
 
     def order(key: tuple[str, Pairs]) -> tuple[Any, ...]:
         topic, changed = key
-        return topic != "paper", natural(topic), len(changed), [(n, natural(v)) for n, v in changed]
+        return topic != "paper", topic != "beyond", natural(topic), len(changed), [(n, natural(v)) for n, v in changed]
 
     result: list[Table] = []
     for key in sorted(groups, key=order):
         plain = [r for r in groups[key] if not r.changed_settings]
         varied = [r for r in groups[key] if r.changed_settings]
-        result += [_table(*key, plain)] if plain else []
+        papers = groups.get(("paper", key[1]), ()) if key[0] == "beyond" else ()
+        beside = [r for r in papers if not r.changed_settings]
+        result += [_table(*key, plain, reference=beside)] if plain else []
         result += [_table(*key, varied, reference=plain)] if varied else []
     uses: Counter[str] = Counter()
     for i, table in enumerate(result):  # two protocols may have one slug, as it has no blanks and signs
@@ -95,6 +106,9 @@ def _table(topic: str, changed: Pairs, runs: Sequence[RunRecord], reference: Seq
     variants = bool(runs[0].changed_settings)
     of_paper = topic == "paper" and not changed and not variants
     with_paper = topic == "paper" and not {n for n, _ in changed} & set(STATED)
+    if topic == "beyond" and not variants:  # beside them the paper's methods, in the same scenarios
+        present = {r.scenario for r in runs}
+        runs = [r for r in reference if r.scenario in present] + list(runs)
     if variants:  # beside each variant the method with its defaults, in the same scenarios
         compared = {(r.method, r.scenario) for r in runs}
         runs = [r for r in reference if (r.method, r.scenario) in compared and not budget_matched(r)] + list(runs)
@@ -121,7 +135,7 @@ def _table(topic: str, changed: Pairs, runs: Sequence[RunRecord], reference: Seq
 
     rows = [row(*key) for key in sorted(by_row, key=order)]
     differs = ", ".join(WORDS[n](v) if n in WORDS else f"{n}={v}" for n, v in changed)
-    name = "Table I" if topic == "paper" else title_of(topic)
+    name = {"paper": "Table I", "beyond": "Beyond the paper"}.get(topic) or title_of(topic)
     words = ("table1" if topic == "paper" else topic, differs, "variants" if variants else "")
     return Table(
         slug=slug("-".join(filter(None, words))),
@@ -132,6 +146,7 @@ def _table(topic: str, changed: Pairs, runs: Sequence[RunRecord], reference: Seq
         of_paper=of_paper,
         with_paper=with_paper and not variants,
         variants=variants,
+        beyond=topic == "beyond",
     )
 
 
@@ -174,7 +189,8 @@ def _protocol(runs: Sequence[RunRecord]) -> str:
     first, *rest = [r for r in runs if not budget_matched(r)] or runs
     common = {n: v for n, v in first.experiment.items() if all(r.experiment.get(n) == v for r in rest)}
     names = [n for n in COMMON if n in common] + [n for n in UNUSUAL if n in common and common[n] != DEFAULTS[n]]
-    return ", ".join(COMMON[n](common[n]) if n in COMMON else f"{n} {common[n]}" for n in names)
+    words = COMMON | ({"lr": lambda v: f"SGD {v:g}"} if common.get("optimizer") == "sgd" else {})
+    return ", ".join(words[n](common[n]) if n in words else f"{n} {common[n]}" for n in names)
 
 
 def client_table(table: Table) -> Table | None:
@@ -188,7 +204,7 @@ def client_table(table: Table) -> Table | None:
     if table.variants or not rows:
         return None
     name, title = f"{table.slug}-clients", f"{table.title}: clients' own models"
-    if table.data[0] in paper.DATA:
+    if table.data[0] in paper.DATA and not table.beyond:
         name, title = table.slug.replace("table1", "table2"), table.title.replace("Table I", "Table II", 1)
     scenarios = tuple(s for s in table.scenarios if any(tested(r, s) for r in rows))
     return replace(table, slug=name, title=title, scenarios=scenarios, rows=rows)

@@ -1,7 +1,6 @@
-"""DS-FL: the clients' mean prediction on public samples, sharpened, teaches the clients and a model of the server.
+"""Sharpened: the clients' mean prediction on public samples, sharpened, teaches the clients and a model of the server.
 
-Itahara et al., "Distillation-based semi-supervised federated learning for communication-efficient collaborative
-training with non-IID private data", IEEE Transactions on Mobile Computing 2021.
+The idea is that of DS-FL (Itahara et al., IEEE Transactions on Mobile Computing 2021), written for this example.
 Shares probabilities on the public samples [n_u, C]; receives their sharpened mean; predicts with the server's model.
 """
 
@@ -24,7 +23,7 @@ from fedcc.losses import CrossEntropy, Distill
 
 
 @dataclass(frozen=True)
-class DSFL(Method[Predictions, Predictions]):
+class Sharpened(Method[Predictions, Predictions]):
     """Learn the sharpened mean of all clients' predictions on public data, at the clients and at the server."""
 
     family: ClassVar[Family] = "distillation"

@@ -1,0 +1,207 @@
+"""Networks that surgery cannot stack train together by vmap, and do what they do alone: in float64, to 1e-8."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from test_engines import CASES, always, arrays, fits
+from test_methods import QUICK
+from torch import Tensor, nn
+
+from fedcc.core.model import Arch
+from fedcc.core.requests import Fit, Init, Predict, Recipe
+from fedcc.core.rng import Key
+from fedcc.core.samples import Samples
+from fedcc.engine import Plain
+from fedcc.engine.fused import Fused
+from fedcc.engine.mapped import AloneWarning, unmappable_reason
+from fedcc.engine.stack import unstackable_reason
+from fedcc.losses import CrossEntropy
+from fedcc.methods import METHODS, make
+from fedcc.nets.small import Bag
+from tiny import Tiny
+
+
+class Groups(nn.Module):
+    """GroupNorm, channels that mix outside modules, BatchNorm with statistics, and dropout."""
+
+    def __init__(self, outputs: int):
+        super().__init__()
+        self.a, self.b = nn.Conv2d(1, 4, 3, padding=1), nn.Conv2d(1, 4, 3, padding=1)
+        self.group, self.batch = nn.GroupNorm(2, 8), nn.BatchNorm2d(8)
+        self.drop, self.channels = nn.Dropout(0.3), nn.Dropout2d(0.2)
+        self.head = nn.Linear(8, outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.group(torch.cat([self.a(x), self.b(x)], 1)).relu()
+        out: Tensor = self.head(self.drop(self.channels(self.batch(x)).mean((2, 3))))
+        return out
+
+
+class Attention(nn.Module):
+    """Patches, a learned position, an encoder layer with LayerNorm and dropout outside the attention."""
+
+    def __init__(self, outputs: int):
+        super().__init__()
+        self.patch, self.position = nn.Conv2d(1, 8, 4, 4), nn.Parameter(torch.zeros(1, 4, 8))
+        self.norm1, self.norm2 = nn.LayerNorm(8), nn.LayerNorm(8)
+        self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
+        self.mlp = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Dropout(0.1), nn.Linear(16, 8))
+        self.head = nn.Linear(8, outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.patch(x).flatten(2).transpose(1, 2) + self.position
+        y = self.norm1(x)
+        x = x + self.attention(y, y, y, need_weights=False)[0]
+        out: Tensor = self.head((x + self.mlp(self.norm2(x))).mean(1))
+        return out
+
+
+class Recurrent(nn.Module):
+    def __init__(self, outputs: int):
+        super().__init__()
+        self.cells, self.head = nn.LSTM(8, 8, batch_first=True), nn.Linear(8, outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.head(self.cells(x[:, 0])[0][:, -1])
+        return out
+
+
+def plain_dropout(outputs: int) -> nn.Module:
+    """Dropout that no layer does: its draws depend on who else draws."""
+
+    class Functional(nn.Sequential):
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = super().forward(nn.functional.dropout(x, 0.5, self.training))
+            return out
+
+    return Functional(nn.Flatten(), nn.LayerNorm(64), nn.Linear(64, outputs))
+
+
+class Counting(nn.Module):
+    """A buffer that counts steps and changes what is computed."""
+
+    calls: Tensor
+
+    def __init__(self, outputs: int):
+        super().__init__()
+        self.norm, self.head = nn.LayerNorm(64), nn.Linear(64, outputs)
+        self.register_buffer("calls", torch.zeros((), dtype=torch.long))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += self.training
+        out: Tensor = self.head(self.norm(x.flatten(1)))
+        return out
+
+
+def arch_of(factory: Any) -> Arch:
+    return Arch((factory,), 5, (1, 8, 8))
+
+
+def with_network(factory: Any, **changes: Any) -> list[Fit]:
+    engine = Plain("cpu", "fp64")
+    return fits(**changes, model=lambda k: engine.init(Init(arch_of(factory), Key(0, 0, k))))
+
+
+def assert_equal_fits(expected: list[Any], found: list[Any]) -> None:
+    for a, b in zip(expected, found, strict=True):
+        assert (a.steps, a.trained) == (b.steps, b.trained)
+        assert a.loss == pytest.approx(b.loss, abs=1e-9)
+        for own, other in ((a.model.state, b.model.state), (a.optimizer, b.optimizer)):
+            assert own.keys() == other.keys()
+            for name, value in own.items():
+                torch.testing.assert_close(value, other[name], rtol=1e-7, atol=1e-8)
+
+
+@pytest.mark.parametrize("factory", [Groups, Attention])
+@pytest.mark.parametrize("case", CASES)
+def test_a_fit_agrees(case: str, factory: Any) -> None:
+    group, fused = with_network(factory, **CASES[case]), Fused("cpu", "fp64", lanes=3)
+    for _ in range(2):  # the second time every lane is used again
+        found = fused.serve(group)
+    assert_equal_fits(Plain("cpu", "fp64").serve(group), found)
+    assert fused.alone == {arch_of(factory): ""}
+
+
+def test_tokens_agree() -> None:
+    plain, arch = Plain("cpu", "fp64"), Arch((Bag(20),), 3, (6,), tokens=True)
+    generator, group = torch.Generator().manual_seed(0), []
+    for k, n in enumerate((4, 9, 6)):
+        samples = Samples({"x": torch.randint(0, 25, (n, 6), generator=generator), "y": torch.arange(n) % 3})
+        model = plain.init(Init(arch, Key(0, 0, k)))
+        group.append(Fit(model, CrossEntropy("private"), {"private": samples}, Key(0, 1, k, "fit"), Recipe(batch=4)))
+    fused = Fused("cpu", "fp64")
+    assert_equal_fits(plain.serve(group), fused.serve(group))
+    questions = [Predict(fit.model, group[1].streams["private"]) for fit in group]
+    for a, b in zip(plain.serve(questions), fused.serve(questions), strict=True):
+        torch.testing.assert_close(a.logits, b.logits, rtol=1e-8, atol=1e-8)
+    assert fused.alone == {arch: ""}
+
+
+@pytest.mark.parametrize("factory", [Groups, Attention])
+def test_predictions_agree(factory: Any) -> None:
+    group = with_network(factory)
+    questions = [Predict(fit.model, group[0].streams["public"]) for fit in group]
+    for a, b in zip(Plain("cpu", "fp64").serve(questions), Fused("cpu", "fp64").serve(questions), strict=True):
+        torch.testing.assert_close(a.logits, b.logits, rtol=1e-8, atol=1e-8)
+        torch.testing.assert_close(a.features, b.features, rtol=1e-8, atol=1e-8)
+
+
+def test_dropout_does_not_depend_on_lanes_or_order() -> None:
+    group = with_network(Groups)
+    together = Fused("cpu", "fp64").serve(group)
+    assert_equal_fits(list(reversed(Fused("cpu", "fp64", lanes=2).serve(group[::-1]))), together)
+    without = Fused("cpu", "fp64").serve(with_network(Groups, key=lambda k: Key(1, 1, k, "fit")))
+    assert together[0].loss != without[0].loss
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_agrees(name: str) -> None:
+    """A network with LayerNorm and dropout, ragged clients."""
+    rounds = []
+    for lanes in (None, 2):
+        tiny = Tiny(
+            make(name, QUICK.get(name, {})), labels=((0,) * 12, (1,) * 7 + (2,) * 3, (0, 1, 2) * 6), factories=(normed,)
+        )
+        if lanes is not None:
+            tiny.executor = tiny.cohort.executor = Fused("cpu", "fp64", lanes=lanes)  # type: ignore[assignment]
+        rounds.append(tiny.run(2))
+        if lanes is not None:
+            assert "" in tiny.executor.alone.values()  # type: ignore[attr-defined]
+    plain, fused = rounds
+    for expected, found in zip(plain.rounds, fused.rounds, strict=True):
+        for k in expected.ups:
+            for a, b in zip(arrays(expected.ups[k]), arrays(found.ups[k]), strict=True):
+                torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-8)
+    torch.testing.assert_close(plain.scores(), fused.scores(), rtol=1e-8, atol=1e-8)
+
+
+def normed(outputs: int) -> nn.Module:
+    return nn.Sequential(nn.Linear(6, 8), nn.LayerNorm(8), nn.ReLU(), nn.Dropout(0.2), nn.Linear(8, outputs))
+
+
+def test_low_precision_is_near_full_precision() -> None:
+    """Convolutions and products in bf16, norms in fp32: as the plain engine does with autocast."""
+    for factory in (Groups, Attention):
+        group = with_network(factory, recipe=always(Recipe(batch=6, steps=2)))
+        exact, rough = (Fused("cpu", precision, kernels=False).serve(group) for precision in ("fp64", "bf16"))
+        for a, b in zip(exact, rough, strict=True):
+            assert a.loss != b.loss
+            assert a.loss == pytest.approx(b.loss, rel=0.05)
+
+
+def test_what_cannot_be_mapped_says_why_and_trains_alone() -> None:
+    for factory, reason in (
+        (Recurrent, "lstm"), (plain_dropout, "random"), (Counting, "changes in training"),
+    ):  # fmt: skip
+        arch, fused = arch_of(factory), Fused("cpu", "fp64")
+        assert unstackable_reason(arch)
+        assert reason in unmappable_reason(arch), unmappable_reason(arch)
+        group = with_network(factory)
+        with pytest.warns(AloneWarning, match=reason):
+            found = fused.serve(group)
+        for a, b in zip(Plain("cpu", "fp64").serve(group), found, strict=True):
+            assert all(torch.equal(value, b.model.state[name]) for name, value in a.model.state.items())
+        assert reason in fused.alone[arch]

@@ -1,0 +1,97 @@
+"""The documentation as a site: it builds without a warning or a network, and its notebook runs."""
+
+from __future__ import annotations
+
+import doctest
+import html.parser
+import importlib.util
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+from urllib.parse import unquote, urldefrag
+
+import pytest
+
+import fedcc
+
+ROOT = Path(__file__).resolve().parents[2]
+OFFLINE = """
+import socket, sys
+def refuse(*_, **__): raise OSError("no network in this test")
+socket.socket.connect = socket.getaddrinfo = refuse
+from mkdocs.__main__ import cli
+cli(["build", "--quiet", "--site-dir", sys.argv[1]])
+"""
+
+
+def loaded(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, ROOT / "docs" / "make" / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+class Addresses(html.parser.HTMLParser):
+    """The addresses in a page: those that a browser loads by itself, and those of links."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.loaded: list[str] = []
+        self.linked: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        for name, value in attrs:
+            if value and (name == "src" or (name == "href" and tag == "link")):
+                self.loaded.append(value)
+            elif value and name == "href" and tag == "a":
+                self.linked.append(value)
+
+
+def test_links_follow_the_files() -> None:
+    found = doctest.testmod(loaded("links"))
+    assert found.attempted > 1
+    assert not found.failed
+
+
+@pytest.mark.slow
+def test_the_site(tmp_path: Path) -> None:
+    """Strict: a broken link or anchor, or a page without a place, is a warning, and a warning is an error."""
+    quiet = os.environ | {"NO_MKDOCS_2_WARNING": "1"}
+    words = [sys.executable, "-c", OFFLINE, str(tmp_path)]
+    done = subprocess.run(words, cwd=ROOT, env=quiet, capture_output=True, text=True, timeout=300)
+    assert (done.returncode, done.stderr) == (0, "")
+    for name, kind in fedcc.METHODS.items():
+        text = (tmp_path / "methods" / f"{name}.html").read_text()
+        assert kind.__name__ in text
+        assert all(f'id="{part}"' in text for part in ("idea", "messages", "settings", "our-numbers"))
+    assert "records/" in (tmp_path / "methods" / "fedcc.html").read_text()
+    for page in tmp_path.rglob("*.html"):
+        addresses = Addresses(page.read_text())
+        assert not [a for a in addresses.loaded if re.match(r"(https?:)?//", a)], f"{page.name} loads from elsewhere"
+        if page.name == "404.html":  # its addresses begin at the site's root, wherever that will be
+            continue
+        for address in addresses.loaded + addresses.linked:
+            path = unquote(urldefrag(address).url)
+            if path and not re.match(r"[a-z]+:", path):
+                assert (page.parent / path).exists(), f"{page.relative_to(tmp_path)} leads to {address}"
+
+
+@pytest.mark.slow
+def test_the_notebook(tmp_path: Path) -> None:
+    """It runs, and FedCC is where the text says: far above FedAvg."""
+    loaded("execute").execute(ROOT / "docs" / "notebook.ipynb", tmp_path / "out.ipynb")
+    cells = json.loads((tmp_path / "out.ipynb").read_text())["cells"]
+    printed = "".join("".join(o.get("text", "")) for c in cells for o in c.get("outputs", []))
+    fedavg, ours = re.search(r"FedAvg: ([\d.]+) %", printed), re.search(r"([\d.]+) % of all images", printed)
+    assert fedavg
+    assert ours
+    assert float(fedavg[1]) < 40 < 85 < float(ours[1])
+    stored = json.loads((ROOT / "docs" / "notebook.ipynb").read_text())["cells"]
+    assert all(cell["outputs"] for cell in stored if cell["cell_type"] == "code"), "run `make pages`"

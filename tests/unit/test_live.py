@@ -1,0 +1,65 @@
+"""What a terminal shows while something runs: which part of how many, the time so far, the time left; it never stands
+still, and fits into 80 columns."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+import time
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from fedcc.cli.live import RunRows
+from fedcc.experiments.experiment import Experiment
+from fedcc.experiments.progress import steps
+
+
+def shown(console: Console) -> str:
+    assert isinstance(console.file, io.StringIO)
+    return re.sub(r"\x1b\[[\d;?]*[A-Za-z]", "", console.file.getvalue()).replace("\r", "\n")
+
+
+def test_steps_tick_again_after_one_that_was_complete(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    console = Console(file=io.StringIO(), force_terminal=True, width=80)
+    with steps(console) as step:
+        step("figures", 0, 2)
+        step("figures", 1, 2)
+        step("figures", 2, 2)
+        step("page", 0, 4)
+        time.sleep(1.3)
+    text = shown(console)
+    assert re.search(r"page 0/4 .* 0:00:01", text)
+    assert max(map(len, text.splitlines())) <= 80
+
+
+def test_without_a_terminal_steps_print_nothing() -> None:
+    console = Console(file=io.StringIO())
+    with steps(console) as step:
+        step("figures", 1, 2)
+    assert shown(console) == ""
+
+
+def test_a_run_in_progress_is_a_row(tmp_path: Path) -> None:
+    folder = Path("digits_classes-1") / "fedavg" / ("a-very-long-name-" * 4) / "seed0"
+    rows, start = RunRows(tmp_path), time.monotonic() - 30
+    assert rows.row(folder, start)[1:4] == ("starting", "", "0:30")
+    (tmp_path / folder).mkdir(parents=True)
+    experiment = Experiment.resolve("fedavg", data="digits", rounds=4, device="cpu")
+    (tmp_path / folder / "experiment.toml").write_text(experiment.toml())
+    assert rows.row(folder, start)[1] == "round 1/4"
+    metrics = tmp_path / folder / "metrics.jsonl"
+    metrics.write_text(json.dumps({"round": 1, "accuracy": 12.34}) + "\n")
+    os.utime(metrics, (time.time() - 10, time.time() - 10))  # the round took 20 s of the 30
+    row = rows.row(folder, start)
+    assert row[1:4] == ("round 2/4", "12.3 %", "0:30")
+    assert row[4] in ("0:49 left", "0:50 left")
+    console = Console(file=io.StringIO(), width=80)
+    console.print(rows.table(("0/1 runs", "", "", "0:30", ""), [row]))
+    lines = shown(console).splitlines()
+    assert len(lines) == 2, "a long name is cut, not wrapped"
+    assert all(word in lines[1] for word in ("round 2/4", "12.3 %", "left"))
