@@ -18,7 +18,8 @@ class Changing:
     """The clients of a simulation: the last one comes after round 1, and the first one leaves then."""
 
     def __init__(self, simulated: Any, server: Any):
-        self.simulated, self.server, self.wire = simulated, server, simulated.wire
+        self.simulated, self.server = simulated, server
+        self.wire, self.disclosure = simulated.wire, simulated.disclosure
         self.everyone, self.archs = simulated.clients, server.archs
         self.server.archs = {k: arch for k, arch in self.archs.items() if k != max(self.archs)}
         self.asked: list[list[int]] = []

@@ -245,9 +245,10 @@ def test_a_column_without_a_model_is_zero() -> None:
 
 def test_models_are_sent_until_they_have_arrived() -> None:
     tiny = Tiny(SMALL, labels=LISTS)
-    Away(tiny, {3: {0}})
+    Away(tiny, {3: {0}, 4: {1}})
     tiny.run(2)
     assert [len(done.downs[0].models) for done in tiny.rounds[1:]] == [3, 3, 0, 0]
+    assert [len(done.downs[1].models) for done in tiny.rounds[1:]] == [3, 0, 0, 0]  # what it has shown to have
 
 
 def test_a_saved_result_predicts_the_same(tmp_path: Path) -> None:
