@@ -83,6 +83,8 @@ def test_what_crosses_the_wire_and_when() -> None:
     assert [sorted(done.downs[0].models) for done in tiny.rounds[1:]] == [["0", "1", "2"], [], [], []]
     assert [type(d) for d in tiny.rounds[0].received.values()] == [type(None)] * 3
     assert isinstance(ran(SMALL, 1).rounds[0].received[0], Finish)  # a single round of training
+    longer = [type(done.ups[0]) for done in ran(SMALL, 4).rounds]
+    assert longer == [type(None)] * 3 + [Weights] + [Aggregator] * 3
     assert (SMALL.rounds(2), [t for t in range(1, 6) if SMALL.evaluates(t, 2)]) == (5, [2, 5])
 
 
