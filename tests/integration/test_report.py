@@ -1,14 +1,12 @@
-"""`fedcc report`: the command, the documents made by it, a large report, and its page in a real browser."""
+"""`fedcc report`: the command, the documents made by it and a large report."""
 
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 import subprocess
 import time
-from collections.abc import Iterator
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -24,7 +22,6 @@ from program import QUICK, call
 
 ROOT = Path(__file__).resolve().parents[2]
 AGAIN = "run `fedcc report results --readme README.md --markdown docs/results.md`"
-CHROMIUM = shutil.which("chromium") or "/usr/bin/chromium"
 SOME = (("cifar10", "classes:2"), ("cifar10", "classes:1"), ("cifar100", "classes:10"))
 
 

@@ -24,6 +24,7 @@ rounds = 3
 epochs = 1
 fraction = 0.1
 clients = 4
+skew = "classes:3"
 models = "resnet8"
 device = "cpu"
 """
@@ -52,7 +53,7 @@ def numbers(root: Path) -> dict[str, Any]:
     return found
 
 
-PLACES = [f"digits_classes-1/{method}/seed{seed}" for seed in (0, 1) for method in ("local", "fedmd")]
+PLACES = [f"digits_classes-3/{method}/seed{seed}" for seed in (0, 1) for method in ("local", "fedmd")]
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +62,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     place = tmp_path_factory.mktemp("alone")
     for name in PLACES:
         method, seed = name.split("/")[1], name[-1]
-        words = ("run", method, *QUICK, "--rounds", 3, "--fraction", 0.1, "--clients", 4, "--seed", seed, "--out", name)
+        words = ("run", method, *QUICK, "--rounds", 3, "--fraction", 0.1, "--clients", 4, "--skew", "classes:3", "--seed", seed, "--out", name)
         assert Running(place, words).end(300).code == 0
     return numbers(place)
 
@@ -74,7 +75,7 @@ def test_two_jobs_give_what_single_runs_give_and_nothing_is_done_twice(
     first, *lines, last = done.out.splitlines()
     assert first == f"{file}: 4 runs, 0 finished before, 4 to do"
     assert sorted(line.split()[1] for line in lines) == sorted(PLACES)
-    assert lines[-1].startswith("[4/4] digits_classes-1/")
+    assert lines[-1].startswith("[4/4] digits_classes-3/")
     assert last.startswith("4 finished; 0:")
     assert numbers(Path("runs")) == alone
     assert not list(Path("runs").rglob(".lock"))

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fedcc.methods import COMET, FedMD
 from fedcc.methods.comet import centroids, members
+from recording import record
 from steps import equal
 from tiny import Mlp, Tiny
 
@@ -102,6 +103,13 @@ def test_joint_training_and_its_weight() -> None:
     some = [ran(COMET(lam=lam, joint=True)).scores() for lam in (0.1, 1.0)]
     assert not torch.allclose(*some)
     assert not torch.allclose(some[1], ran(COMET()).scores())
+
+
+def test_both_ways_to_train_draw_the_private_batches_of_fit() -> None:
+    for joint, phases in ((True, ["fit", "fit"]), (False, ["fit", "sync", "fit"])):
+        asked = record(tiny := Tiny(COMET(joint=joint), LABELS))
+        tiny.run(2)
+        assert [fit.key.phase for fit in asked.fits(client=0)] == phases
 
 
 def test_it_says_where_it_comes_from() -> None:

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from fedcc.core.model import Arch
+from fedcc.core.rng import SERVER, Key
 from fedcc.core.roles import Client
 from fedcc.core.samples import Samples
-from fedcc.methods import FedAUX, FedDF
+from fedcc.methods import FedAUX, FedDF, fedaux
 from fedcc.methods.fedaux import certainty, regression, weighted
 from fedcc.methods.feddf import ensemble
 from fedcc.methods.pretext import rotation_reason, turned
@@ -85,7 +86,7 @@ def test_samples_like_the_own_score_higher() -> None:
 
 def test_features_without_information_score_by_numbers() -> None:
     s = certainty(torch.zeros(3, 2), torch.zeros(10, 2), torch.arange(2), 0.01)
-    torch.testing.assert_close(s, torch.full((10,), 0.5 + 1e-8, dtype=torch.float64))
+    torch.testing.assert_close(s, torch.full((10,), 0.5 + 1e-8, dtype=torch.float64), rtol=0, atol=1e-12)
 
 
 def test_scores_are_sent_once_and_counted_in_every_round() -> None:
@@ -101,6 +102,19 @@ def test_scores_are_sent_once_and_counted_in_every_round() -> None:
     assert all(torch.equal(tiny.server.memory["scores"][k], s) for k, s in seen.items())
     first = tiny.rounds[0]
     assert all(tiny.clients[k].log.get("score") is None for k in tiny.rounds[-1].ups if k in first.ups)
+
+
+def test_a_fifth_of_the_public_samples_are_everyones_negatives(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+
+    def noted(own: Tensor, public: Tensor, negatives: Tensor, ridge: float) -> Tensor:
+        seen.append((negatives.tolist(), ridge))
+        return certainty(own, public, negatives, ridge)
+
+    monkeypatch.setattr(fedaux, "certainty", noted)
+    Tiny(FedAUX(pretrain="none", ridge=0.5), LABELS).run(2)
+    drawn = Key(0, 0, SERVER, "negatives").generator().permutation(24)[:5].tolist()
+    assert seen == [(drawn, 0.5)] * 3
 
 
 def test_scores_come_from_the_received_features_before_training() -> None:
@@ -139,7 +153,10 @@ def test_trunks_start_from_the_pretext_task_and_heads_do_not() -> None:
         tiny = Tiny(FedAUX(pretrain=pretrain), LABELS)  # type: ignore[arg-type]
         tiny.server.public = Samples({"x": draw(5, 12, 1, 4, 4)})
         tiny.server.archs = {k: Arch((Flat(8 + 4 * (k > 1)),), 3, (1, 4, 4)) for k in range(3)}
+        asked = record(tiny)
         starts[pretrain] = tiny.ask(tiny.method.start(tiny.server))
+        phases = [fit.key.phase for fit in asked.fits()]
+        assert phases == (["pretext"] * 2 if pretrain == "rotation" else [])
     for k in range(3):
         trained, plain = starts["rotation"][k].state, starts["none"][k].state
         for name, value in trained.items():

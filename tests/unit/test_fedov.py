@@ -250,3 +250,48 @@ def test_other_inputs_get_half_of_another_samples_numbers() -> None:
         assert len({int(v) // 6 for v in row}) == 2
     assert torch.equal(mixed(x[:1], generator()), x[:1])
     assert math.prod(mixed(torch.zeros(3, 5, 1), generator()).shape) == 15
+
+
+# -- outliers, where exactly
+
+
+def test_images_of_one_colour_show_what_is_erased_and_nothing_else() -> None:
+    samples = Samples({"x": torch.full((300, 3, 16, 16), 9, dtype=torch.uint8)}, VIEW)
+    found = outliers(samples, generator())
+    changed = (found != 9).any(1)
+    assert 25 < int(changed.any((1, 2)).sum()) < 65  # a seventh of them
+    for channel, colour in enumerate((127, 64, 0)):
+        assert found[:, channel][changed].unique().tolist() == [colour]
+    torch.testing.assert_close(cropped(samples.x, generator()), samples.x.float())  # no border is mixed in
+
+
+def test_erased_parts_lie_anywhere() -> None:
+    hidden = erased(torch.ones(400, 1, 32, 32), generator(), torch.zeros(1))[:, 0] == 0
+    for side in (1, 2):
+        edges = hidden.any(side)[:, [0, -1]].double().mean(0)
+        assert (edges > 0.004).all()
+        assert (edges < 0.5).all()
+
+
+def test_bands_of_a_cut_are_all_that_are_a_quarter_apart() -> None:
+    side = 16
+    ramp = torch.arange(side).expand(4000, 1, side, side).contiguous()
+    pairs = set()
+    for row in cut(ramp, generator())[:, 0, 0]:
+        moved = (row != torch.arange(side)).nonzero()[:, 0]
+        if len(moved) == 8:
+            pairs.add((int(moved[0]), int(row[moved[0]])))
+    assert pairs == {(a, b) for a in range(9) for b in range(9) if abs(a - b) >= 4}
+
+
+def test_bands_of_turned_squares_lie_anywhere() -> None:
+    x = images(400, 8)[:, :, :, :8].repeat(1, 1, 2, 1)[:, :, :12].float()  # 12 rows, 8 columns
+    changed = (rotated(x, generator()) != x).any(1).any(2)
+    tops = {int(rows.nonzero()[0]) for rows in changed}
+    assert {0, 8} <= tops <= set(range(12))
+    assert max(int(rows.nonzero()[-1]) for rows in changed) == 11
+
+
+def test_images_of_three_pixels_are_mixed() -> None:
+    x = images(9, 3)
+    assert torch.equal(outliers(Samples({"x": x}, VIEW), generator()), mixed(x, generator()))

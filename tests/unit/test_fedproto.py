@@ -91,12 +91,13 @@ def test_a_client_sends_the_class_means_of_its_features_after_training() -> None
 
 
 def test_prototypes_are_means_over_the_clients_that_have_the_class() -> None:
-    lists = ((0,) * 4 + (1,) * 12, (0,) * 8, (1,) * 4)
+    lists = ((0,) * 4 + (1,) * 12, (0,) * 8, (1,) * 4 + (2,))
     for weight, shares in (("equal", (0.5, 0.5)), ("counts", (1 / 3, 2 / 3))):
         tiny = Tiny(FedProto(weight=weight), labels=lists).run(1)  # type: ignore[arg-type]
         ups, down = tiny.rounds[0].ups, tiny.rounds[0].downs[0]
         torch.testing.assert_close(down.means[0], shares[0] * ups[0].means[0] + shares[1] * ups[1].means[0])
-        assert down.counts.tolist() == [12, 16, 0]
+        assert down.counts.tolist() == [12, 16, 1]
+        assert torch.equal(down.means[2], ups[2].means[2])  # of a single sample
         for c in (0, 1):  # inside the hull
             own = torch.stack([up.means[c] for up in ups.values() if up.counts[c]])
             assert bool(((own.amin(0) <= down.means[c] + 1e-12) & (down.means[c] <= own.amax(0) + 1e-12)).all())

@@ -83,6 +83,8 @@ def test_what_crosses_the_wire_and_when() -> None:
     assert [sorted(done.downs[0].models) for done in tiny.rounds[1:]] == [["0", "1", "2"], [], [], []]
     assert [type(d) for d in tiny.rounds[0].received.values()] == [type(None)] * 3
     assert isinstance(ran(SMALL, 1).rounds[0].received[0], Finish)  # a single round of training
+    longer = [type(done.ups[0]) for done in ran(SMALL, 4).rounds]
+    assert longer == [type(None)] * 3 + [Weights] + [Aggregator] * 3
     assert (SMALL.rounds(2), [t for t in range(1, 6) if SMALL.evaluates(t, 2)]) == (5, [2, 5])
 
 
@@ -245,9 +247,10 @@ def test_a_column_without_a_model_is_zero() -> None:
 
 def test_models_are_sent_until_they_have_arrived() -> None:
     tiny = Tiny(SMALL, labels=LISTS)
-    Away(tiny, {3: {0}})
+    Away(tiny, {3: {0}, 4: {1}})
     tiny.run(2)
     assert [len(done.downs[0].models) for done in tiny.rounds[1:]] == [3, 3, 0, 0]
+    assert [len(done.downs[1].models) for done in tiny.rounds[1:]] == [3, 0, 0, 0]  # what it has shown to have
 
 
 def test_a_saved_result_predicts_the_same(tmp_path: Path) -> None:

@@ -218,7 +218,7 @@ def test_embeddings_figure(classes: int, tmp_path: Path) -> None:
     figure = embeddings_figure(panels)
     written = texts(figure)
     assert len(figure.axes) == 5
-    for text in ("(a) FedAvg local", "(d) FedCC global", "(e) Centralized global", "purity 0.97"):
+    for text in ("(a) FedAvg local", "(d) FedCC global", "(e) Centralized\nglobal", "purity 0.97"):
         assert text in written
     assert len(figure.legends) == (classes <= 20)
     drawn(figure, tmp_path)
@@ -257,3 +257,29 @@ def test_example_figure(clients: int, names: list[str], label: int | None, pixel
     assert ("95.0 %" in written) == (label is not None)
     drawn(figure, tmp_path)
     np.testing.assert_array_equal(decoded(example["image"]), pixels)
+
+
+def test_figures_have_the_widths_of_columns_and_no_label_is_cut_off(tmp_path: Path) -> None:
+    """Everything that a report draws, with more methods and longer names than the paper has."""
+    import synthetic
+    from fedcc.report.gallery import pictures
+    from fedcc.report.records import find_records
+    from fedcc.report.tables import tables
+
+    given = {"data": "cifar10", "skew": "classes:2"}
+    for method in ("fedavg", "fedmd", "fedhkt", "fedconcat", "fedcc"):
+        summary = synthetic.record(method, **given)
+        synthetic.write(summary, tmp_path / f"{method}.json", analysed=method in ("fedavg", "fedcc"))
+    synthetic.write(synthetic.record("fedavg", epochs=85, **given), tmp_path / "long.json")
+    seen = set()
+    for name, make in pictures(tables(find_records([tmp_path]).runs)):
+        figure = make()
+        seen.add(name.rpartition("_")[2])
+        assert figure.get_figwidth() in (3.5, 7.16), name
+        figure.draw_without_rendering()
+        drawn, slack = figure.get_tightbbox(), 0.01
+        assert -slack <= drawn.x0, name
+        assert -slack <= drawn.y0, name
+        assert drawn.x1 <= figure.get_figwidth() + slack, name
+        assert drawn.y1 <= figure.get_figheight() + slack, name
+    assert seen == {"curves", "bytes", "partition", "log", "margins", "embeddings", "example"}

@@ -255,7 +255,7 @@ def test_another_protocol_has_a_table_of_its_own(
     assert (first.slug, second.slug) == ("table1", slug)
     assert [len(t.runs) for t in (first, second)] == [1, 1]
     assert second.with_paper is paper_beside
-    assert ("SGD 0.01" if "optimizer" in given else "Adam 0.001") in second.protocol
+    assert f"{'SGD' if 'optimizer' in given else 'Adam'} {given.get('lr', 0.001):g}" in second.protocol
     assert [r.method for r in second.rows] == ["fedcc"]
 
 

@@ -229,6 +229,23 @@ def test_a_late_client_is_shifted_by_the_mean_alone() -> None:
         pytest.fail("no client is late")
 
 
+def test_a_client_that_the_server_did_not_hear_is_shifted_by_its_own_variate_alone() -> None:
+    asked = record(tiny := Tiny(SCAFFOLD()))
+    downs = tiny.ask(tiny.method.start(tiny.server))
+    lost = tiny.cohort.round(1, downs)[0]
+    tiny.cohort.round(2, downs)
+    (fit,) = asked.fits("fit", client=0, round=2)
+    assert same(fit.constants["shift"], {name: -value for name, value in lost.variate.items()})
+
+
+def test_gradients_are_measured_at_one_rate_whatever_the_run_has() -> None:
+    asked = record(tiny := Tiny(SCAFFOLD(), recipe=replace(ADAM, schedule="cosine", reset="round", decay=0.5)))
+    tiny.run(2)
+    assert {(f.recipe.schedule, f.recipe.reset, f.recipe.lr) for f in asked.fits("variate")} == {
+        ("constant", "phase", 1e-4)
+    }
+
+
 def test_where_variates_come_from() -> None:
     phases = {}
     for name, recipe in {"sgd": SGD, "cosine": replace(SGD, schedule="cosine"), "adam": ADAM}.items():

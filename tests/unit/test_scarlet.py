@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedcc.core.messages import Rows, nbytes
 from fedcc.core.requests import Recipe
-from fedcc.core.rng import Key
+from fedcc.core.rng import SERVER, Key
 from fedcc.core.roles import Server
 from fedcc.core.samples import Samples
 from fedcc.engine import Plain, drive
@@ -18,6 +18,7 @@ from fedcc.methods import DSFL, LSR, SCARLET, FedMD, dsfl
 from fedcc.methods.abstention import entropy
 from fedcc.methods.scarlet import Cached, due, subset
 from fedcc.methods.sharpen import enhanced_era
+from recording import record
 from steps import equal
 from tiny import Mlp, Tiny
 
@@ -69,7 +70,7 @@ def test_both_sides_draw_the_same_samples_and_all_of_them_with_share_1() -> None
     tiny = ran(SCARLET(), 1)
     for t in range(4):
         drawn = subset(tiny.server, t, 0.5)
-        assert len(drawn) == 12
+        assert drawn.tolist() == sorted(Key(0, t, SERVER, "subset").generator().permutation(24)[:12])
         assert (drawn.diff() > 0).all()
         assert all(subset(c, t, 0.5).equal(drawn) for c in tiny.clients)
         assert subset(tiny.server, t, 1.0).equal(torch.arange(24))
@@ -173,6 +174,14 @@ def test_the_server_learns_only_this_rounds_samples(monkeypatch: pytest.MonkeyPa
     tiny.run(3)
     assert [n for n, _ in sizes] == [6, 6, 6]
     assert all(torch.allclose(total, torch.ones_like(total)) for _, total in sizes)  # all have a target
+
+
+def test_clients_learn_the_samples_of_the_round_before() -> None:
+    asked = record(tiny := Tiny(SCARLET(share=0.25), labels=LABELS))
+    tiny.run(3)
+    for fit in asked.fits("sync", client=0):
+        rows = subset(tiny.server, fit.key.round - 1, 0.25)
+        assert torch.equal(fit.streams["public"].x, tiny.public.x[rows])
 
 
 def test_a_cached_message_is_rows_with_a_request() -> None:

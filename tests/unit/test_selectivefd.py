@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fedcc.core.messages import Rows
+from fedcc.core.rng import Key
 from fedcc.methods import FedMD, SelectiveFD
 from fedcc.methods.abstention import targets
 from fedcc.methods.density import fitted, kernel, looks_own, median_distance
@@ -54,7 +55,8 @@ def test_it_is_linear_in_the_own_points_and_does_not_depend_on_the_scale() -> No
 
 def test_the_kernel_by_hand() -> None:
     assert float(kernel(torch.zeros(1, 2), torch.tensor([[3.0, 4.0]]), 5.0)) == pytest.approx(math.exp(-0.5))
-    assert median_distance(torch.tensor([[0.0], [1.0], [3.0]]).double()) == 2.0
+    assert median_distance(torch.tensor([[0.0], [1.0], [4.0]]).double()) == 3.0
+    assert median_distance(torch.tensor([[0.0], [0.0], [0.0], [3.0]]).double()) == 1.5
     assert median_distance(torch.zeros(3, 1).double()) == median_distance(torch.zeros(1, 1).double()) == 1.0
 
 
@@ -76,6 +78,22 @@ def test_the_scale_of_the_data_does_not_matter() -> None:
     plain = looks_own(public, own, 50, 0.25, generator())
     assert 0 < plain.sum() < 200
     assert looks_own(1000 * public + 7, 1000 * own + 7, 50, 0.25, generator()).equal(plain)
+
+
+def test_the_threshold_is_taken_where_the_ratio_was_not_fitted() -> None:
+    """The whole rule by hand: half of few own points fit the ratio, noise fills their box, the others set the limit."""
+    own, public, number = 3 * draw(0, 30, 2) + 1, 9 * draw(1, 200, 2), 40
+    draws = generator()
+    scaled, others = ((z - own.mean(0)) / own.std(0, correction=0) for z in (own, public))
+    order = torch.from_numpy(draws.permutation(30))
+    low, high = scaled.amin(0), scaled.amax(0)
+    noise = low + (high - low) * torch.from_numpy(draws.random((number, 2)))
+    y, rest = scaled[order[:15]], scaled[order[15:]]
+    r = fitted(noise, y, median_distance(y), 1 / math.sqrt(number))
+    for quantile in (0.1, 0.6):
+        expected = r(others) > torch.quantile(r(rest), quantile)
+        assert 0 < expected.sum() < 200
+        assert looks_own(public, own, number, quantile, generator()).equal(expected)
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 19])
@@ -143,6 +161,15 @@ def test_clients_choose_what_looks_like_theirs() -> None:
             assert chosen[own].double().mean() > 0.6
             assert chosen[~own].double().mean() < 0.3
             assert tiny.clients[k].log["chosen"] == pytest.approx(float(chosen.double().mean()))
+
+
+def test_inputs_are_compared_as_the_network_sees_them() -> None:
+    tiny = ran(SelectiveFD(space="pixels", quantile=0.4, points=6), 2)
+    for t, done in enumerate(tiny.rounds, 1):
+        for k, up in done.ups.items():
+            own, draws = tiny.clients[k].private.x, Key(0, t, k, "density").generator()
+            assert up.mask(24).equal(looks_own(tiny.public.x, own, 6, 0.4, draws))
+    assert not torch.equal(up.mask(24), ran(SelectiveFD(quantile=0.4, points=6), 2).rounds[1].ups[k].mask(24))
 
 
 def test_the_choice_is_made_once_or_every_round() -> None:

@@ -30,8 +30,6 @@ from fedcc.core.wire import TOLERANCE, WIRE, Part, draws_for, dtype_name, is_pro
 FORMAT = 1
 DTYPES = ("float64", "float32", "float16", "int64", "int32", "int16", "int8", "uint8")
 CODINGS = {"raw": (0, 8), "half": (0, 8), "rows": (2, 8), "simplex": (2, 2)}  # and how many dimensions each may have
-SMALL = 64 * 2**10  # bytes of a message's arrays that are sent with its texts
-ARRAY = "array:"  # precedes the name of such an array
 NOTHING = "None"  # the kind of an empty message
 SPARE = 4096  # characters that a header may be longer than the expected one: its numbers have more digits
 LARGEST = 2**53  # the largest number: whole ones up to here are exact in floating point too
@@ -283,37 +281,24 @@ class Texts(dict[str, str]):
 
 
 def write_content(texts: Mapping[str, str], message: EncodedMessage | None = None) -> Any:
-    """Texts and perhaps a message as the content of one of Flower's, a RecordDict; it splits arrays into chunks.
-
-    Flower transfers a record in five requests per array, so small arrays are bytes among the texts.
-    """
+    """Texts and perhaps a message as the content of one of Flower's, a RecordDict; it splits arrays into chunks."""
     from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
-    config, records = dict[str, Any](texts), dict[str, Any]()
+    config, arrays = dict(texts), {}
     if message is not None:
         config |= {"kind": message.kind, "header": message.text}
-        if sum(map(len, message.buffers.values())) <= SMALL:
-            config |= {ARRAY + name: bytes(buffer) for name, buffer in message.buffers.items()}
-        else:
-            records["arrays"] = ArrayRecord(
-                {name: Array(dtype=name, shape=(len(message.arrays[name]),), stype="fedcc", data=buffer)
-                 for name, buffer in message.buffers.items()}
-            )  # fmt: skip
-    records["fedcc"] = ConfigRecord(config)
-    return RecordDict(records)
+        for name, buffer in message.buffers.items():
+            arrays[name] = Array(dtype=name, shape=(len(message.arrays[name]),), stype="fedcc", data=buffer)
+    return RecordDict({"fedcc": ConfigRecord(config), "arrays": ArrayRecord(arrays)})  # type: ignore[arg-type]
 
 
 def read_content(content: Any) -> tuple[Texts, dict[str, bytes]]:
     """The texts and the bytes of the arrays; content of another form is refused."""
     try:
         texts = Texts({str(name): value for name, value in content["fedcc"].items()})
-        buffers = {str(n): array.data for n, array in content["arrays"].items()} if "arrays" in content else {}
+        buffers = {str(name): array.data for name, array in content["arrays"].items()}
     except (KeyError, AttributeError, TypeError):
         raise InvalidMessage("it is not a fedcc message") from None
-    for name in [name for name in texts if name.startswith(ARRAY)]:
-        if not isinstance(value := texts.pop(name), bytes) or name.removeprefix(ARRAY) in buffers:
-            raise InvalidMessage(f"{shortened(name)} must be bytes, once")
-        buffers[name.removeprefix(ARRAY)] = value
     if odd := [name for name, value in texts.items() if not isinstance(value, str)]:
         raise InvalidMessage(f"{odd[0]!r} must be a text")
     return texts, buffers

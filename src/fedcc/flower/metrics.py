@@ -82,7 +82,7 @@ class Watch:
         if status["accuracy"] is not None:
             yield gauge("accuracy_percent", "the last accuracy on the test set", {"": status["accuracy"]})
         if records:
-            last, failures = records[-1], Counter(dict.fromkeys(self.folder.clients, 0))
+            last, failures = records[-1], Counter(dict.fromkeys(self.folder.current().clients, 0))
             yield gauge(
                 "round_seconds", "seconds that the last round waited for clients", {"": last["seconds"]["clients"]}
             )
@@ -228,5 +228,5 @@ class MetricsListener:
         from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 
         registry = CollectorRegistry(auto_describe=False)
-        registry.register(self.watch)  # type: ignore[arg-type]
+        registry.register(self.watch)
         return Page("200 OK", generate_latest(registry), CONTENT_TYPE_PLAIN_0_0_4)

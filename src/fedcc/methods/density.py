@@ -44,10 +44,11 @@ def fitted(noise: Tensor, own: Tensor, width: float, lam: float) -> Ratio:
 
 
 def median_distance(points: Tensor) -> float:
-    """The median distance of two points; 1 if they coincide."""
+    """The median distance of two points; the mean if most of them coincide, 1 if all do."""
     distances = torch.pdist(points)
-    median = float(distances.median()) if len(distances) else 0.0
-    return median or (float(distances.mean()) if len(distances) else 0.0) or 1.0
+    if not bool(distances.any()):
+        return 1.0
+    return float(distances.median()) or float(distances.mean())
 
 
 def looks_own(public: Tensor, own: Tensor, number: int, quantile: float, draws: np.random.Generator) -> Tensor:

@@ -83,7 +83,7 @@ class SCARLET(GlobalModel[Predictions, Cached]):
         memory, t = s.memory, s.round
         memory["received"] |= {k: memory["offered"][k] for k in ups if k in memory["offered"]}
         rows = due(memory["expires"], subset(s, t, self.share), t)
-        s.log["asked"] = len(rows) / max(len(s.public), 1)
+        s.log["asked"] = len(rows) / len(s.public)
         if len(rows):
             target = enhanced_era(PLAIN.mean([ups[k].values for k in sorted(ups)]), self.beta)
             memory["cache"] = memory["cache"].to(target.dtype).index_copy(0, rows, target)

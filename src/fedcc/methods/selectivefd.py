@@ -37,7 +37,7 @@ class SelectiveFD(Method[Rows, Rows]):
     uploads_models: ClassVar[bool] = True
 
     quantile: float = option(0.25, "share of the own samples that would be refused", "official code", low=0, high=1)
-    ambiguity: float = option(2.0, "answers at least this far from one class teach nobody; 2: none", "port", low=0)
+    ambiguity: float = option(2.0, "answers this far from one class teach nobody; 2: none", "port", low=0, high=2)
     points: int = option(250, "own and noise points of the density ratio, at most", "official code", low=1)
     space: Literal["own", "pixels"] = option("own", "where samples are compared: features or inputs", "ours")
     when: Literal["round", "once"] = option("round", "when the choice is made", "ours; official: once")
@@ -53,7 +53,7 @@ class SelectiveFD(Method[Rows, Rows]):
             rows = await self.chosen(c, out.features)
             if self.when == "once":
                 c.memory["chosen"] = rows
-        c.log["chosen"] = len(rows) / max(len(c.public), 1)
+        c.log["chosen"] = len(rows) / len(c.public)
         return Rows(rows, out.logits.softmax(-1)[rows.long()])
 
     async def chosen(self, c: Client, features: Tensor) -> Tensor:
@@ -67,7 +67,7 @@ class SelectiveFD(Method[Rows, Rows]):
 
     async def server(self, s: Server, ups: Mapping[int, Rows]) -> Mapping[int, Rows]:
         q, answered = mean_answer([ups[k] for k in sorted(ups)], len(s.public))
-        clear = answered & (2 * (1 - q.amax(-1)) < self.ambiguity)  # the L1 distance to its own one-hot
+        clear = 2 * (1 - q.amax(-1)) < self.ambiguity  # the L1 distance to its own one-hot; 2 where nobody answered
         s.log |= {"answered": float(answered.double().mean()), "clear": float(clear.double().mean())}
         rows = clear.nonzero()[:, 0]
         return s.to_all(Rows(rows.int(), q[rows]))

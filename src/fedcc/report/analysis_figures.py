@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedcc.report.figures import Styles, literal, new_figure, styled
+from fedcc.report.figures import ONE_COLUMN, TWO_COLUMNS, Styles, literal, new_figure, styled, wrapped
 from fedcc.report.style import BLUE, GREEN, OURS, distinct_colours
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 def margins_figure(methods: Mapping[str, Mapping[str, Any]], title: str = "", styles: Styles | None = None) -> Figure:
     """Histograms of all clients' decision margins with log counts and their means (Fig. 2), by method."""
-    figure = new_figure(3.7, 2.9 + 0.15 * len(methods))
+    figure = new_figure(ONE_COLUMN, 2.8 + 0.15 * len(methods))
     axes = figure.subplots()
     for name, margins, style in styled(methods, styles):
         for clients in [m for m in margins["models"] if m["name"] == "clients"][:1]:
@@ -33,7 +33,7 @@ def margins_figure(methods: Mapping[str, Mapping[str, Any]], title: str = "", st
     axes.set_yscale("log")
     axes.set_xticks([-1, -0.5, 0, 0.5, 1], ["−1", "−0.5", "0", "0.5", "1"])
     axes.set(xlim=(-1, 1), xlabel="decision margin", ylabel="test samples, all clients")
-    axes.set_title(title, fontsize=9)
+    axes.set_title(wrapped(title, ONE_COLUMN), fontsize=9)
     if axes.get_legend_handles_labels()[0]:  # below the axes, where it hides no line
         axes.legend(fontsize=7, loc="upper center", bbox_to_anchor=(0.5, -0.2), frameon=False)
     axes.set_ylim(bottom=0.7)
@@ -46,16 +46,18 @@ def embeddings_figure(methods: Mapping[str, Mapping[str, Any]]) -> Figure:
 
     panels_drawn = [(name, method["labels"], panel) for name, method in methods.items() for panel in method["panels"]]
     number = 1 + max((max(labels) for _, labels, _ in panels_drawn), default=0)
-    figure = new_figure(2.3 * max(1, len(panels_drawn)), 2.9)
+    width = ONE_COLUMN if len(panels_drawn) <= 2 else TWO_COLUMNS
+    each = width / max(1, len(panels_drawn))
+    figure = new_figure(width, each + 0.75)
     colours = distinct_colours(number)
     subplots = figure.subplots(1, max(1, len(panels_drawn)), squeeze=False)[0]
     for axes, letter, (name, labels, panel) in zip(subplots, ascii_lowercase, panels_drawn, strict=False):
         x, y = np.asarray(panel["points"]).T
-        size = float(np.clip(3000 / len(x), 2, 12))
+        size = float(np.clip(1500 / len(x), 1, 8))
         axes.scatter(x, y, s=size, c=[colours[c] for c in labels], linewidths=0)
         axes.set(xticks=[], yticks=[], box_aspect=1)
-        axes.set_title(f"({letter}) {name} {panel['name']}", fontsize=9)
-        axes.set_xlabel(f"purity {panel['purity']:.2f}", fontsize=8)
+        axes.set_title(wrapped(f"({letter}) {name} {panel['name']}", each), fontsize=8)
+        axes.set_xlabel(f"purity {panel['purity']:.2f}", fontsize=7)
     if number <= 20:
         dots = [Line2D([], [], linestyle="", marker="o", markersize=4, color=colour) for colour in colours]
         figure.legend(
@@ -74,17 +76,17 @@ def example_figure(example: Mapping[str, Any]) -> Figure:
     """One public image, the clients' answers and their aggregates (Fig. 1); of many classes the 20 most probable."""
     total, example = len(example["classes"]), _most_probable(example, 20)
     names, clients, label = [*map(literal, example["classes"])], example["clients"], example["label"]
-    figure = new_figure(5.2 + 0.3 * len(names), 2.6 + 0.2 * min(len(clients), 40))
+    figure = new_figure(TWO_COLUMNS, 2.8 + 0.14 * min(len(clients), 40))
     widths = [1.6, 3, 3 * (len(names) + 1) / len(names), 0.9]
     grid = figure.add_gridspec(2, 4, width_ratios=widths, height_ratios=[max(2, len(clients) / 4), 1.3])
     picture = figure.add_subplot(grid[0, 0])
     pixels = decoded(example["image"])
     picture.imshow(pixels, cmap="gray" if pixels.ndim == 2 else None, vmin=0, vmax=255, interpolation="nearest")
     picture.set(xticks=[], yticks=[])
-    picture.set_title(f"public image {example['public']}", fontsize=9)
-    picture.set_xlabel("label not known" if label is None else f"hidden label: {names[label]}", fontsize=8)
+    picture.set_title(f"image {example['public']}", fontsize=8)
+    picture.set_xlabel("label not known" if label is None else f"hidden label:\n{names[label]}", fontsize=7)
     if right := example.get("accuracy"):
-        lines = f"over all public images\nthe mean is right in {right['plain']:.1f} %,"
+        lines = f"over all public\nimages the mean is\nright in {right['plain']:.1f} %,"
         lines += f"\nFedCC's in {right['unknown']:.1f} %"
         below = figure.add_subplot(grid[1, 0])
         below.set_axis_off()
@@ -97,7 +99,7 @@ def example_figure(example: Mapping[str, Any]) -> Figure:
     for column, (side, title, aggregate) in enumerate(sides, start=1):
         heat = figure.add_subplot(grid[0, column])
         _answers(heat, np.array([c[side] for c in clients]), len(names))
-        heat.set_title(title + (f", {len(names)} of {total} classes" if total > len(names) else ""), fontsize=9)
+        heat.set_title(title + (f"\n{len(names)} of {total} classes" if total > len(names) else ""), fontsize=8)
         numbered = column == 1 and len(clients) <= 40
         heat.set_yticks(range(len(clients)) if numbered else [], [f"client {c['client']}" for c in clients] * numbered)
         heat.tick_params(labelsize=7, length=0)
@@ -112,7 +114,7 @@ def example_figure(example: Mapping[str, Any]) -> Figure:
     trust = figure.add_subplot(grid[0, 3])
     trust.barh(range(len(clients)), [c["weight"] for c in clients], color="#777777", height=0.8)
     trust.set(ylim=(len(clients) - 0.5, -0.5), yticks=[])
-    trust.set_title("trust μ", fontsize=9)
+    trust.set_title("trust μ", fontsize=8)
     trust.tick_params(labelsize=7)
     trust.spines[["top", "right"]].set_visible(False)
     return figure
@@ -159,7 +161,7 @@ def _aggregate(axes: Axes, values: Sequence[float], names: Sequence[str], label:
     colours[top] = "#555555" if label is None else GREEN.light if top == label else OURS.light
     axes.bar(range(len(names)), values, color=colours, width=0.8)
     axes.set(ylim=(0, 1.05), yticks=[0, 0.5, 1])
-    axes.set_title(f"{title}: {names[top]} ({values[top]:.2f})", fontsize=8)
+    axes.set_title(f"{title}: {names[top]} ({values[top]:.2f})", fontsize=7)
     axes.set_xticks(range(len(names)), names, rotation=90 if max(map(len, names)) > 2 else 0)
     axes.tick_params(labelsize=7)
     axes.spines[["top", "right"]].set_visible(False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate
 from pathlib import Path
@@ -29,6 +30,8 @@ METADATA: dict[str, dict[str, Any]] = {"png": {"Software": None}, "pdf": {"Creat
 """By format: no dates in files, so that the same numbers give the same bytes."""
 
 FORMATS = tuple(METADATA)
+ONE_COLUMN, TWO_COLUMNS = 3.5, 7.16  # inches: the columns of most journals, so that nothing is scaled in print
+LONGEST = 34  # letters in a line of a legend
 ACCURACY = "accuracy on the global test set (%)"
 
 
@@ -36,22 +39,24 @@ def partition_figure(counts: Sequence[Sequence[int]], title: str = "") -> Figure
     """Samples by client and class as a heat map, with numbers if they fit."""
     table = np.asarray(counts)
     clients, classes = table.shape
-    figure = new_figure(min(14.0, max(4.0, 1.5 + 0.45 * classes)), min(14.0, max(3.0, 1.2 + 0.32 * clients)))
+    width = ONE_COLUMN if classes <= 10 else TWO_COLUMNS
+    figure = new_figure(width, min(9.0, max(2.4, 0.9 + 0.22 * clients)))
     axes = figure.subplots()
     masked_table = np.ma.masked_equal(table, 0)
     image = axes.imshow(masked_table, aspect="auto", cmap="viridis", vmin=0, vmax=max(1, int(table.max())))
-    if table.size <= 400:
+    if classes <= 20 and clients <= 30:
         half = table.max() / 2
         for k, c in zip(*np.nonzero(table), strict=True):
             colour = "black" if table[k, c] > half else "white"
-            axes.text(c, k, str(table[k, c]), ha="center", va="center", fontsize=7, color=colour)
+            axes.text(c, k, str(table[k, c]), ha="center", va="center", fontsize=5.5, color=colour)
     axes.set(xlabel="class", ylabel="client")
     if clients <= 30:
         axes.set_yticks(range(clients))
     if classes <= 30:
         axes.set_xticks(range(classes))
-    axes.set_title(title, fontsize=10)
-    figure.colorbar(image, ax=axes, label="samples")
+    axes.tick_params(labelsize=7)
+    axes.set_title(wrapped(title, width), fontsize=9)
+    figure.colorbar(image, ax=axes, label="samples").ax.tick_params(labelsize=7)
     return figure
 
 
@@ -70,7 +75,7 @@ def curves_figure(
 
     last = math.inf if rounds is None else rounds
     beyond = last + max(1.0, last / 10)  # the position on the axis of what comes later
-    figure = new_figure(6.0, 3.8)
+    figure = new_figure(TWO_COLUMNS, 3.6)
     axes = figure.subplots()
     for name, curve, style in styled(runs, styles):
         if curve:
@@ -101,7 +106,7 @@ def bytes_figure(runs: Mapping[str, RunRecord], title: str = "", styles: Styles 
     """
     from matplotlib.ticker import LogLocator, NullFormatter
 
-    figure = new_figure(6.0, 3.8)
+    figure = new_figure(TWO_COLUMNS, 3.6)
     axes = figure.subplots()
     for name, run, style in styled(runs, styles):
         if curve := accuracy_by_bytes(run):
@@ -168,20 +173,21 @@ def log_figure(log: Log, title: str = "") -> Figure:
     from matplotlib.ticker import MaxNLocator
 
     names = [name for name in LOGGED if name in log]
-    figure = new_figure(3.2 * max(1, len(names)) + 0.8, 3.0)
+    figure = new_figure(TWO_COLUMNS if len(names) > 1 else ONE_COLUMN, 2.5)
     for axes, name in zip(np.ravel(figure.subplots(1, max(1, len(names)))), names, strict=False):
         for (k, values), colour in zip(log[name].items(), distinct_colours(len(log[name])), strict=True):
             rounds, known = np.arange(1, len(values) + 1), np.array(values, float)  # None becomes a gap
             axes.plot(rounds, known, marker="o", markersize=3, linewidth=1, color=colour, label=f"client {k}")
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-        axes.set_xlabel("round")
-        axes.set_title(LOGGED[name], fontsize=9)
+        axes.set_xlabel("round", fontsize=8)
+        axes.tick_params(labelsize=7)
+        axes.set_title(LOGGED[name], fontsize=8)
         axes.set_ylim(bottom=0)
         axes.grid(alpha=0.3)
     if names and len(log[names[0]]) <= 20:
         lines = figure.axes[0].get_legend_handles_labels()
-        figure.legend(*lines, fontsize=7, loc="outside right center", frameon=False)
-    figure.suptitle(title, fontsize=10)
+        figure.legend(*lines, fontsize=6, loc="outside right center", frameon=False)
+    figure.suptitle(wrapped(title, float(figure.get_figwidth())), fontsize=9)
     return figure
 
 
@@ -220,9 +226,15 @@ def literal(text: str) -> str:
     return text.replace("$", r"\$")
 
 
+def wrapped(title: str, width: float) -> str:
+    """A title in lines that fit this many inches."""
+    return textwrap.fill(title, int(13 * width))
+
+
 def _finish(axes: Axes, title: str) -> None:
     """Add the title, and the legend beside the axes, where it has room for long names."""
-    if labels := axes.get_legend_handles_labels()[1]:
-        axes.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
-        axes.figure.set_figwidth(max(6.0, 4.8 + 0.075 * max(map(len, labels))))  # type: ignore[union-attr]
-    axes.set_title(title, fontsize=10)
+    handles, labels = axes.get_legend_handles_labels()
+    if labels:
+        lines = [textwrap.fill(label, LONGEST) for label in labels]
+        axes.legend(handles, lines, fontsize=7, loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
+    axes.set_title(wrapped(title, TWO_COLUMNS), fontsize=9)

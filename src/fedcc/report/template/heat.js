@@ -114,7 +114,7 @@ function leadChart(rows, width) {
   const height = top + rows.length * line + 36;
   const px = scale(0, 100, left + 6, width - right - 6);
   const node = svg("svg", { viewBox: `0 0 ${width} ${height}`, width, height, class: "chart" });
-  for (const v of [0, 20, 40, 60, 80, 100]) {
+  for (const v of px(100) - px(0) < 260 ? [0, 50, 100] : [0, 20, 40, 60, 80, 100]) {
     node.append(svg("line", { x1: px(v), x2: px(v), y1: top, y2: height - 34, style: "stroke: var(--grid)" }));
     node.append(label(px(v), height - 18, `${v} %`, { "text-anchor": "middle", class: "tick x", "font-size": 11 }));
   }
