@@ -62,7 +62,8 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     place = tmp_path_factory.mktemp("alone")
     for name in PLACES:
         method, seed = name.split("/")[1], name[-1]
-        words = ("run", method, *QUICK, "--rounds", 3, "--fraction", 0.1, "--clients", 4, "--skew", "classes:3", "--seed", seed, "--out", name)
+        split = ("--fraction", 0.1, "--clients", 4, "--skew", "classes:3")
+        words = ("run", method, *QUICK, "--rounds", 3, *split, "--seed", seed, "--out", name)
         assert Running(place, words).end(300).code == 0
     return numbers(place)
 
