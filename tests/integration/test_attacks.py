@@ -25,6 +25,7 @@ from fedcc.flower.demo import simulate
 from fedcc.methods import FedCC
 from federation import NAMES, LocalTransport, make
 from program import call
+from synthetic import packed
 from tiny import blobs
 
 GUARDED = FedCC(guard_votes=True)
@@ -179,5 +180,5 @@ def test_the_operator_is_told_who_answers_without_looking(
     assert [(w["round"], w["client"]) for w in summary["warnings"]] == [(1, "2")]
     call(capsys, "report", folder.run, "--out", tmp_path / "report")
     page = (tmp_path / "report" / "index.html").read_text()
-    assert "round 1, client 2: its answers have nothing to do with ..." in page
+    assert "round 1, client 2: its answers have nothing to do with ..." in packed(page, "content").decode()
     assert "last upload says" in page

@@ -26,8 +26,8 @@ COMMANDS = {
     "run": (
         "--config --data --skew --clients --models --assignment --rounds --epochs --participation --seed --set --lr "
         "--batch --reset --public --stratified --fraction --augment --validation --resize --label --test --wire "
-        "--client-accuracy --schedule --decay --evaluate-every --readings "
-        "--device --engine --deterministic "
+        "--client-accuracy --schedule --decay --evaluate-every --readings --optimizer --momentum --share "
+        "--answer-epsilon --device --engine --deterministic "
         "--precision --threads --out --data-dir --overwrite --save-models "
         "--checkpoint --checkpoint-every --keep --keep-checkpoints --track --json"
     ),
@@ -46,13 +46,19 @@ COMMANDS = {
         "--client --method --set --host --port --quorum --deadline --grace --patience --strikes --data --public-file "
         "--test-file --class --simulate-sites --skew --models --assignment --rounds --epochs --seed --lr --schedule "
         "--decay --batch --reset --public --stratified --fraction --augment --validation --resize --label --test "
-        "--wire --evaluate-every --readings --device --engine --precision --threads --data-dir"
+        "--wire --evaluate-every --readings --device --engine --precision --threads --data-dir "
+        "--make-keys --optimizer --momentum --share --answer-epsilon"
     ),
+    "federation join": "--folder",
+    "federation add": "--fingerprint --model",
+    "federation revoke": "",
+    "federation renew": "--ca",
+    "federation rotate": "--client --fingerprint",
     "federation upgrade": "",
-    "federation server": "--bind",
-    "federation client": "--data --model --server --device --threads --network --label --share-model",
+    "federation server": "--bind --metrics --log-format",
+    "federation client": "--data --model --server --device --threads --network --label --share-model --log-format",
     "federation audit": "--json",
-    "federation run": "--overwrite",
+    "federation run": "--overwrite --log-format",
     "federation status": "--json",
     "federation predict": "--out",
     "federation demo": "--out --method --rounds --epochs --fraction --seed",

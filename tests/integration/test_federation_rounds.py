@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ pytest.importorskip("flwr")
 import torch
 from flwr.app import Array, ArrayRecord
 
+from fedcc import __version__
 from fedcc.engine import Plain
 from fedcc.experiments.result import Result
 from fedcc.experiments.store import RunFolder
@@ -22,6 +24,7 @@ from fedcc.flower import cohort as cohort_module
 from fedcc.flower.cohort import NoQuorum
 from fedcc.flower.demo import simulate
 from fedcc.flower.folder import FederationFolder
+from fedcc.flower.logs import Level
 from federation import NAMES, LocalTransport, make
 
 
@@ -153,8 +156,8 @@ def test_failing_refused_late_and_lost_clients_are_recorded_and_the_run_ends(tmp
     server = transport.server()
     say = server.log.say
 
-    def heard(text: str) -> None:
-        say(text)
+    def heard(text: str, level: Level = "info") -> None:
+        say(text, level)
         if text.startswith("round 1 of"):
             transport.release()
 
@@ -188,8 +191,8 @@ def test_a_client_that_joins_late_starts_from_the_current_targets(tmp_path: Path
     server = transport.server()
     say = server.log.say
 
-    def heard(text: str) -> None:
-        say(text)
+    def heard(text: str, level: Level = "info") -> None:
+        say(text, level)
         if text.startswith("round 2 of"):
             transport.away.clear()
 
@@ -257,7 +260,7 @@ def test_a_site_refuses_an_experiment_that_it_has_not_agreed_to(tmp_path: Path) 
 def test_a_site_refuses_another_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = make(tmp_path / "f", rules={"strikes": 1})
     monkeypatch.setattr(cohort_module, "__version__", "9.9")
-    with pytest.raises(NoQuorum, match=r"another version of fedcc: 0\.1\.0, the server has 9\.9"):
+    with pytest.raises(NoQuorum, match=rf"another version of fedcc: {re.escape(__version__)}, the server has 9\.9"):
         LocalTransport(folder).server().train()
 
 

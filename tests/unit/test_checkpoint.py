@@ -42,7 +42,7 @@ CLIENTS = [[0, 1] * 6, [1, 2] * 6, [2, 0] * 6, [0] * 12]
 
 
 def federation(name: str, settings: dict[str, Any], options: dict[str, Any]) -> Tiny:
-    one = METHODS[name].family == "parameters"
+    one = METHODS[name].family == "parameters" or name == "fedproto"
     return Tiny(make(name, settings), CLIENTS, factories=(Mlp(),) if one else (Mlp(), Mlp(6)), options=options)
 
 
