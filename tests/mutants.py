@@ -59,7 +59,7 @@ IRRELEVANT = re.compile(
 RELEVANT_TOO = {"test_readings.py", "test_versions.py"}  # of methods, with records and runs besides
 SLOW = {"test_engines.py", "test_digits_oracles.py", "test_cuda.py"}  # what they reach, faster tests reach too
 
-SHARE = 0.24  # of all mutants that are tried
+SHARE = 0.14  # of all mutants that are tried
 SEED = 17
 BUDGET = 0.08  # of the CPU time of all tests, for one mutant: a busy machine slows down both
 LIMIT = 120  # seconds of CPU time; a mutant that never ends is a dead one
