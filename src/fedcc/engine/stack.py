@@ -6,6 +6,7 @@ inside modules; :func:`unstackable_reason` tests this on the network itself, so 
 """
 
 import copy
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
@@ -120,7 +121,7 @@ class StackedShortcut(StackedLayer):
         return out
 
 
-class Together(Trainable):
+class Together(Trainable, ABC):
     """K networks of one architecture; ``slots`` holds their tensors, ``[K, ...]`` each, under one network's names."""
 
     fast: nn.ModuleList  # trunks on the project's own kernels, if any
@@ -139,9 +140,9 @@ class Together(Trainable):
         """Use these tensors, ``[K, ...]`` each, from now on."""
         self.slots.update(tensors)
 
+    @abstractmethod
     def freeze_statistics(self, freeze: bool) -> None:
         """Whether running statistics stay unchanged while training."""
-        raise NotImplementedError
 
 
 class Stacked(Together):
