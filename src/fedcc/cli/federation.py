@@ -194,7 +194,7 @@ def run(
     federation = FederationFolder.open(folder.resolve())
     say = console_log(typer.echo, log_format)
     final = train(federation, overwrite, say)
-    last = f"{federation.run}" if final is None else f"final {final:.2f} %, {federation.run}"
+    last = f"{folder / 'run'}" if final is None else f"final {final:.2f} %, {folder / 'run'}"
     say(last) if log_format == "json" else typer.echo(last)
 
 
