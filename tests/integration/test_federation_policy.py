@@ -47,6 +47,8 @@ def test_what_left_a_site_is_in_its_log(tmp_path: Path, capsys: Capsys) -> None:
     assert f"without noise: {2 * folder.task.public + number} predictions\nrecord-level epsilon" in done.out
     assert "infinite" in done.out
     assert "east: 11 lines, each follows from the one before it" in done.out
+    assert all(e["time"][:19].replace("T", " ") in done.out for e in entries)
+    assert "…" not in done.out  # nothing is cut off where there is no terminal
     assert json.loads(call(capsys, "federation", "audit", site.path, "--json").out) == entries
     site.audit.path.write_text(site.audit.path.read_text().replace('"sent"', '"kept"', 1))
     call(capsys, "federation", "audit", site.path).failed("audit.jsonl is damaged: line 3", code=2)

@@ -223,6 +223,8 @@ def test_a_key_that_others_can_read_and_a_wrong_model_are_refused(
     (site / "site.key").chmod(0o644)
     call(capsys, *start).refused("can be read by others")
     call(capsys, "federation", "client", "nobody", "--data", "x").refused("unknown site 'nobody'")
+    (tmp_path / "empty").mkdir()
+    call(capsys, "federation", "client", tmp_path / "empty", "--data", "x").refused("site.toml is missing")
 
 
 def test_status_before_anything_has_run(capsys: pytest.CaptureFixture[str], folder: FederationFolder) -> None:

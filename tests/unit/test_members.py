@@ -223,6 +223,7 @@ def test_a_site_joins_with_a_key_of_its_own(
     assert FederationFolder.open(tmp_path / "fed").members == []
     done = call(capsys, *add, "--fingerprint", fingerprint(Path("a/a.pub")).upper().replace(" ", ":"))
     assert "a is client 0" in done.out
+    assert "Send to it: fed/sites/a\n" in done.out
     assert FederationFolder.open(tmp_path / "fed").members == ["a"]
     for file in Path("fed/sites/a").iterdir():
         shutil.copy(file, "a")

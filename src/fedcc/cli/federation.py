@@ -167,10 +167,12 @@ def audit(
     if as_json:
         typer.echo(json.dumps(entries, indent=1))
         return
-    rows = table("time", "", "purpose", "run", "round", "new samples", "share", "answers", "answer", "bytes")
+    rows = table("time (UTC)", "", "purpose", "run", "round", "new samples", "share", "answers", "answer", "bytes")
     for entry in entries:
-        cells = (entry.get(name, "") for name in ("run", "round", "samples", "share", "answers", "answer", "bytes"))
-        rows.add_row(entry["time"], entry["kind"], entry["purpose"], *map(str, cells))
+        # so short that a line fits into 120 columns; --json has both in full
+        when, number = entry["time"][:19].replace("T", " "), str(entry.get("run", ""))[:8]
+        cells = (entry.get(name, "") for name in ("round", "samples", "share", "answers", "answer", "bytes"))
+        rows.add_row(when, entry["kind"], entry["purpose"], number, *map(str, cells))
     console().print(rows)
     typer.echo(f"{own.name}: {len(entries)} lines, each follows from the one before it")
     for text in (policy_text(own), own.audit.ledger().text()):
@@ -192,7 +194,7 @@ def run(
     federation = FederationFolder.open(folder.resolve())
     say = console_log(typer.echo, log_format)
     final = train(federation, overwrite, say)
-    last = f"{federation.run}" if final is None else f"final {final:.2f} %, {federation.run}"
+    last = f"{folder / 'run'}" if final is None else f"final {final:.2f} %, {folder / 'run'}"
     say(last) if log_format == "json" else typer.echo(last)
 
 

@@ -68,7 +68,7 @@ def add(
     federation = add_client(federation, name, file, model)
     _register(federation)
     number = list(federation.clients).index(name)
-    typer.echo(f"{name} is client {number}, with {federation.clients[name]}. Send to it: {federation.site(name)}")
+    typer.echo(f"{name} is client {number}, with {federation.clients[name]}. Send to it: {folder / 'sites' / name}")
     typer.echo(f"Read out to it, the fingerprint of the federation: {federation_fingerprint(federation.operator)}")
 
 

@@ -226,6 +226,8 @@ class Site:
         for path in (Path(text), Path("sites") / text, *sorted(Path().glob(f"*/sites/{text}"))):
             if (path / "site.toml").is_file():
                 return path
+        if Path(text).is_dir():
+            return Path(text)  # what it lacks is said when it is read
         patterns = ("*/site.toml", "sites/*/site.toml", "*/sites/*/site.toml")
         raise unknown("site", text, sorted({file.parent.name for p in patterns for file in Path().glob(p)}))
 

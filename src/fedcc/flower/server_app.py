@@ -301,6 +301,10 @@ def main(grid: Grid, context: Context) -> None:
             else:
                 server.train()
     except BaseException as error:
-        log.update(state="stopped", problem=f"{type(error).__name__}: {error}")
-        log.say(f"stopped: {error}", "error")
+        if isinstance(error, SystemExit) and not error.code:  # so Flower ends it, on Ctrl-C in `run` for example
+            log.update(state="stopped", problem="it was asked to stop")
+            log.say("stopped: it was asked to stop")
+        else:
+            log.update(state="stopped", problem=f"{type(error).__name__}: {error}")
+            log.say(f"stopped: {error}", "error")
         raise

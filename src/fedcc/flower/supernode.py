@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import Callable
 from contextlib import closing
@@ -181,6 +182,15 @@ def check_network(site: Site, name: str) -> None:
         build(arch, Key(0))
 
 
+def without_colours(line: str) -> str:
+    r"""A line of Flower's log as :class:`LogFollower` passes it on, without the codes for colours.
+
+    >>> without_colours(r"\x1b[91mERROR \x1b[0m: Exit Code: 305")
+    'ERROR : Exit Code: 305'
+    """
+    return re.sub(r"\\x1b\[[\d;]*m", "", line)
+
+
 def _run_supernode(site: Site, server: str, env: dict[str, str], credentials: Credentials, say: Say) -> None:
     """Run a SuperNode until it ends, or until the server has a new CA: it would try the old one forever."""
     arguments = supernode_command(
@@ -192,6 +202,7 @@ def _run_supernode(site: Site, server: str, env: dict[str, str], credentials: Cr
     )
 
     def explain(line: str) -> None:
+        line = without_colours(line)
         text = line.partition("INFO")[2].partition(":")[2].strip() or line
         for part, meaning in EXPLANATIONS.items():
             if part in text:
