@@ -655,10 +655,23 @@ def test_predicting_nothing_is_an_error() -> None:
 # -- randomness
 
 
-def test_dropout_is_seeded_by_the_key_and_leaves_torchs_generator_alone() -> None:
+class FunctionalDropout(nn.Sequential):
+    """Dropout that is called as a function."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = super().forward(nn.functional.dropout(x, 0.5, self.training))
+        return out
+
+
+def functional_dropout(outputs: int) -> nn.Module:
+    return FunctionalDropout(nn.Flatten(), nn.Linear(16, outputs))
+
+
+@pytest.mark.parametrize("factory", [Flat(0.5), functional_dropout])
+def test_dropout_is_seeded_by_the_key_and_leaves_torchs_generator_alone(factory: Any) -> None:
     images = Samples({"x": torch.rand(16, 1, 4, 4), "y": torch.arange(16) % 2})
     plain = Plain(precision="fp64")
-    model = plain.init(Init(Arch((Flat(0.5),), 2, (1, 4, 4)), Key(0)))
+    model = plain.init(Init(Arch((factory,), 2, (1, 4, 4)), Key(0)))
     fit = fit_of(model, private=images)
     state = torch.get_rng_state()
     first = plain.fit(fit)
