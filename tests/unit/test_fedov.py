@@ -273,15 +273,15 @@ def test_erased_parts_lie_anywhere() -> None:
         assert (edges < 0.5).all()
 
 
-def test_bands_of_a_cut_are_all_that_are_a_quarter_apart() -> None:
-    side = 16
+@pytest.mark.parametrize(("side", "half", "quarter"), [(16, 8, 4), (10, 5, 3)])
+def test_bands_of_a_cut_are_all_that_are_a_quarter_apart(side: int, half: int, quarter: int) -> None:
     ramp = torch.arange(side).expand(4000, 1, side, side).contiguous()
     pairs = set()
     for row in cut(ramp, generator())[:, 0, 0]:
         moved = (row != torch.arange(side)).nonzero()[:, 0]
-        if len(moved) == 8:
+        if len(moved) == half:
             pairs.add((int(moved[0]), int(row[moved[0]])))
-    assert pairs == {(a, b) for a in range(9) for b in range(9) if abs(a - b) >= 4}
+    assert pairs == {(a, b) for a in range(half + 1) for b in range(half + 1) if abs(a - b) >= quarter}
 
 
 def test_bands_of_turned_squares_lie_anywhere() -> None:
