@@ -59,7 +59,8 @@ def test_a_run_with_many_clients_can_be_watched(tmp_path: Path) -> None:
             run = federation.start("run", "run", folder.path, "--log-format", "json")
             assert run.process.is_alive()
             wait_until(lambda: value(port, "fedcc_round") == 3, 120)
-            assert value(port, "fedcc_upload_bytes_total", client="light0") > 3 * 144 * 11 * 4
+            # its answers are the same in every round, and Flower sends an array that the server has only once
+            assert value(port, "fedcc_upload_bytes_total", client="light0") > 144 * 11 * 4
             assert value(port, "fedcc_client_failures_total", client="light0") == 0
             wait_until(lambda: not run.process.is_alive(), 120)
         lines = [json.loads(line) for line in federation.said(run).splitlines()]
