@@ -12,6 +12,7 @@ pytest.importorskip("flwr")
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
+from fedcc.core.digests import DamagedFile
 from fedcc.core.messages import Predictions
 from fedcc.experiments.experiment import Experiment
 from fedcc.flower.codec import EncodedMessage, encode, write_content
@@ -154,6 +155,13 @@ def test_a_nonce_after_a_line_that_a_power_failure_cut_off_is_spent_too(tmp_path
     for nonce in ("a" * 32, "c" * 32):
         with pytest.raises(SiteError, match="was obeyed before"):
             Nonces(tmp_path).spend(nonce)
+
+
+@pytest.mark.parametrize("content", [b"\xff" * 33 + b"\n", b"a" * 31 + b"\n", b"a" * 32 + b"\n\n"])
+def test_nonces_that_are_damaged_are_not_believed(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "nonces").write_bytes(content)
+    with pytest.raises(DamagedFile, match="nonces is damaged"):
+        Nonces(tmp_path).spend("c" * 32)
 
 
 def test_a_key_of_a_kind_that_nobody_knows_is_refused(tmp_path: Path) -> None:

@@ -76,6 +76,7 @@ def test_answers_are_noted_with_their_digest(tmp_path: Path) -> None:
     lambda lines: [*lines[:2], lines[2][:40]],
     lambda lines: [*lines, "\udcff"],
     lambda lines: [*lines, "null"],
+    lambda lines: [*lines, "[" * 100_000],
     lambda lines: [*lines, lines[2]],
 ])  # fmt: skip
 def test_a_log_that_was_changed_is_not_read(change: object, tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from cryptography.hazmat.primitives.serialization import load_pem_private_key, load_ssh_public_key
 
 from fedcc import __version__
+from fedcc.core.digests import DamagedFile
 from fedcc.core.naming import shortened
 from fedcc.flower import succession
 from fedcc.flower.codec import EncodedMessage, InvalidMessage, Texts, read_content, write_content
@@ -178,12 +179,18 @@ class Nonces:
     def __init__(self, folder: Path):
         self.path = folder / "nonces"
 
-    def check(self, nonce: str) -> str:
-        """Refuse a nonce that is on disk, since it was sent twice; what the file holds."""
-        text = self.path.read_text() if self.path.exists() else ""
-        if nonce in text.split():
+    def check(self, nonce: str) -> int:
+        """Refuse a nonce that is on disk, since it was sent twice; the bytes of the file that are whole lines.
+
+        An end without a line break was being written at a power failure: its command was not obeyed.
+        """
+        content = self.path.read_bytes() if self.path.exists() else b""
+        lines = content[: content.rfind(b"\n") + 1]
+        if not re.fullmatch(rb"([0-9a-f]{32}\n)*", lines):
+            raise DamagedFile(f"{self.path} is damaged: a line of it is no nonce")
+        if nonce.encode() in lines.split():
             raise SiteError("replay", f"the command with nonce {nonce} was obeyed before")
-        return text
+        return len(lines)
 
     def spend(self, nonce: str) -> None:
         """Note a nonce on disk, unless it is there already."""
@@ -192,9 +199,10 @@ class Nonces:
         from filelock import FileLock
 
         with FileLock(self.path.with_suffix(".lock")):
-            text = self.check(nonce)
-            with self.path.open("a") as file:
-                file.write("\n" * (text[-1:] not in ("", "\n")))  # a power failure may have cut off the last line
-                file.write(f"{nonce}\n")
+            end = self.check(nonce)
+            with self.path.open("r+b" if self.path.exists() else "wb") as file:
+                file.truncate(end)
+                file.seek(end)
+                file.write(f"{nonce}\n".encode())
                 file.flush()
                 os.fsync(file.fileno())

@@ -108,7 +108,7 @@ class AuditLog:
             try:
                 entry = json.loads(line)
                 good = entry["digest"] == _digest(entry) and entry["previous"] == _last(found)
-            except (ValueError, KeyError, TypeError):
+            except (ValueError, KeyError, TypeError, RecursionError):
                 good = False
             if not good:
                 raise DamagedFile(f"{self.path} is damaged: line {number} does not follow from those before it")
