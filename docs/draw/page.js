@@ -75,7 +75,7 @@
     return { line: make("tr", { className }, head, ...votes, unknown, trust), votes: [...votes, unknown], trust };
   };
   const rows = model.clients.map((seen, k) => row([make("b", {}, `${k}`), make("small", {}, ` knows ${listed(seen)}`)]));
-  const total = row(["together"], "total");
+  const total = row(["all"], "total");
   const column = (text, label = text) => {
     const head = make("th", { scope: "col" }, text);
     head.title = label;
@@ -88,7 +88,7 @@
     make("tbody", {}, ...rows.map((r) => r.line), total.line));
 
   const fill = (cells, values, best) => values.forEach((value, c) => {
-    cells[c].textContent = value === null ? "" : (100 * value).toFixed(0);
+    cells[c].textContent = value === null ? "" : value < 0.005 ? "·" : (100 * value).toFixed(0);
     cells[c].style.setProperty("--share", value ?? 0);
     cells[c].classList.toggle("best", c === best);
   });
@@ -165,7 +165,7 @@
     make("div", { className: "draw-left" },
       canvas,
       make("div", { className: "buttons" }, clear, make("span", { className: "as-seen" }, "seen as ", preview)),
-      make("div", { className: "buttons", role: "group", ariaLabel: "Digits of the data set" }, ...examples)),
+      make("div", { className: "buttons digits", role: "group", ariaLabel: "Digits of the data set" }, ...examples)),
     make("div", { className: "draw-right" },
       status, forced, table,
       make("p", { className: "switches" },

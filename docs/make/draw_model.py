@@ -6,6 +6,7 @@ import base64
 import json
 import sys
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ def narrow(outputs: int) -> nn.Module:
     """A network of 15,000 numbers, so that ten of them make a small page."""
     widths = (1, 12, 24, 48)
     layers: list[nn.Module] = []
-    for i, (before, after) in enumerate(zip(widths, widths[1:], strict=False)):
+    for i, (before, after) in enumerate(pairwise(widths)):
         layers += [nn.Conv2d(before, after, 3, 2 if i else 1, 1, bias=False), nn.BatchNorm2d(after), nn.ReLU()]
     return nn.Sequential(*layers, nn.Flatten(), nn.Linear(4 * widths[-1], outputs))
 
@@ -69,7 +70,8 @@ def exported(federation: fedcc.Federation, result: fedcc.Result) -> dict[str, An
     if not np.isfinite(halves).all():
         raise ValueError("a weight is too large for a 16-bit number")
     labels, images = federation.test["y"], federation.test.x
-    public = result.explain(federation.public.x).votes
+    votes, public = (result.explain(x).votes for x in (images, federation.public.x))
+    forced = (votes / votes.sum(-1, keepdim=True)).mean(0)  # nobody may say "unknown", everybody counts the same
     return {
         "clients": [
             [name for name, count in zip(result.classes, counts, strict=True) if count]
@@ -81,6 +83,7 @@ def exported(federation: fedcc.Federation, result: fedcc.Result) -> dict[str, An
         "habits": eq.baseline(torch.cat([public, 1 - public.sum(-1, keepdim=True)], -1)).tolist(),
         "examples": [images[labels == c][:EXAMPLES].flatten(1).tolist() for c in range(len(result.classes))],
         "accuracy": round(result.accuracy, 1),
+        "forced": round(100 * float((forced.argmax(-1) == labels).float().mean()), 1),
         "test": len(labels),
     }
 
