@@ -27,6 +27,8 @@ help:
 	@echo "make docs      the documentation as a site, in site/"
 	@echo "make pages     write anew what is generated in README.md and docs/: results, methods, the notebook"
 	@echo "make pictures  draw the picture of the idea anew"
+	@echo "make draw      train the federation of docs/draw.md anew"
+	@echo "make figures   the paper's figures on CIFAR-10 (a GPU; FIGURES='--with fraction=0.2 ...' for less)"
 	@echo "make release-check  build the wheel and the source distribution, and check both"
 
 # Three sets of packages in one environment: the package, with Flower, and all that tests and checks need.
