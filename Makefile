@@ -17,7 +17,7 @@ help:
 	@echo "make test      the tests (minutes)"
 	@echo "make test-all  those that need a clean environment, servers or long runs too"
 	@echo "make same      another commit (BASE=5a24957) against this one, bit for bit (ten minutes; ONLY='*/fedcc*' or demo for less)"
-	@echo "make mutants   small changes of the methods, each of which must make a test fail (ten minutes)"
+	@echo "make mutants   small changes of the methods, each of which must make a test fail (ten minutes; SHARE=0.04 for fewer)"
 	@echo "make fuzz      damaged and hostile inputs for everything that is read (FUZZ=1000000 for more, TARGET=, SEED=, INDEX=)"
 	@echo "make check     format, lint, types, import rules"
 	@echo "make wheel     build the wheel into dist/"
@@ -64,7 +64,7 @@ same: $(VENV)/.ready
 	$(BIN)/python tests/same.py $(BASE) $(foreach pattern,$(ONLY),--only '$(pattern)')
 
 mutants: $(VENV)/.ready
-	$(BIN)/python tests/mutants.py --jobs 2
+	$(BIN)/python tests/mutants.py --jobs 2 $(if $(SHARE),--share $(SHARE))
 
 fuzz: $(VENV)/.ready
 	PYTHONPATH=tests $(BIN)/python -m fuzz --inputs $(FUZZ) --seed $(SEED) $(if $(TARGET),--target $(TARGET)) \
