@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -82,10 +83,11 @@ def axe(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., list[str]]:
 
     script = (once(tmp_path_factory, "axe", make) / "package" / "axe.min.js").read_text()
 
-    def serious(page: Any, part: str = "document") -> list[str]:
+    def serious(page: Any, part: str = "document", **options: Any) -> list[str]:
         if not page.evaluate("typeof axe === 'object'"):
             page.evaluate(script)
-        found = page.evaluate(f"axe.run({part}, {{resultTypes: ['violations'], preload: false}})")["violations"]
+        options |= {"resultTypes": ["violations"], "preload": False}  # it would ask for style sheets by itself
+        found = page.evaluate(f"axe.run({part}, {json.dumps(options)})")["violations"]
         lines = [f"{v['impact']} {v['id']}: {n['html'][:120]}" for v in found for n in v["nodes"][:3]]
         return [line for line in lines if line.startswith(("serious", "critical"))]
 
