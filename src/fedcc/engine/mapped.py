@@ -87,7 +87,7 @@ class Mapped(Together):
             return logits, features
 
         full = self.slots["head.weight"].dtype
-        with _attention_by_products(), LowPrecision(self.low or full, full):
+        with attention_by_products(), LowPrecision(self.low or full, full):
             return Outputs(*torch.vmap(one)(self.slots, x))
 
     def freeze_statistics(self, freeze: bool) -> None:
@@ -96,7 +96,7 @@ class Mapped(Together):
 
 
 @contextmanager
-def _attention_by_products() -> Iterator[None]:
+def attention_by_products() -> Iterator[None]:
     """Attention as products and a softmax: torch's other forms of it have no batching rule, or no gradient."""
     fast = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)

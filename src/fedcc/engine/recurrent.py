@@ -46,9 +46,8 @@ def _pass(
     layer: nn.LSTM | nn.GRU, suffix: str, x: Tensor, h: Tensor, c: Tensor
 ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
     """One layer in one direction: all outputs, and the last state."""
-    own = [getattr(layer, f"{kind}_{suffix}", None) for kind in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")]
-    weight, recurrent, bias, recurrent_bias = own
-    assert weight is not None and recurrent is not None
+    weight, recurrent = (getattr(layer, f"{kind}_{suffix}") for kind in ("weight_ih", "weight_hh"))
+    bias, recurrent_bias = (getattr(layer, f"{kind}_{suffix}", None) for kind in ("bias_ih", "bias_hh"))
     cell, inputs, outputs = _lstm if isinstance(layer, nn.LSTM) else _gru, F.linear(x, weight, bias), []
     for t in range(len(x)):
         h, c = cell(inputs[t], F.linear(h, recurrent, recurrent_bias), h, c)
