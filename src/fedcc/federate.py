@@ -138,7 +138,7 @@ class Simulated:
 
     def snapshot(self, server: Server, messages: RoundMessages) -> Snapshot:
         """All that the next round depends on."""
-        clients = {c.id: (c.model, c.memory) for c in self.clients if c.has_model}
+        clients = {c.id: (c.model, c.memory) for c in self.clients if c.has_model or c.memory}
         return Snapshot(messages.t, messages.downs, server.models, server.memory, clients)
 
     def trained_models(self, server: Server) -> Trained:

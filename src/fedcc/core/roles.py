@@ -86,14 +86,14 @@ class Client(Role):
             raise RuntimeError(f"client {self.id} has no model yet")
         return self._model
 
+    @model.setter
+    def model(self, model: Model) -> None:
+        self._model = model
+
     @property
     def has_model(self) -> bool:
         """Whether its model is in memory: that of a client that never took part may not be."""
         return self._model is not None
-
-    @model.setter
-    def model(self, model: Model) -> None:
-        self._model = model
 
     def begin(self, round: int) -> None:
         super().begin(round)
