@@ -519,13 +519,16 @@ def report(ends: dict[Mutant, tuple[str, str]], explained: dict[tuple[str, str, 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Change the source a little; some test must fail.")
     parser.add_argument("--jobs", type=int, default=2, help="processes")
-    parser.add_argument("--only", default="", help="mutants whose file, function or change contains this")
+    parser.add_argument(
+        "--only", action="append", default=[], help="mutants whose file, function or change contains this; repeatable"
+    )
     parser.add_argument("--share", type=float, default=SHARE, help="of all mutants, how many; 1 for all of them")
     parser.add_argument("--list", action="store_true", help="print the mutants")
     options = parser.parse_args()
 
     mutants = all_mutants()
-    mutants = [m for m in sample(mutants, options.share) if options.only in str(m)]
+    mutants = sample(mutants, options.share)
+    mutants = [m for m in mutants if not options.only or any(part in str(m) for part in options.only)]
     if options.list:
         for mutant in mutants:
             print(mutant)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -13,7 +14,7 @@ from fedcc.core.messages import carried, nbytes
 from fedcc.core.method import AnyMethod, Trained
 from fedcc.core.model import Arch, Model
 from fedcc.core.options import Wire, check_value
-from fedcc.core.requests import Executor, Init, Recipe, gather
+from fedcc.core.requests import Executor, Init, Recipe
 from fedcc.core.rng import Key
 from fedcc.core.roles import Client, Server
 from fedcc.core.samples import Samples
@@ -55,7 +56,7 @@ class Snapshot:
     downs: Mapping[int, Any]
     models: Mapping[str, Model]  # the server's
     memory: dict[str, Any]  # the server's
-    clients: Mapping[int, tuple[Model, dict[str, Any]]]  # each client's model and memory
+    clients: Mapping[int, tuple[Model, dict[str, Any]]]  # model and memory of each client that has taken part
 
 
 def federate(
@@ -110,13 +111,10 @@ class Simulated:
         self.method, self.clients, self.executor = method, clients, executor
         self.participation, self.wire, self.disclosure = participation, wire, disclosure
         self.present: list[Client] = []  # those of the latest round
-        if start is not None:
-            for client in clients:
+        for client in clients:  # most of many clients may never take part: their models are made if they are needed
+            client.first_model = partial(_first, client, executor)
+            if start is not None and client.id in start.clients:
                 client.model, client.memory = start.clients[client.id]
-            return
-        models = drive([_ask(clients)], executor)[0]
-        for client, model in zip(clients, models, strict=True):
-            client.model = model
 
     def round(self, t: int, downs: Mapping[int, Any]) -> dict[int, Any]:
         self.present = self.participants(t)
@@ -140,16 +138,38 @@ class Simulated:
 
     def snapshot(self, server: Server, messages: RoundMessages) -> Snapshot:
         """All that the next round depends on."""
-        clients = {c.id: (c.model, c.memory) for c in self.clients}
+        clients = {c.id: (c.model, c.memory) for c in self.clients if c.has_model}
         return Snapshot(messages.t, messages.downs, server.models, server.memory, clients)
 
     def trained_models(self, server: Server) -> Trained:
         """The models to predict with now."""
-        return Trained.of(server, {c.id: c.model for c in self.clients})
+        return Trained.of(server, ClientModels(self.clients))
 
 
-async def _ask(clients: list[Client]) -> Any:
-    return await gather(*map(first_model, clients))
+class ClientModels(Mapping[int, Model]):
+    """The models that clients have now, by id; first models that nobody asked for before are made when asked for."""
+
+    def __init__(self, clients: list[Client]):
+        self._clients = {c.id: c for c in clients}
+        self._models = {c.id: c.model for c in clients if c.has_model}
+
+    def __getitem__(self, client: int) -> Model:
+        if client not in self._models:
+            own = self._clients[client]
+            make = own.first_model  # if it has trained since, this is still its model before that
+            self._models[client] = make() if own.has_model and make is not None else own.model
+        return self._models[client]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._clients)
+
+    def __len__(self) -> int:
+        return len(self._clients)
+
+
+def _first(client: Client, executor: Executor) -> Model:
+    model: Model = executor.serve([first_model(client)])[0]
+    return model
 
 
 def first_model(client: Client) -> Init:

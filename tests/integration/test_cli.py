@@ -70,7 +70,7 @@ COMMANDS = {
     "export": "--code",
     "demo": "--out --rounds --epochs --clients --seed --jobs --json",
     "methods": "--json",
-    "bench": "--device --clients --steps --model --batch --augment --threads --json",
+    "bench": "--device --clients --steps --model --all --batch --augment --threads --out --json",
     "skew": "--data --skew --clients --seed --public --resize --label --test --out --data-dir --json",
     "data list": "--data-dir --json",
     "data fetch": "--data-dir",
@@ -118,11 +118,11 @@ def test_a_terminal_shows_the_state_now(tmp_path: Path) -> None:
     os.close(theirs)
     assert run.end().code == 0, text
     plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text)
-    words = r"+[━╸╺ ]+ (sync|fit|refine), client \d +accuracy"
-    assert re.search(rf"round 1/2 {words} - +[\d,]+ samples/s +- left", plain), plain
-    assert re.search(rf"round 2/2 {words} [\d.]+ % +[\d,]+ samples/s +\d:\d\d left", plain), plain
+    words = r"+[━╸╺ ]+ (sync|fit|refine), client \d +"
+    assert re.search(rf"round 1/2 {words}[\d,]+ samples/s +\d:\d\d", plain), plain
+    assert re.search(rf"round 2/2 {words}accuracy [\d.]+ % +\d:\d\d, \d:\d\d left", plain), plain
     assert re.search(r"[\r\n]round 2/2  accuracy +[\d.]+ %", plain), plain
-    assert all(len(line) <= 80 for line in re.split(r"[\r\n]+", plain) if "samples/s" in line and "left" in line)
+    assert all(len(line.rstrip()) <= 80 for line in re.split(r"[\r\n]+", plain) if "client" in line)
 
 
 def _readable(descriptor: int) -> bool:
@@ -289,7 +289,40 @@ def test_bench_compares_engines_in_one_table(capsys: Capsys, monkeypatch: pytest
         assert [row["clients"] for row in others if row["engine"] == "fused fp32"] == [1, 2]
 
 
-@pytest.mark.parametrize("wrong", [("--clients", "1,x"), ("--steps", 0), ("--clients", "0")])
+def test_bench_compares_networks_in_one_table(tmp_path: Path, capsys: Capsys, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four of the networks: one by surgery, two by vmap, of which one on tokens, and a frozen one."""
+    from fedcc.experiments import bench_networks
+
+    networks = {own.name: own for own in bench_networks.BENCH_NETWORKS}
+    names = ("MLP", "CNN with dropout", "LSTM on tokens", "frozen resnet20, head")
+    monkeypatch.setattr(bench_networks, "BENCH_NETWORKS", [networks[name] for name in names])
+    options = ("--all", "--device", "cpu", "--steps", 1, "--batch", 2, "--out", tmp_path / "bench.json")
+    shown = call(capsys, "bench", *options).out
+    found = json.loads((tmp_path / "bench.json").read_text())
+    assert found["settings"] == {"model": "all", "batch": 2, "steps": 1, "augment": "standard"}
+    assert found["machine"]["arguments"] is not None
+    ways = {row["network"]: row["way"] for row in found["rows"]}
+    assert ways == dict(zip(names, ("stacked", "mapped", "mapped", "stacked"), strict=True))
+    for row in found["rows"]:
+        assert row["network"] in shown
+        assert row["clients"] == 2
+        assert row["ratio"] == pytest.approx(min(row["plain"], row["plain_bf16"]) / row["fused"])
+        assert row["share"] > 0
+    mlp = found["rows"][0]["gflop"]  # two per weight and sample, three times; nothing for the inputs' gradient
+    inputs, hidden = 3 * 32 * 32 * 128, 128 * 128 + 128 * 11
+    assert mlp == pytest.approx(2 * 2 * (2 * inputs + 3 * hidden) / 1e9)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        ("--clients", "1,x"),
+        ("--steps", 0),
+        ("--clients", "0"),
+        ("--all", "--clients", "1,2"),
+        ("--all", "--model", "mlp"),
+    ],
+)
 def test_bench_refuses(wrong: tuple[str, object], capsys: Capsys) -> None:
     done = call(capsys, "bench", "--device", "cpu", *wrong)
     assert done.code == 2

@@ -58,7 +58,7 @@ def messages(rounds: list[RoundMessages]) -> list[Any]:
 
 def tensors(tiny: Tiny) -> dict[str, Tensor]:
     trained = tiny.cohort.trained_models(tiny.server)
-    return {f"{who}/{n}": v for who, m in (trained.clients | trained.server).items() for n, v in m.state.items()}
+    return {f"{who}/{n}": v for who, m in {**trained.clients, **trained.server}.items() for n, v in m.state.items()}
 
 
 @pytest.mark.parametrize(("name", "settings", "options"), CASES, ids=lambda v: str(v) if v else "")

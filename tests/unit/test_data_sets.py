@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import importlib.util
 import os
 import pickle
 import struct
@@ -100,6 +101,18 @@ def test_digits():
 
     assert sorted(map(bytes, together)) == sorted(map(bytes, load_digits().data.astype(np.uint8)))
     assert all(line.ok for line in check("digits"))
+
+
+def test_digits_without_their_file_come_from_scikit_learn(monkeypatch, tmp_path):
+    """Another version may keep them elsewhere, or in another form."""
+    expected, spec = load("digits"), importlib.util.find_spec("sklearn")
+    (tmp_path / "datasets" / "data").mkdir(parents=True)
+    spec.origin = str(tmp_path / "__init__.py")
+    monkeypatch.setattr("fedcc.data.digits.find_spec", lambda _: spec)
+    for content in (None, b"no archive", gzip.compress(b"one,two"), gzip.compress(b"0.0," * 64 + b"3\n")):
+        if content is not None:
+            (tmp_path / "datasets" / "data" / "digits.csv.gz").write_bytes(content)
+        assert load("digits").sha256 == expected.sha256
 
 
 def test_the_fingerprint_sees_one_changed_pixel():

@@ -231,3 +231,16 @@ def test_what_there_is_to_predict_with() -> None:
     assert trained.clients[3] is run.clients[3].model
     assert trained.server["global"] is run.server.models["global"]
     assert trained.classes == 3
+
+
+def test_a_client_that_never_took_part_has_no_model_in_memory() -> None:
+    run = Tiny(FedAvg(), labels=FIVE, options={"participation": 0.4}).run(1)
+    assert isinstance(run.cohort, Simulated)
+    absent = [c for c in run.clients if c not in run.cohort.present]
+    trained, snapshot = run.cohort.trained_models(run.server), run.cohort.snapshot(run.server, run.rounds[-1])
+    assert not any(c.has_model for c in absent)
+    assert sorted(snapshot.clients) == [c.id for c in run.cohort.present]
+    first = Tiny(FedAvg(), labels=FIVE).clients[absent[0].id].model
+    absent[0].model = run.cohort.present[0].model  # it trains later
+    assert same(trained.clients[absent[0].id].state, first.state)
+    assert same(trained.clients[absent[1].id].state, absent[1].model.state)

@@ -199,14 +199,44 @@ def test_files_for_one_folder_of_runs_agree() -> None:
             assert run.experiment() == first.setdefault(run.folder, run.experiment())
 
 
-def test_missing_names_the_runs_without_a_record(tmp_path: Path) -> None:
-    for name in ("cifar10_classes-2_fedavg_64-rounds_seed0", "cifar10_classes-2_local_seed0"):
-        (tmp_path / f"{name}.json").touch()
-    script = [sys.executable, str(FILES / "missing.py"), str(FILES / "compute.toml"), str(tmp_path)]
-    lines = subprocess.run(script, capture_output=True, text=True, check=True).stdout.splitlines()
+def backlog(*arguments: object) -> str:
+    command = [sys.executable, str(FILES / "backlog.py"), *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+def test_the_backlog_is_what_has_no_record(tmp_path: Path) -> None:
+    recorded = {
+        "cifar10_classes-2/fedavg-64-rounds/seed0": "cifar10_classes-2_fedavg_64-rounds_seed0.json",
+        "cifar10_classes-2/local/seed0": "cifar10_classes-2_local_seed0.json",
+    }
+    for name in recorded.values():
+        (tmp_path / name).touch()
+    first, *lines = backlog(tmp_path, 0, FILES / "compute.toml").splitlines()
+    assert first == "compute.toml: 5 of 7 runs have no record"
     runs = [run.folder.as_posix() for run in read(FILES / "compute.toml")]
-    recorded = {"cifar10_classes-2/fedavg-64-rounds/seed0", "cifar10_classes-2/local/seed0"}
-    assert lines == [f"--only {folder}" for folder in runs if folder not in recorded]
+    assert [line.split()[0] for line in lines] == [folder for folder in runs if folder not in recorded]
+    assert lines[0].split()[-1] == "cifar10_classes-2_centralized_seed0.json"
+    table1 = {path.name for path in (FILES.parent / "results").glob("cifar*_seed0.json")}
+    assert table1 & {line.split()[-1] for line in backlog(tmp_path, 0, FILES / "seed0.toml").splitlines()[1:]}
+
+
+@pytest.mark.slow
+def test_the_backlog_runs_what_is_missing_within_its_time_and_continues(tmp_path: Path) -> None:
+    """A file whose runs all have records is left out: a sweep without ``--only`` would run it."""
+    common = 'data = "digits"\nskew = "classes:3"\nrounds = 2\nepochs = 1\nfraction = 0.2\n'
+    (tmp_path / "done.toml").write_text(f'methods = ["local"]\n{common}')
+    (tmp_path / "open.toml").write_text(f'methods = ["fedavg", "fedmd", "fedcc"]\n{common}')
+    records = tmp_path / "records"
+    records.mkdir()
+    for name in ("local", "fedmd"):
+        (records / f"digits_classes-3_{name}_seed0.json").touch()
+    files, out = (tmp_path / "done.toml", tmp_path / "open.toml"), tmp_path / "runs"
+    short = backlog(records, 1 / 30, *files, "--", "--out", out)
+    assert "done.toml: 0 of 1 runs" in short
+    whole = backlog(records, 10, *files, "--", "--out", out, "--jobs", 2)
+    assert "open.toml: 2 of 3 runs have no record" in whole
+    finished = sorted(path.parent.parent.name for path in out.rglob("summary.json"))
+    assert finished == ["fedavg", "fedcc"]
 
 
 # ----------------------------------------------------------------------------------------------------------- shards

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
-from typing import Annotated, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer import Option
@@ -14,6 +15,10 @@ from fedcc.cli.options import Json, run_options
 from fedcc.code import allow
 from fedcc.core.options import check_value
 
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
 
 @run_options("device", "batch", "augment", "threads")
 def bench(
@@ -21,12 +26,16 @@ def bench(
     clients: Annotated[str | None, Option(help="numbers of clients; 1,10,100 on a GPU, 1,4 on a CPU")] = None,
     steps: Annotated[int | None, Option(help="steps per client; 200 on a GPU, 4 on a CPU")] = None,
     model: Annotated[str, Option(help="the network: a built-in one, or module:factory")] = "resnet20",
+    every: Annotated[
+        bool, Option("--all", help="compare nine networks instead, by a fit of 10 clients (CPU: 2)")
+    ] = False,
+    out: Annotated[Path | None, Option(help="write the record to this JSON file too")] = None,
     as_json: Json = False,
 ) -> None:
     """Measure the engines on this machine and print one table; ratios are within one run."""
+    from fedcc.core.files import write_whole
     from fedcc.engine import choose_device
     from fedcc.engine.threads import check_threads, fixed_threads
-    from fedcc.experiments.bench import bench as measure
     from fedcc.experiments.environment import environment
 
     allow(model)
@@ -34,26 +43,66 @@ def bench(
     check_threads(threads)
     device = choose_device(options.get("device", "auto"))
     gpu = device.type == "cuda"
+    text = clients or (("10" if gpu else "2") if every else "1,10,100" if gpu else "1,4")
     try:
-        numbers = [int(n) for n in (clients or ("1,10,100" if gpu else "1,4")).split(",")]
+        numbers = [int(n) for n in text.split(",")]
     except ValueError:
         raise ValueError(f"clients must be whole numbers with commas, got {clients!r}") from None
+    if every and (len(numbers) > 1 or model != "resnet20"):
+        raise ValueError("--all compares networks of its own: give --clients one number, and no --model")
     length = steps if steps is not None else 200 if gpu else 4
     for what, number in (("steps", length), ("batch", batch), *(("clients", n) for n in numbers)):
         check_value(what, number, int, 1, 65_536)
     terminal = console(stderr=as_json)
-    terminal.out(f"{model}, batch {batch}, 32x32 images, {length} steps, {device}; predict is per 1,000 images")
+    measured = f"batch {batch}, {length} steps, {device}"
+    settings = {"model": "all" if every else model, "batch": batch, "steps": length, "augment": augment}
+    with fixed_threads(threads):
+        if every:
+            terminal.out(f"a fit of {numbers[0]} clients, {measured}; ms per client-step")
+            rows, listing = _networks(terminal, device, numbers[0], length, batch, augment)
+        else:
+            terminal.out(f"{model}, 32x32 images, {measured}; predict is per 1,000 images")
+            rows, listing = _engines(terminal, device, numbers, length, model, batch, augment)
+    record = {"settings": settings, "machine": environment(str(device), threads), "rows": rows}
+    if out is not None:
+        write_whole(out, json.dumps(record, indent=1) + "\n")
+    if as_json:
+        typer.echo(json.dumps(record, indent=1))
+    else:
+        terminal.print(listing)
+
+
+def _engines(terminal: Console, device: Any, *settings: Any) -> tuple[list[dict[str, Any]], Table]:
+    """One network by each engine."""
+    from fedcc.experiments.bench import bench as measure
+
     rows = []
     listing = table("phase", "engine", "clients", "ms / client-step", "faster", "first s", "GiB", "busy %")
-    with terminal.status("measuring"), fixed_threads(threads):
-        for row in measure(device, numbers, length, model, batch, augment):
+    with terminal.status("measuring"):
+        for row in measure(device, *settings):
             rows.append(asdict(row))
             formats = {"ratio": "{:.1f}x", "first": "{:.1f}", "memory": "{:.2f}", "busy": "{:.0f}"}
             rest = ["" if rows[-1][n] is None else text.format(rows[-1][n]) for n, text in formats.items()]
             listing.add_row(row.phase, row.engine, str(row.clients), f"{row.ms:.3f}", *rest)
-    if as_json:
-        settings = {"model": model, "batch": batch, "steps": length, "augment": augment}
-        record = {"settings": settings, "machine": environment(str(device), threads), "rows": rows}
-        typer.echo(json.dumps(record, indent=1))
-    else:
-        terminal.print(listing)
+    return rows, listing
+
+
+def _networks(
+    terminal: Console, device: Any, clients: int, steps: int, batch: int, augment: str
+) -> tuple[list[dict[str, Any]], Table]:
+    """Each of the networks by the plain and the fused engine."""
+    from fedcc.experiments.bench import bench_all
+    from fedcc.experiments.bench_networks import BENCH_NETWORKS
+
+    rows = []
+    fused = "fused bf16" if device.type == "cuda" else "fused fp32"
+    names = ("plain fp32", "plain bf16", fused, "faster", "GFLOP", "% of a product", "first s", "GiB")
+    listing = table("network", "together", *names)
+    with terminal.status("measuring") as status:
+        for row in bench_all(device, clients, steps, batch, augment, BENCH_NETWORKS):
+            rows.append(asdict(row))
+            status.update(f"measuring, {len(rows)} of {len(BENCH_NETWORKS)} networks")
+            times = [f"{ms:.3f}" for ms in (row.plain, row.plain_bf16, row.fused)]
+            rest = [f"{row.ratio:.1f}x", f"{row.gflop:.2f}", f"{row.share:.1f}", f"{row.first:.1f}"]
+            listing.add_row(row.network, row.way, *times, *rest, "" if row.memory is None else f"{row.memory:.2f}")
+    return rows, listing

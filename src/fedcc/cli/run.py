@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer import Argument, Option
 
-from fedcc.cli.console import console, noted, warn
+from fedcc.cli.console import console, noted, show, warn
 from fedcc.cli.options import Code, Json, Settings, run_options, take
 from fedcc.experiments.options import GROUPS, OPTIONS, Output
 
@@ -69,9 +69,9 @@ def run(
     output = replace(output, track=check_trackers(output.track, warn))
     with folder.lock():
         federation = prepare(experiment, folder.path, data_dir=output.data_dir, overwrite=overwrite)
-        console(stderr=as_json).out(describe(experiment))
+        show(console(stderr=as_json), describe(experiment))
         if line := public_line(experiment.build_method(), federation):
-            console(stderr=as_json).print(line)
+            show(console(stderr=as_json), line)
         train(experiment, folder.path, federation, output, as_json)
 
 
@@ -147,7 +147,7 @@ def _resume(path: Path, output: Output, as_json: bool, rounds: int | None = None
         experiment, federation, start, problems = load_unfinished(path, output.data_dir, rounds)
         for problem in problems:
             warn(problem)
-        terminal.out(describe(experiment))
+        show(terminal, describe(experiment))
         if start is None:
             terminal.print("no checkpoint to resume from: starting again")
         else:

@@ -74,14 +74,22 @@ class Client(Role):
     arch: Arch
     private: Samples
     majority: Tensor | None = None  # the classes it claims to know in this round, a mask [classes]; never sent
+    first_model: Callable[[], Model] | None = None  # makes its first model, when that is first needed
     _model: Model | None = None
     _optimizer: Mapping[str, Tensor] = field(default_factory=dict)
 
     @property
     def model(self) -> Model:
+        if self._model is None and self.first_model is not None:
+            self._model = self.first_model()
         if self._model is None:
             raise RuntimeError(f"client {self.id} has no model yet")
         return self._model
+
+    @property
+    def has_model(self) -> bool:
+        """Whether its model is in memory: that of a client that never took part may not be."""
+        return self._model is not None
 
     @model.setter
     def model(self, model: Model) -> None:

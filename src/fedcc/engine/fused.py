@@ -21,7 +21,7 @@ from fedcc.engine.lanes import Compute
 from fedcc.engine.mapped import AloneWarning, alone_reason
 from fedcc.engine.plain import Monitor, Plain
 from fedcc.engine.seating import MOST_LANES, Group
-from fedcc.engine.stack import Together, stacked_state
+from fedcc.engine.stack import Stacked, Together, stacked_state
 
 PREDICT_ROWS = 8192  # inputs of all clients together in one forward pass
 PREDICT_PIXELS = 2**26  # of one client in one forward pass: kernels count its numbers with 32 bits
@@ -191,6 +191,13 @@ class Fused:
             group = self.groups[key] = Group(jobs, self.compute)
         group.pools.fill(jobs)
         return group
+
+    def way(self, arch: Arch) -> str:
+        """How networks of an architecture that was trained are computed."""
+        if self.alone[arch]:
+            return f"one by one ({self.alone[arch]})"
+        networks = self.compute.together(arch)
+        return "own kernels" if networks.fast else "stacked" if isinstance(networks, Stacked) else "mapped"
 
     def _together(self, *models: Model) -> bool:
         for arch in (model.arch for model in models):

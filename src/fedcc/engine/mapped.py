@@ -1,8 +1,9 @@
 """Many networks of one architecture together by ``torch.func``: for networks that surgery cannot stack.
 
 The network itself computes, mapped over the clients' tensors (``torch.vmap``), so any layer works for which torch has
-a batching rule: other norms, attention, embeddings, channels that mix outside modules. It is compared with the
-networks one by one in float64 before use, and tried once where it will train.
+a batching rule: other norms, attention, embeddings, channels that mix outside modules. LSTM and GRU, which have none,
+compute step by step (``recurrent.py``). It is compared with the networks one by one in float64 before use, and tried
+once where it will train.
 """
 
 from collections.abc import Callable, Iterator
@@ -20,6 +21,7 @@ from torch.overrides import TorchFunctionMode
 
 from fedcc.core.model import Arch, Outputs
 from fedcc.core.rng import Key
+from fedcc.engine.recurrent import unroll_recurrent
 from fedcc.engine.stack import Stacked, Together, difference, unstackable_reason
 from fedcc.nets.dropout import dropout_layers
 from fedcc.nets.network import build
@@ -68,6 +70,7 @@ class Mapped(Together):
 
     def __init__(self, arch: Arch):
         network = build(arch, Key(0))
+        unroll_recurrent(network)
         super().__init__(network)
         self.network = [network]  # not a child, so that its modules keep their names here
         self.trunks, self.head = network.trunks, network.head
@@ -84,7 +87,7 @@ class Mapped(Together):
             return logits, features
 
         full = self.slots["head.weight"].dtype
-        with _attention_by_products(), LowPrecision(self.low or full, full):
+        with attention_by_products(), LowPrecision(self.low or full, full):
             return Outputs(*torch.vmap(one)(self.slots, x))
 
     def freeze_statistics(self, freeze: bool) -> None:
@@ -93,7 +96,7 @@ class Mapped(Together):
 
 
 @contextmanager
-def _attention_by_products() -> Iterator[None]:
+def attention_by_products() -> Iterator[None]:
     """Attention as products and a softmax: torch's other forms of it have no batching rule, or no gradient."""
     fast = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)

@@ -6,7 +6,7 @@ import shutil
 import statistics
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -15,17 +15,22 @@ from typing import Any
 import torch
 
 from fedcc.core.model import Arch
+from fedcc.core.options import Precision
 from fedcc.core.requests import Fit, Init, Predict, Recipe, Request
 from fedcc.core.rng import Key
 from fedcc.core.samples import Samples, View
 from fedcc.core.step import Loss
 from fedcc.engine import Fused, Plain
+from fedcc.engine.mapped import attention_by_products
+from fedcc.engine.recurrent import unroll_recurrent
+from fedcc.experiments.bench_networks import IMAGE, VOCABULARY, BenchNetwork
 from fedcc.losses import CrossEntropy, SoftCrossEntropy
-from fedcc.nets import network
+from fedcc.nets import build, network
 
-CLASSES, SHAPE, PRIVATE, PUBLIC = 10, (3, 32, 32), 1024, 1024
+CLASSES, SHAPE, PRIVATE, PUBLIC = 10, IMAGE, 1024, 1024
 VIEW = View(1 / 255, (0.49, 0.48, 0.45), (0.25, 0.24, 0.26), pad=4, flip=True)
 PHASES = ("fit", "refine", "predict")
+PLAIN_PRECISIONS: tuple[Precision, ...] = ("fp32", "bf16")
 
 
 @dataclass(frozen=True)
@@ -44,28 +49,93 @@ class Row:
 
 def bench(device: torch.device, clients: list[int], steps: int, model: str, batch: int, augment: str) -> Iterator[Row]:
     """Measure the engines on made-up images: 32x32x3 uint8, augmented as CIFAR's."""
-    gpu = device.type == "cuda"
+    gpu, arch = device.type == "cuda", Arch((network(model, SHAPE),), CLASSES + 1, SHAPE)
     for phase in PHASES:
         base: float | None = None
         units = PUBLIC / 1000 if phase == "predict" else steps
         for name, make in engines(device).items():
             for number in clients if name.startswith("fused") else [1]:  # a loop costs the same for each client
-                requests = work(phase, number, steps, model, batch, device, VIEW.with_augment(augment))
-                serve = partial(make().serve, requests)
-                first = _seconds(serve, gpu)
-                if gpu:
-                    torch.cuda.reset_peak_memory_stats(device)
+                requests = work(phase, number, steps, arch, batch, device, VIEW.with_augment(augment))
                 with _device_use(gpu) as use:
-                    ms = 1000 * min(_seconds(serve, gpu) for _ in range(2)) / number / units
-                memory = torch.cuda.max_memory_allocated(device) / 2**30 if gpu else None
-                busy = statistics.median(use) if use else None
+                    first, seconds, memory = timed(partial(make().serve, requests), device)
+                ms, busy = 1000 * seconds / number / units, statistics.median(use) if use else None
                 yield Row(phase, name, number, ms, base and base / ms, first, memory, busy)
                 base = base or ms
 
 
+@dataclass(frozen=True)
+class NetworkRow:
+    """One network of the comparison; times in ms per client and step of a fit."""
+
+    network: str
+    clients: int
+    plain: float  # fp32, one client after another
+    plain_bf16: float
+    fused: float  # bf16 on a GPU, fp32 on a CPU, all clients together
+    ratio: float  # how many times faster than the faster plain one
+    way: str  # how the fused engine trains it
+    gflop: float  # of a client-step
+    share: float  # of the rate of a large matrix product here, in the same number format; percent
+    first: float  # seconds of the fused engine's first call
+    memory: float | None  # its peak on the device, GiB
+
+
+def bench_all(
+    device: torch.device, clients: int, steps: int, batch: int, augment: str, networks: Sequence[BenchNetwork]
+) -> Iterator[NetworkRow]:
+    """Measure a fit of each network by the plain and the fused engine."""
+    gpu = device.type == "cuda"
+    product_rate = matrix_product_rate(device, torch.bfloat16 if gpu else torch.float32)
+    for own in networks:
+        arch = Arch((own.factory,), CLASSES + 1, own.shape, own.tokens)
+        view = View() if own.tokens else VIEW.with_augment(augment)
+        alone, together = (work("fit", n, steps, arch, batch, device, view) for n in (1, clients))
+        plain, low = (
+            1000 * timed(partial(Plain(device, precision).serve, alone), device)[1] / steps
+            for precision in PLAIN_PRECISIONS
+        )
+        engine = Fused(device, "bf16" if gpu else "fp32")
+        first, seconds, memory = timed(partial(engine.serve, together), device)
+        ms, gflop = 1000 * seconds / clients / steps, work_of_a_step(arch, batch) / 1e9
+        share = 100 * (gflop / ms * 1e12) / product_rate
+        ratio, way = min(plain, low) / ms, engine.way(arch)
+        yield NetworkRow(own.name, clients, plain, low, ms, ratio, way, gflop, share, first, memory)
+
+
+def timed(serve: Callable[[], Any], device: torch.device) -> tuple[float, float, float | None]:
+    """Seconds of a first call, seconds of the faster of two more, and their peak on the device in GiB."""
+    gpu = device.type == "cuda"
+    first = _seconds(serve, gpu)
+    if gpu:
+        torch.cuda.reset_peak_memory_stats(device)
+    seconds = min(_seconds(serve, gpu) for _ in range(2))
+    return first, seconds, torch.cuda.max_memory_allocated(device) / 2**30 if gpu else None
+
+
+def work_of_a_step(arch: Arch, batch: int) -> int:
+    """Floating-point operations of a client's step: products and convolutions, forward and backward."""
+    from torch.utils.flop_counter import FlopCounterMode
+
+    module, few = build(arch, Key(0)), 2
+    unroll_recurrent(module)
+    x = torch.zeros(few, *arch.shape, dtype=torch.long if arch.tokens else torch.float32)
+    with FlopCounterMode(display=False) as counter, attention_by_products():
+        module(x).logits.sum().backward()
+    return int(counter.get_total_flops()) * batch // few
+
+
+def matrix_product_rate(device: torch.device, dtype: torch.dtype) -> float:
+    """Floating-point operations per second of a large product."""
+    gpu = device.type == "cuda"
+    size, number = (8192, 10) if gpu else (1024, 1)
+    a = torch.ones(size, size, device=device, dtype=dtype)
+    _, seconds, _ = timed(lambda: [a @ a for _ in range(number)], device)
+    return 2 * size**3 * number / seconds
+
+
 def engines(device: torch.device) -> dict[str, Callable[[], Plain | Fused]]:
     """What there is to compare on a device; the plain engine in fp32 first."""
-    plain = {f"plain {precision}": partial(Plain, device, precision) for precision in ("fp32", "bf16")}
+    plain = {f"plain {precision}": partial(Plain, device, precision) for precision in PLAIN_PRECISIONS}
     if device.type == "cpu":
         return {**plain, "fused fp32": partial(Fused, device, "fp32")}
     fused = {"fused bf16, library kernels": partial(Fused, device, "bf16", kernels=False)}
@@ -75,24 +145,24 @@ def engines(device: torch.device) -> dict[str, Callable[[], Plain | Fused]]:
 
 
 def work(
-    phase: str, clients: int, steps: int, model: str, batch: int, device: torch.device, view: View
+    phase: str, clients: int, steps: int, arch: Arch, batch: int, device: torch.device, view: View
 ) -> list[Request[Any]]:
-    """The requests of a phase: FedAvg's fit, FedCC's refine on two streams, or predictions on the public images."""
-    arch = Arch((network(model, SHAPE),), CLASSES + 1, SHAPE)
+    """The requests of a phase: FedAvg's fit, FedCC's refine on two streams, or predictions on the public inputs."""
     generator = torch.Generator().manual_seed(0)
+    most, dtype = (VOCABULARY, torch.long) if arch.tokens else (256, torch.uint8)
 
-    def images(n: int) -> Samples:
-        x = torch.randint(0, 256, (n, *SHAPE), dtype=torch.uint8, generator=generator)
+    def inputs(n: int) -> Samples:
+        x = torch.randint(0, most, (n, *arch.shape), dtype=dtype, generator=generator)
         return Samples({"x": x.to(device)}, view)
 
-    engine, public, requests = Plain(device), images(PUBLIC), list[Request[Any]]()
+    engine, public, requests = Plain(device), inputs(PUBLIC), list[Request[Any]]()
     for k in range(clients):
         first = engine.init(Init(arch, Key(0, 0, k)))
         if phase == "predict":
             requests.append(Predict(first, public))
             continue
         labels = torch.randint(0, CLASSES, (PRIVATE,), generator=generator)
-        streams = {"private": images(PRIVATE).with_(y=labels.to(device))}
+        streams = {"private": inputs(PRIVATE).with_(y=labels.to(device))}
         loss: Loss = CrossEntropy("private")
         if phase == "refine":
             target = torch.rand(PUBLIC, CLASSES + 1, generator=generator).to(device)

@@ -10,6 +10,7 @@ from pathlib import Path
 from fedcc.methods import BEYOND
 from fedcc.report import paper
 from fedcc.report.cells import ACCURACIES, TESTS, Accuracy, Cell, MethodRow, Table
+from fedcc.report.fairness import LAST, compute_tables, pairs
 from fedcc.report.records import Records, RunRecord
 from fedcc.report.standings import duels, filled, leads, standings
 from fedcc.report.tables import client_table, reading_tables
@@ -150,6 +151,7 @@ def page(records: Records, tables: Sequence[Table], beside: Path) -> str:
             parts += ["### Is FedCC ahead?\n", comparisons]
         if table.of_paper:
             parts.append(open_section(table))
+    parts += filter(None, (compute_section(tables), paired_section(records)))
     own = [(t.title, c) for t in tables if (c := client_table(t))]
     if own:
         parts += ["## Clients' own models (the paper's Table II)\n", HOW_CLIENTS]
@@ -191,6 +193,62 @@ def lead_section(table: Table) -> str:
             row.append(f"{other.points:+.1f} ({plain(names)})" if other and names else MISSING)
         rows.append(row)
     return f"{HOW_AHEAD}\n{grid(head, rows)}" if rows else ""
+
+
+HOW_COMPUTE = """\
+What each method costs, and what FedCC has for as much: its accuracy after the rounds (in brackets) in which its clients
+trained on no more images than the method did in all. "Images" are trained on, in millions, by all clients and the
+server; "MB" go up and down in all, with the models that clients send at the end for prediction. "Public" says who needs
+public images. Only runs that counted their images, means over the seeds that both have.
+"""
+
+
+def compute_section(tables: Sequence[Table]) -> str:
+    """Costs of the methods, and FedCC at equal compute, by scenario; empty without such runs."""
+    head = ["method", "final", "FedCC for as much (rounds)", "images", "MB", "predicts with", "public", "seeds"]
+    parts = []
+    for table, scenario, rows in compute_tables(tables):
+        lines = [
+            [
+                plain(cost.row.title),
+                f"{cost.final:.1f}",
+                f"{cost.fedcc:.1f} ({cost.rounds})" if cost.fedcc is not None else MISSING,
+                f"{cost.images / 1e6:.2f}",
+                f"{cost.sent / 1e6:.1f}" if cost.sent is not None else MISSING,
+                cost.predictor,
+                MISSING if cost.needs_public is None else "yes" if cost.needs_public else "no",
+                str(cost.seeds),
+            ]
+            for cost in rows
+        ]
+        parts += [f"### {plain(table.title)}: {plain(scenario_title(scenario))}\n", grid(head, lines)]
+    return "\n".join(["## At equal compute\n", HOW_COMPUTE, *parts]) if parts else ""
+
+
+HOW_PAIRED = f"""\
+The first less the second, seed by seed, after the final round and, after the slash, by the mean of the last {LAST}
+rounds: mean and sample standard deviation of the differences, and the number of seeds. Both have the same data, split
+and first weights. Only where two seeds or more are shared.
+"""
+
+
+def paired_section(records: Records) -> str:
+    """Differences paired by seed: to FedCC, to a method's defaults, to the usual protocol; empty without seeds."""
+    found = pairs(records.runs)
+    scenarios = list(dict.fromkeys(s for pair in found for s in pair.by_scenario))
+    lines = []
+    for pair in found:
+        cells = []
+        for difference in map(pair.by_scenario.get, scenarios):
+            if difference is None:
+                cells.append(MISSING)
+                continue
+            values = [difference.final, *([difference.last] if difference.last else [])]
+            texts = [f"{v.mean:+.1f}" + (f" ±{v.spread:.1f}" if v.spread is not None else "") for v in values]
+            cells.append(f"{' / '.join(texts)} ({difference.seeds})")
+        lines.append([plain(pair.what), plain(pair.reference), *cells])
+    head = ["runs", "less", *(plain(scenario_title(s)) for s in scenarios)]
+    return f"## Differences, paired by seed\n\n{HOW_PAIRED}\n{grid(head, lines)}" if lines else ""
 
 
 def open_section(table: Table) -> str:

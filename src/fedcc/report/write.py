@@ -60,6 +60,9 @@ def _tables(records: Records, tables: Sequence[Table], beside: Path) -> Iterator
         if own := client_table(table):
             text = "\n".join(markdown.clients(own, d) for d in own.data)
             yield from formats(own.slug, text, spreadsheet.clients(own), latex.clients(own))
+    for name, text in (("compute", markdown.compute_section(tables)), ("paired", markdown.paired_section(records))):
+        if text:
+            yield f"{name}.md", text
     yield "report.tex", latex.document(inputs)
     yield "runs.csv", spreadsheet.runs(records.runs, beside)
 

@@ -1,0 +1,163 @@
+"""Comparisons that a table of accuracies does not make: paired by seed, and at equal compute."""
+
+from __future__ import annotations
+
+import statistics
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+from fedcc.methods import METHODS
+from fedcc.report.cells import Cell, MethodRow, Table
+from fedcc.report.paper import Scenario, Value
+from fedcc.report.records import Pairs, RunRecord
+
+LAST = 3  # rounds whose mean is compared beside the final one
+OTHERWISE = {
+    "fedconcat": "one network per cluster, joined",
+    "fens": "all clients' networks and an aggregator",
+    "local": "each client's own network",
+    "ssl": "each client's own network",
+}
+"""What predicts, of methods whose answer does not follow from whether clients upload their models at the end."""
+
+Key = tuple[str, Pairs, Pairs]  # method, its changed settings, its changed protocol
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One kind of run less another in one scenario, seed by seed; ``last`` compares the means of the last rounds."""
+
+    seeds: int
+    final: Value
+    last: Value | None
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two kinds of runs, in words, and how they differ by scenario."""
+
+    what: str
+    reference: str
+    by_scenario: Mapping[Scenario, Difference]
+
+
+def pairs(runs: Sequence[RunRecord]) -> list[Pair]:
+    """Every kind of run less FedCC, less its method's defaults and less the usual protocol, where two seeds are shared.
+
+    A kind is a method with settings and a protocol. A reference has the same scenario and seeds.
+    """
+    kinds: dict[Key, dict[Scenario, dict[int, RunRecord]]] = {}
+    for run in runs:
+        key = run.method, run.changed_settings, run.protocol
+        kinds.setdefault(key, {}).setdefault(run.scenario, {})[run.seed] = run
+    found = []
+    for key, own in kinds.items():
+        method, settings, protocol = key
+        others: list[Key] = [("fedcc", (), protocol), (method, (), protocol), (method, settings, ())]
+        for other in dict.fromkeys(others):
+            theirs = kinds.get(other)
+            if other == key or theirs is None:
+                continue
+            by_scenario = {s: d for s, mine in own.items() if (d := _difference(mine, theirs.get(s, {})))}
+            if by_scenario:
+                found.append(Pair(_title(key, own), _title(other, theirs), by_scenario))
+    return found
+
+
+def _difference(mine: Mapping[int, RunRecord], theirs: Mapping[int, RunRecord]) -> Difference | None:
+    shared = sorted(mine.keys() & theirs.keys())
+    if len(shared) < 2:
+        return None
+    final = Value.of(mine[seed].final - theirs[seed].final for seed in shared)
+    ends = [(_end(mine[seed]), _end(theirs[seed])) for seed in shared]
+    last = Value.of(a - b for a, b in ends if a is not None and b is not None) if None not in sum(ends, ()) else None
+    assert final is not None
+    return Difference(len(shared), final, last)
+
+
+def _end(run: RunRecord) -> float | None:
+    """The mean accuracy of the last rounds; None where they were not all evaluated."""
+    last = run.curve[-LAST:]
+    return statistics.fmean(v for v in last if v is not None) if len(last) == LAST and None not in last else None
+
+
+def _title(key: Key, own: Mapping[Scenario, Mapping[int, RunRecord]]) -> str:
+    label = next(run.label for by_seed in own.values() for run in by_seed.values())
+    return ", ".join([label, *(f"{n}={v}" for n, v in (*key[1], *key[2]))])
+
+
+@dataclass(frozen=True)
+class EqualCompute:
+    """A method's costs and accuracy in one scenario, and FedCC's after no more images; means over shared seeds."""
+
+    row: MethodRow
+    seeds: int
+    images: float  # trained on, by all clients and the server
+    sent: float | None  # bytes up and down, models for prediction included
+    final: float
+    fedcc: float | None  # after the rounds that cost no more; None: its first round costs more
+    rounds: str  # FedCC's rounds
+
+    @property
+    def predictor(self) -> str:
+        """Whose networks predict."""
+        kind = METHODS.get(self.row.method)
+        usual = "–" if kind is None else "all clients' networks" if kind.uploads_models else "one network"
+        return OTHERWISE.get(self.row.method, usual)
+
+    @property
+    def needs_public(self) -> bool | None:
+        kind = METHODS.get(self.row.method)
+        return kind().needs_public if kind else None
+
+
+def equal_compute(table: Table, scenario: Scenario) -> list[EqualCompute]:
+    """Every method beside FedCC with its compute, in a scenario where both counted the images of shared seeds."""
+    own = next((r for r in table.rows if r.method == "fedcc" and not r.extra), None)
+    if own is None:
+        return []
+    ours = {r.seed: r for r in own.cells[scenario].runs if r.work.trained}
+    found = []
+    for row in [*table.new_rows, *([] if own in table.new_rows else [own])]:
+        theirs = {r.seed: r for r in row.cells.get(scenario, Cell()).runs if r.work.trained}
+        if shared := sorted(ours.keys() & theirs.keys()):
+            found.append(_equal(row, [(theirs[seed], ours[seed]) for seed in shared]))
+    return found if len(found) > 1 else []
+
+
+def _equal(row: MethodRow, runs: Sequence[tuple[RunRecord, RunRecord]]) -> EqualCompute:
+    def mean(value: Callable[[RunRecord], float]) -> float:
+        return statistics.fmean(value(run) for run, _ in runs)
+
+    reached = [_after(fedcc, sum(run.work.trained)) for run, fedcc in runs]
+    known = [accuracy for _, accuracy in reached if accuracy is not None]
+    sent = [run.traffic.total + run.traffic.models for run, _ in runs if run.traffic.total is not None]
+    return EqualCompute(
+        row,
+        len(runs),
+        mean(lambda run: sum(run.work.trained)),
+        statistics.fmean(sent) if len(sent) == len(runs) else None,
+        mean(lambda run: run.final),
+        statistics.fmean(known) if len(known) == len(runs) else None,
+        _span([t for t, _ in reached]),
+    )
+
+
+def _after(fedcc: RunRecord, images: int) -> tuple[int, float | None]:
+    """The last round of a run that ends within this many images, and the accuracy after it, where it was evaluated."""
+    rounds = bisect_right(list(accumulate(fedcc.work.trained)), images)
+    return rounds, fedcc.curve[rounds - 1] if rounds else None
+
+
+def _span(numbers: Sequence[int]) -> str:
+    return str(numbers[0]) if len(set(numbers)) == 1 else f"{min(numbers)} to {max(numbers)}"
+
+
+def compute_tables(tables: Sequence[Table]) -> Iterator[tuple[Table, Scenario, list[EqualCompute]]]:
+    """What each scenario of the tables of methods costs; variants have no such table."""
+    for table in tables:
+        for scenario in table.scenarios if not table.variants else ():
+            if rows := equal_compute(table, scenario):
+                yield table, scenario, rows

@@ -1,0 +1,105 @@
+"""Comparisons paired by seed and at equal compute, from records."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import synthetic
+from fedcc.report import markdown
+from fedcc.report.fairness import equal_compute, pairs
+from fedcc.report.records import Records, find_records
+from fedcc.report.tables import tables
+from fedcc.report.write import write_report
+
+CIFAR = {"data": "cifar10", "skew": "classes:2"}
+SCENARIO = ("cifar10", "classes:2")
+
+
+def read(place: Path, *records: dict[str, Any]) -> Records:
+    for i, made in enumerate(records):
+        synthetic.write(made, place / f"r{i}.json")
+    return find_records([place])
+
+
+def finals(method: str, *accuracies: float, **given: Any) -> list[dict[str, Any]]:
+    return [synthetic.record(method, a, **{**CIFAR, **given, "seed": s}) for s, a in enumerate(accuracies)]
+
+
+def with_curve(made: dict[str, Any], curve: list[float], trained: list[int]) -> dict[str, Any]:
+    made["accuracy"] |= {"rounds": curve, "final": curve[-1], "best": max(curve)}
+    made["accuracy"]["best_round"] = 1 + curve.index(max(curve))
+    made["images"] |= {
+        "trained": {"fit": sum(trained)},
+        "rounds": {**made["images"]["rounds"], "trained": trained},
+    }
+    return made
+
+
+def test_differences_are_taken_seed_by_seed(tmp_path: Path) -> None:
+    found = read(
+        tmp_path,
+        *finals("fedcc", 70.0, 80.0, 90.0),
+        *finals("fedavg", 60.0, 71.0, 82.0),
+        *finals("fedcc", 71.0, 82.0, settings={"trust": 0.0}),
+        *finals("fedcc", 73.0, 83.0, 93.0, augment="strong"),
+        *finals("fedmd", 50.0),
+    )
+    by_name = {(p.what, p.reference): p.by_scenario[SCENARIO] for p in pairs(found.runs)}
+    assert set(by_name) == {
+        ("FedAvg", "FedCC"),
+        ("FedCC, trust=0.0", "FedCC"),
+        ("FedCC, augment=strong", "FedCC"),
+    }  # FedMD has one seed
+    other = by_name["FedAvg", "FedCC"]
+    assert (other.seeds, other.final.mean, other.final.spread) == (3, pytest.approx(-9.0), pytest.approx(1.0))
+    assert (by_name["FedCC, trust=0.0", "FedCC"].seeds, by_name["FedCC, trust=0.0", "FedCC"].final.mean) == (2, 1.5)
+    assert by_name["FedCC, augment=strong", "FedCC"].final.spread == pytest.approx(0.0)
+    text = markdown.paired_section(found)
+    assert "| FedAvg | FedCC | -9.0 ±1.0 / " in text
+    assert " (3) |" in text
+
+
+def test_the_last_three_rounds_are_compared_by_their_mean(tmp_path: Path) -> None:
+    mine, theirs = finals("fedcc", 0.0, 0.0, rounds=4), finals("fedavg", 0.0, 0.0, rounds=4)
+    images = [10, 10, 10, 10]
+    curves = [[99.0, 60.0, 70.0, 80.0], [99.0, 62.0, 70.0, 80.0]]
+    found = read(
+        tmp_path,
+        *(with_curve(made, curve, images) for made, curve in zip(mine, curves, strict=True)),
+        *(with_curve(made, [0.0, 60.0, 60.0, 60.0], images) for made in theirs),
+    )
+    (pair,) = pairs(found.runs)
+    (difference,) = pair.by_scenario.values()
+    assert difference.final == (pytest.approx(-20.0), pytest.approx(0.0), None)
+    assert difference.last is not None
+    assert difference.last.mean == pytest.approx(-(10 + 32 / 3) / 2)
+    assert "-20.0 ±0.0 / -10.3 ±0.5 (2)" in markdown.paired_section(found)
+
+
+def test_fedcc_after_the_rounds_that_cost_no_more(tmp_path: Path) -> None:
+    short = {**CIFAR, "rounds": 3}
+    found = read(
+        tmp_path,
+        with_curve(synthetic.record("fedcc", **short), [50.0, 60.0, 70.0], [100, 80, 80]),
+        with_curve(synthetic.record("fedavg", **short), [10.0, 20.0, 30.0], [60, 60, 60]),
+        with_curve(synthetic.record("fedmd", **short), [10.0, 20.0, 40.0], [30, 30, 39]),
+    )
+    (table,) = tables(found.runs)
+    rows = {cost.row.method: cost for cost in equal_compute(table, SCENARIO)}
+    assert {name: (c.images, c.final, c.fedcc, c.rounds) for name, c in rows.items()} == {
+        "fedcc": (260, 70.0, 70.0, "3"),
+        "fedavg": (180, 30.0, 60.0, "2"),  # 100 + 80
+        "fedmd": (99, 40.0, None, "0"),
+    }
+    assert [rows[name].needs_public for name in ("fedcc", "fedavg", "fedmd")] == [True, False, True]
+    assert [rows[name].predictor for name in ("fedcc", "fedavg")] == ["all clients' networks", "one network"]
+    text = markdown.compute_section([table])
+    assert "| FedAvg | 30.0 | 60.0 (2) | 0.00 |" in text
+    assert "| FedMD | 40.0 | – | 0.00 |" in text
+    names = {path.name for path in write_report(found, [table], tmp_path / "report", figures=False)}
+    assert "compute.md" in names
+    assert "paired.md" not in names  # one seed
+    assert "At equal compute" in markdown.page(found, [table], tmp_path)
