@@ -351,3 +351,14 @@ def test_a_folder_of_an_older_algorithm_is_refused(tmp_path: Path) -> None:
     experiment.write_text(options.replace('"fedcc"', '"fedconcat"') + "[settings]\nclusters = 2\n")
     with pytest.raises(ValueError, match="version 1 of FedConcat is another algorithm than version 2"):
         FederationFolder.read(tmp_path)
+
+
+def test_a_file_that_is_far_too_large_is_not_read(
+    folder: FederationFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = tmp_path / "north"
+    shutil.copytree(folder.site("north"), site)
+    monkeypatch.setattr("fedcc.experiments.toml.LARGEST", 10_000)
+    (site / "site.toml").write_text((site / "site.toml").read_text() + "# filler\n" * 2000)
+    with pytest.raises(ValueError, match=r"site\.toml is not valid TOML: it has \d\d,\d{3} bytes, at most 10,000"):
+        Site.read(site)

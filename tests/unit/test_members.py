@@ -24,6 +24,10 @@ from fedcc.flower.members import add_client, replace_key, revoke_client
 from fedcc.flower.supernode import CONNECTED, NOT_KNOWN, Credentials
 from federation import NAMES, LocalTransport, make
 
+COMPRESSED = (  # a point in a form that is not read
+    b"ecdsa-sha2-nistp384 AAAAE2VjZHNhLXNoYTItbmlzdHAzODQAAAAIbmlzdHAzODQAAABhCOhrmV41Dk0xKpWmt9XYzc20aC9YiAChzWyXLh"
+    b"3LKlrDjZAEaVGwPMs7F5qJ/aiLG0hbnywfRLDdQc5uPDppC7+qvsHh/0rvskYf3aZim+y9Q890wT2MGhYlYSJD8ARhSA=="
+)
 MLP = {"models": "mlp", "rules": {"quorum": 1, "grace": 60.0}}
 
 
@@ -201,7 +205,7 @@ def test_a_key_that_somebody_has_or_had_is_refused(folder: FederationFolder, tmp
 def test_what_is_not_a_sites_key_is_refused(folder: FederationFolder, tmp_path: Path) -> None:
     make_command_key(tmp_path / "command.key")
     for content in (b"", b"hello", b"\xff" * 100, b"ssh-rsa " + b"A" * 10_000, (tmp_path / "command.pub").read_bytes(),
-                    (folder.site("north") / "site.key").read_bytes()):  # fmt: skip
+                    (folder.site("north") / "site.key").read_bytes(), COMPRESSED):  # fmt: skip
         (tmp_path / "x.pub").write_bytes(content)
         with pytest.raises(ValueError, match=r"x\.pub must hold"):
             add_client(folder, "new", tmp_path / "x.pub")

@@ -166,7 +166,7 @@ def read_public_key(path: Path) -> Ed25519PublicKey:
         raise ValueError(f"{path} is missing: the operator sends it with the site's folder; {UPGRADE}")
     try:
         key = load_ssh_public_key(path.read_bytes())
-    except (ValueError, UnsupportedAlgorithm):
+    except (ValueError, UnsupportedAlgorithm, NotImplementedError):
         key = None
     if not isinstance(key, Ed25519PublicKey):
         raise ValueError(f"{path} must hold an Ed25519 public key in OpenSSH's form")

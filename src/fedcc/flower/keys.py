@@ -144,7 +144,7 @@ def parse_public_key(content: bytes, path: Path) -> PublicKey:
     """The public key in the content of a file."""
     try:
         key = serialization.load_ssh_public_key(content) if len(content) <= LARGEST else None
-    except (ValueError, UnsupportedAlgorithm):
+    except (ValueError, UnsupportedAlgorithm, NotImplementedError):  # the last for a compressed point
         key = None
     is_site_key = isinstance(key, ec.EllipticCurvePublicKey) and isinstance(key.curve, ec.SECP384R1)
     if not is_site_key and not isinstance(key, Ed25519PublicKey):
