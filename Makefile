@@ -9,7 +9,7 @@ FUZZ ?= 4000
 SEED ?= 0
 BASE ?= 5a24957
 
-.PHONY: demo federation-demo test test-all same mutants fuzz check format docs wheel lock sbom hadolint release-check pages pictures clean help
+.PHONY: demo federation-demo test test-all same mutants fuzz check format docs wheel lock sbom hadolint release-check pages pictures figures draw clean help
 
 help:
 	@echo "make demo      10 clients with one digit each: FedCC against FedAvg, FedMD and the two bounds"
@@ -17,7 +17,7 @@ help:
 	@echo "make test      the tests (minutes)"
 	@echo "make test-all  those that need a clean environment, servers or long runs too"
 	@echo "make same      another commit (BASE=5a24957) against this one, bit for bit (ten minutes; ONLY='*/fedcc*' or demo for less)"
-	@echo "make mutants   small changes of the methods, each of which must make a test fail (ten minutes)"
+	@echo "make mutants   small changes of the methods, each of which must make a test fail (ten minutes; SHARE=0.04 for fewer)"
 	@echo "make fuzz      damaged and hostile inputs for everything that is read (FUZZ=1000000 for more, TARGET=, SEED=, INDEX=)"
 	@echo "make check     format, lint, types, import rules"
 	@echo "make wheel     build the wheel into dist/"
@@ -27,6 +27,8 @@ help:
 	@echo "make docs      the documentation as a site, in site/"
 	@echo "make pages     write anew what is generated in README.md and docs/: results, methods, the notebook"
 	@echo "make pictures  draw the picture of the idea anew"
+	@echo "make draw      train the federation of docs/draw.md anew"
+	@echo "make figures   the paper's figures on CIFAR-10 (a GPU; FIGURES='--with fraction=0.2 ...' for less)"
 	@echo "make release-check  build the wheel and the source distribution, and check both"
 
 # Three sets of packages in one environment: the package, with Flower, and all that tests and checks need.
@@ -62,7 +64,7 @@ same: $(VENV)/.ready
 	$(BIN)/python tests/same.py $(BASE) $(foreach pattern,$(ONLY),--only '$(pattern)')
 
 mutants: $(VENV)/.ready
-	$(BIN)/python tests/mutants.py --jobs 2
+	$(BIN)/python tests/mutants.py --jobs 2 $(if $(SHARE),--share $(SHARE))
 
 fuzz: $(VENV)/.ready
 	PYTHONPATH=tests $(BIN)/python -m fuzz --inputs $(FUZZ) --seed $(SEED) $(if $(TARGET),--target $(TARGET)) \
@@ -118,6 +120,15 @@ pictures: $(VENV)/.package
 	$(BIN)/fedcc analyse runs/idea
 	$(BIN)/fedcc report runs/idea --out runs/idea/report
 	cp runs/idea/report/figures/*_fedcc_example.png docs/idea.png
+
+draw: $(VENV)/.package
+	$(BIN)/python docs/make/draw_model.py
+
+# The paper's figures on CIFAR-10; FIGURES='--with fraction=0.2 ...' for less than the paper's budget.
+figures: $(VENV)/.package
+	$(BIN)/fedcc sweep experiments/figures.toml --out runs/figures $(FIGURES)
+	for run in runs/figures/*/*/seed0; do $(BIN)/fedcc analyse $$run || exit 1; done
+	$(BIN)/fedcc report runs/figures --out runs/figures/report
 
 clean:
 	rm -rf $(VENV) $(TOOLS) dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis

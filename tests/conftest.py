@@ -9,6 +9,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch
 
+from browsing import axe, browser, site  # noqa: F401 -- fixtures
+
 torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
 
 

@@ -1,7 +1,8 @@
 """fedcc's client app with faults, for federations of real processes (``make(..., app=app_of("faulty_client:app"))``).
 
 What happens in which round is in ``faults.json`` of the site's folder (:func:`plan`): a client may raise, die, wait
-until it is told to go on, or spoil its upload. Each round that reaches it leaves a file ``begun-ROUND`` there.
+until it is told to go on, or spoil its upload. Each round that reaches it leaves a file ``begun-ROUND`` there. With
+``plan(site, always="constant")`` it answers the first class, certain, to everything.
 """
 
 from __future__ import annotations
@@ -57,6 +58,12 @@ def header(change: Callable[[dict[str, Any]], None]) -> Callable[[RecordDict], N
     return spoil
 
 
+def constant(content: RecordDict) -> None:
+    """The answers of a client that does not look: the first class, certain, whether probabilities or logits."""
+    rows = json.loads(dict(content["fedcc"])["header"])["message"][2]["values"][3][0]  # type: ignore[call-overload]
+    values(lambda found: np.tile(np.eye(1, len(found) // rows), rows).ravel())(content)
+
+
 def _at(position: int, value: float) -> Callable[[Any], Any]:
     def change(found: Any) -> Any:
         found[position] = value
@@ -76,6 +83,7 @@ SPOILED: dict[str, Callable[[RecordDict], None]] = {
     "large": values(lambda found: np.tile(found, 20)),
     "shape": header(_one_row_less),
     "run": header(lambda about: about.update(run="another")),
+    "constant": constant,
 }
 
 
@@ -88,12 +96,17 @@ class Faulty(ClientApp):
 
     def __call__(self, message: Message, context: Context) -> Message:
         site = Path(str(context.node_config["site"]))
+        path = site / "faults.json"
+        faults = json.loads(path.read_text()) if path.exists() else {}
         if message.metadata.message_type != "train":
-            return client_app.app(message, context)
+            reply = client_app.app(message, context)
+            if faults.get("always") == "constant" and message.metadata.message_type == "query.predict":
+                constant(reply.content)
+                values(lambda found: 50 * found)(reply.content)  # logits
+            return reply
         t = str(message.content["fedcc"]["round"])  # type: ignore[index]
         (site / f"begun-{t}").touch()
-        path = site / "faults.json"
-        fault = json.loads(path.read_text()).get(f"r{t}") if path.exists() else None
+        fault = faults.get(f"r{t}", faults.get("always"))
         if fault == "raise":
             client_app.SiteClient.round = full  # type: ignore[method-assign]
         if fault == "die":

@@ -277,8 +277,9 @@ def all_mutants() -> list[Mutant]:
     return [m for path in paths for m in mutants_of(path.read_text(), str(path.relative_to(SOURCE)))]
 
 
-def sample(mutants: Sequence[Mutant]) -> list[Mutant]:
-    return [m for m in mutants if m.chance < SHARE]
+def sample(mutants: Sequence[Mutant], share: float = SHARE) -> list[Mutant]:
+    """Those that are tried; a smaller share is a part of a larger one."""
+    return [m for m in mutants if m.chance < share]
 
 
 def explanations() -> dict[tuple[str, str, str], str]:
@@ -518,16 +519,13 @@ def report(ends: dict[Mutant, tuple[str, str]], explained: dict[tuple[str, str, 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Change the source a little; some test must fail.")
     parser.add_argument("--jobs", type=int, default=2, help="processes")
-    parser.add_argument(
-        "--only", action="append", default=[], help="mutants whose file, function or change contains this; repeatable"
-    )
-    parser.add_argument("--all", action="store_true", help="all mutants, not only the sample")
+    parser.add_argument("--only", default="", help="mutants whose file, function or change contains this")
+    parser.add_argument("--share", type=float, default=SHARE, help="of all mutants, how many; 1 for all of them")
     parser.add_argument("--list", action="store_true", help="print the mutants")
     options = parser.parse_args()
 
     mutants = all_mutants()
-    mutants = mutants if options.all else sample(mutants)
-    mutants = [m for m in mutants if not options.only or any(part in str(m) for part in options.only)]
+    mutants = [m for m in sample(mutants, options.share) if options.only in str(m)]
     if options.list:
         for mutant in mutants:
             print(mutant)
@@ -554,7 +552,7 @@ def main() -> int:
         if status not in (0, 5) or not runner.ends:
             print("the tests could not be run")
             return 1
-        status = report(runner.ends, explanations(), whole=not (options.only or options.all))
+        status = report(runner.ends, explanations(), whole=not options.only and options.share == SHARE)
     print(f"{time.monotonic() - begun:.0f} s")
     return status
 

@@ -19,11 +19,12 @@ from fuzz.harness import Finding, Tally, Target, fuzz, planned, save, table
 from fuzz.pickles import Cifar
 from fuzz.records import Analysis, Record
 from fuzz.runs import CheckpointFiles, Models, RunFolders, quicken
+from fuzz.site_files import Keys, SiteFiles
 from fuzz.texts import Config, Options, Settings, SweepFile
 
 TARGETS: tuple[type[Target], ...] = (
     Config, SweepFile, Settings, Options, Record, Analysis, RunFolders, CheckpointFiles, Models, Cifar, Tar, Zip,
-    Folders, Names, SiteData, Upload, Download, PublicPort, SiteMessages,
+    Folders, Names, SiteData, Upload, Download, PublicPort, SiteMessages, SiteFiles, Keys,
 )  # fmt: skip
 
 

@@ -308,7 +308,7 @@ class SiteMessages(Target):
             message = self.message(purpose, RecordDict({"fedcc": ConfigRecord(texts), "arrays": ArrayRecord(records)}))
         except (UnicodeError, TypeError, ValueError):
             return False  # Flower cannot send it
-        before = sorted(p.name for p in folder.iterdir())
+        before = self.kept(folder)
         config = {"site": str(folder), "data": str(folder / "none.npz"), "device": "cpu", "threads": 1}
         context = Context(1, 1, node_config=config, state=RecordDict(), run_config={})
         reply: Any = client_app.app(message, context).content["fedcc"]
@@ -321,11 +321,16 @@ class SiteMessages(Target):
             raise Wrong("an error tells more than its code")
         if any(str(folder) in str(value) for value in reply.values()):
             raise Wrong("a path has left the site")
-        if code == "command" and sorted(p.name for p in folder.iterdir()) != before:
+        if code == "command" and self.kept(folder) != before:
             raise Wrong("a command that was refused left a file")
         if (made := folder / "state").exists() and [p for p in made.rglob("*") if folder not in p.resolve().parents]:
             raise Wrong("a file outside of the site's folder")
         return code is None
+
+    @staticmethod
+    def kept(folder: Path) -> list[str]:
+        """The files of a site, but for its audit log, which notes what was refused too."""
+        return sorted(str(p) for p in folder.rglob("*") if p.is_file() and p.stem != "audit")
 
     def message(self, purpose: str, content: RecordDict) -> Any:
         about = Metadata(run_id=1, message_id=str(self.number), src_node_id=1, dst_node_id=2, reply_to_message_id="",

@@ -171,6 +171,9 @@ def test_a_config_that_cannot_be_read(tmp_path: Path, capsys: Capsys) -> None:
     call(capsys, "run", "--config", tmp_path).refused(str(tmp_path), "Is a directory")
     Path("e.toml").write_bytes(b"method = '\xff'")
     call(capsys, "run", "--config", "e.toml").refused("e.toml is not valid TOML")
+    call(capsys, "run", "--config", "no.json").refused("no.json cannot be read: No such file")
+    Path("e.json").write_text('{"method": "fedcc"}')
+    call(capsys, "run", "--config", "e.json").refused("e.json is not a record of a run")
 
 
 # ------------------------------------------------------------------------------------------------------------ data

@@ -8,11 +8,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 pytest.importorskip("flwr")
 
+from fedcc.core.messages import Predictions
 from fedcc.experiments.store import RunFolder
+from fedcc.flower.codec import encode
+from fedcc.flower.command import CommandSigner
+from fedcc.flower.exchange import Inputs
 from fedcc.flower.folder import FederationFolder, Site
+from fedcc.flower.policy import Usage
 from federation import NAMES, LocalTransport, make, real
 from program import call
 
@@ -92,6 +98,42 @@ def test_a_site_stops_after_its_rounds(tmp_path: Path) -> None:
     assert not list((site.state / "run1").glob("*000003*"))
 
 
+def asked(folder: FederationFolder, name: str, purpose: str, content: Any) -> dict[str, Any]:
+    """What a site answers to a message."""
+    answer = LocalTransport(folder).served("1", name, purpose, content, None)
+    return dict(answer.content["fedcc"])
+
+
+def test_a_server_cannot_get_around_a_sites_limits(tmp_path: Path) -> None:
+    """By asking for the same round with other targets, by sending a command again, or a sample in another type."""
+    folder = make(tmp_path / "f", rules={"quorum": 3})
+    number = len(folder.test()["x"])  # type: ignore[index]
+    site = limit(folder, "east", rounds=2, queries=number + 3)
+    LocalTransport(folder, share=set()).server().train()
+    signer, public, classes = CommandSigner(folder.command_key), folder.task.public, folder.task.classes
+
+    def command(purpose: str, message: Any) -> Any:
+        encoded = encode(message, "fp32", run="run1", round=2)
+        return signer.content(purpose, "east", "run1", 2, folder.terms("east"), encoded)[1]
+
+    ours = Predictions(torch.full((public, classes), 1 / classes))
+    assert asked(folder, "east", "train", command("train", ours))["error"] == "policy", "a third round"
+    images = torch.zeros(3, 1, 8, 8, dtype=torch.uint8)
+    for kind in (torch.float32, torch.int64):
+        assert asked(folder, "east", "query.predict", command("query.predict", Inputs(images.to(kind))))["error"] == (
+            "message"
+        )
+    assert asked(folder, "east", "query.predict", command("query.predict", Inputs(images[:, :, 1:])))["error"] == (
+        "message"
+    )
+    question = command("query.predict", Inputs(images[:1]))
+    assert "error" not in asked(folder, "east", "query.predict", question)
+    for _ in range(5):
+        assert asked(folder, "east", "query.predict", question)["error"] == "replay"
+    used = Usage.of(site.audit.entries())
+    assert (len(used.rounds), used.queries) == (2, number + 1)
+
+
 def test_a_method_that_is_not_allowed(tmp_path: Path, capsys: Capsys) -> None:
     folder = make(tmp_path / "f")
     limit(folder, "west", methods=["fedmd"])
@@ -113,7 +155,10 @@ def test_limits_hold_between_processes(tmp_path: Path) -> None:
         done = federation.run().end(240)
         assert done.code == 0, done
         assert "policy: 0 of 1 rounds used, 0 of 0 queries used" in federation.said(limited)
-        assert "at most 1 rounds, this would be number 2" in federation.said(limited)
+        (line, *_) = (
+            s for s in federation.said(limited).splitlines() if "at most 1 rounds, this would be number 2" in s
+        )
+        assert " WARNING fedcc: policy: " in line
     rounds = [r["federation"] for r in RunFolder(folder.run).metrics()]
     assert [r["present"] for r in rounds] == [["north", "east"], ["north"]]
     answers = [e["answer"] for e in site.audit.entries() if e["kind"] == "answered"]

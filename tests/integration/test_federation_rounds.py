@@ -174,6 +174,18 @@ def test_failing_refused_late_and_lost_clients_are_recorded_and_the_run_ends(tmp
     assert records(folder)[0]["present"] == [0, 2]
 
 
+def test_a_client_that_says_it_was_lost_is_asked_again_ever_less_often(tmp_path: Path) -> None:
+    """A client may report Flower's error for a lost message itself; it was sent the question as fast as it did."""
+    folder = make(tmp_path / "f", rounds=1, models="mlp", rules={"quorum": 3, "grace": 2.0})
+    lost = LocalTransport(
+        folder, fault=lambda name, purpose, _: "lose" if (name, purpose) == ("west", "train") else None
+    )
+    lost.server().train()
+    assert 2 <= lost.sent.count(("west", "train", 1)) <= 4
+    assert records(folder)[0]["federation"]["present"] == ["north", "east", "south"]
+    assert "WARNING round 1: west was lost" in (folder.operator / "run.log").read_text()
+
+
 def test_a_client_that_keeps_failing_is_set_aside(tmp_path: Path) -> None:
     folder = make(tmp_path / "f", rounds=3, rules={"quorum": 3, "grace": 0.0, "strikes": 2})
     transport = LocalTransport(folder, fault=lambda name, *_: RuntimeError("no disk") if name == "east" else None)

@@ -12,6 +12,7 @@ pytest.importorskip("flwr")
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
+from fedcc.core.digests import DamagedFile
 from fedcc.core.messages import Predictions
 from fedcc.experiments.experiment import Experiment
 from fedcc.flower.codec import EncodedMessage, encode, write_content
@@ -145,3 +146,25 @@ def test_the_server_says_in_its_own_words_what_a_site_reports() -> None:
         text = reason(**texts)
         assert text.isprintable(), text
         assert len(text) < 3000
+
+
+def test_a_nonce_after_a_line_that_a_power_failure_cut_off_is_spent_too(tmp_path: Path) -> None:
+    Nonces(tmp_path).spend("a" * 32)
+    (tmp_path / "nonces").write_text("a" * 32 + "\n" + "b" * 11)
+    Nonces(tmp_path).spend("c" * 32)
+    for nonce in ("a" * 32, "c" * 32):
+        with pytest.raises(SiteError, match="was obeyed before"):
+            Nonces(tmp_path).spend(nonce)
+
+
+@pytest.mark.parametrize("content", [b"\xff" * 33 + b"\n", b"a" * 31 + b"\n", b"a" * 32 + b"\n\n"])
+def test_nonces_that_are_damaged_are_not_believed(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "nonces").write_bytes(content)
+    with pytest.raises(DamagedFile, match="nonces is damaged"):
+        Nonces(tmp_path).spend("c" * 32)
+
+
+def test_a_key_of_a_kind_that_nobody_knows_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "command.pub").write_text("ssh-unheard-of AAAADnNzaC11bmhlYXJkLW9m")
+    with pytest.raises(ValueError, match="must hold an Ed25519 public key"):
+        read_public_key(tmp_path / "command.pub")

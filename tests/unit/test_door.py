@@ -81,6 +81,24 @@ def test_a_connection_that_makes_no_request_in_time_ends(monkeypatch: pytest.Mon
     run(scene)
 
 
+def test_a_client_with_a_slow_line_has_time_to_receive_a_large_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(door_module, "HEAD_SECONDS", 0.2)
+    monkeypatch.setattr(door_module, "SLOWEST", 1000)
+
+    async def scene() -> None:
+        door = Door()
+        async with served(door) as port:
+            client = await Caller.call(port)
+            door.begin(client.address, 7)
+            door.finish(client.address, 600)  # it is under way for 0.6 s
+            await asyncio.sleep(0.5)
+            assert await client.is_open()
+            await asyncio.sleep(1.0)
+            assert not await client.is_open()
+
+    run(scene)
+
+
 def test_the_oldest_stranger_makes_room_and_clients_are_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(door_module, "PER_ADDRESS", 3)
 

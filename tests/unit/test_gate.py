@@ -88,6 +88,32 @@ def test_a_body_has_the_length_that_its_header_states() -> None:
     assert answer(request("/v1/fleet/activate-node", "5"), b"abcd")[0] == 400
 
 
+def test_a_body_beyond_its_stated_length_is_not_read() -> None:
+    """HTTP lets chunks count instead of the length that a header states: a client could fill the memory with them."""
+    read: list[int] = []
+
+    async def receive() -> Any:
+        read.append(1)
+        assert len(read) < 10, "it reads on and on"
+        return {"type": "http.request", "body": bytes(1000), "more_body": True}
+
+    async def send(message: Any) -> None:
+        told.append(message)
+
+    told: list[Any] = []
+    asyncio.run(Gate(None, PRIVATE[1])(request("/v1/fleet/push-object", "1500"), receive, send))  # type: ignore[arg-type]
+    assert (told[0]["status"], len(read)) == (400, 2)
+    chunked = [(b"content-length", b"4"), (b"transfer-encoding", b"chunked")]
+    assert answer(request("/v1/fleet/activate-node", headers=chunked), b"abcd")[0] == 411
+
+
+def test_a_header_that_is_there_twice_is_refused() -> None:
+    """The gate reads the last one, Flower the first."""
+    twice = [(b"content-length", b"4"), (b"flwr-public-key", b"one"), (b"flwr-public-key", b"other")]
+    status, reason = answer(request("/v1/fleet/activate-node", headers=twice), b"abcd")
+    assert (status, "each header once" in reason) == (400, True)
+
+
 @pytest.mark.parametrize("path", ["/v1/control/start-run", "/v1/fleet/register-node", "/v1/fleet/unregister-node",
                                   "/v1/runtime/acquire-task", "/v1/fleet", "/v1/fleet/", "", "/v1/fleet/get-run/",
                                   "/v1/fleet//get-run", "/v1/fleet/get-run/../../control/start-run", "*"])  # fmt: skip

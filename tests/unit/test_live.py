@@ -13,9 +13,10 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from fedcc.cli.console import show
 from fedcc.cli.live import RunRows
 from fedcc.experiments.experiment import Experiment
-from fedcc.experiments.progress import steps
+from fedcc.experiments.progress import Progress, steps
 
 
 def shown(console: Console) -> str:
@@ -35,6 +36,31 @@ def test_steps_tick_again_after_one_that_was_complete(monkeypatch: pytest.Monkey
     text = shown(console)
     assert re.search(r"page 0/4 .* 0:00:01", text)
     assert max(map(len, text.splitlines())) <= 80
+
+
+def test_a_run_ticks_while_nothing_is_trained(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Predictions between two fits may take minutes; the line shows that the run lives, and fits."""
+    monkeypatch.setenv("TERM", "xterm")
+    console = Console(file=io.StringIO(), force_terminal=True, width=80)
+    progress = Progress(console, 15, done=11)
+    progress.accuracy, progress.start_time = 98.7, time.perf_counter() - 3600
+    progress.phase, progress.client, progress.expected, progress.round_seconds = "refine", 12, 1000, 300.0
+    with progress.live:
+        time.sleep(1.3)
+    text = shown(console)
+    assert re.search(r"round 12/15 .* 1:00:0[1-9], 20:00 left", text), text
+    assert max(len(line.rstrip()) for line in text.splitlines()) <= 80
+    assert "samples/s" not in text
+    assert "samples/s" in Progress(Console(width=120), 15).row().columns[4]._cells[0].plain  # type: ignore[union-attr]
+
+
+def test_a_long_line_breaks_between_words_on_a_terminal_only() -> None:
+    narrow = Console(file=io.StringIO(), force_terminal=True, width=20)
+    show(narrow, "ten clients, seed 0, cpu fp32 plain")
+    assert shown(narrow) == "ten clients, seed 0,\ncpu fp32 plain\n"
+    log = Console(file=io.StringIO(), width=20)
+    show(log, "ten clients, seed 0, cpu fp32 plain")
+    assert shown(log) == "ten clients, seed 0, cpu fp32 plain\n"
 
 
 def test_without_a_terminal_steps_print_nothing() -> None:

@@ -30,7 +30,9 @@ def test_the_console_keeps_the_time_and_level_of_a_line_from_a_log() -> None:
     say = console_log(said.append, "json")
     say("2026-03-01 09:30:00.250 ERROR stopped: no quorum")
     say("ready")
-    first, second = map(json.loads, said)
+    say("the server cannot be reached", "warning")
+    first, second, third = map(json.loads, said)
+    assert (third["level"], third["message"]) == ("warning", "the server cannot be reached")
     assert first == {"time": "2026-03-01T09:30:00.250", "level": "error", "message": "stopped: no quorum"}
     assert (second["level"], second["message"]) == ("info", "ready")
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from program import call
@@ -89,6 +90,34 @@ def test_a_client_that_is_revoked_during_a_round_is_not_waited_for_and_its_answe
 
     when(transport, "round 1: south has answered", change).train()
     assert present(folder) == [["north", "south"]] * 2
+
+
+def test_a_client_that_is_revoked_at_the_end_of_a_round_does_not_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between two looks for who is connected, its answer was used."""
+    monkeypatch.setattr("fedcc.flower.cohort.ONLINE_SECONDS", 1000.0)
+    folder = make(tmp_path / "f", rounds=1, models="mlp", rules={"quorum": 4})
+    transport = LocalTransport(folder)
+    when(transport, "round 1: west has answered", lambda: revoke_client(folder, "east")).train()
+    assert present(folder) == [["north", "south", "west"]]
+
+
+def test_revoked_clients_are_not_counted_by_predictions(tmp_path: Path) -> None:
+    folder = make(tmp_path / "f", rounds=1, **MLP)
+    LocalTransport(folder, share=set()).server().train()
+    revoke_client(folder, "east")
+    np.savez(tmp_path / "in.npz", x=np.load(folder.path / "public.npz")["x"][:3])
+    log = folder.operator / "run.log"
+    before = log.read_text()
+    transport = LocalTransport(FederationFolder.open(folder.path), share=set())
+    transport.server().query(tmp_path / "in.npz", tmp_path / "out.npz")
+    said = log.read_text().removeprefix(before)
+    assert "asking 3 clients query.predict" in said
+    assert "has answered query.predict (3 of 3)" in said
+    assert "4 clients" not in said
+    assert "of 4" not in said
+    assert "east" not in {name for name, *_ in transport.sent}
 
 
 def test_a_checkpoint_of_before_a_change_is_resumed(tmp_path: Path) -> None:
@@ -177,6 +206,38 @@ def test_what_is_not_a_sites_key_is_refused(folder: FederationFolder, tmp_path: 
         with pytest.raises(ValueError, match=r"x\.pub must hold"):
             add_client(folder, "new", tmp_path / "x.pub")
     assert FederationFolder.open(folder.path) == folder
+
+
+def test_the_key_that_was_compared_is_the_one_that_is_added(
+    folder: FederationFolder, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Somebody replaces the file while two people compare fingerprints."""
+    file, other = new_key(tmp_path, "new"), new_key(tmp_path, "x")
+
+    def confirm(_: str) -> bool:
+        file.write_text(" ".join(other.read_text().split()[:2]))
+        return True
+
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
+    monkeypatch.setattr("typer.confirm", confirm)
+    call(capsys, "federation", "add", folder.path, "new", file).failed("has changed since its fingerprint", code=2)
+    assert FederationFolder.open(folder.path) == folder
+    assert not folder.key("new").exists()
+
+
+def test_a_client_without_a_key_has_none_to_replace(folder: FederationFolder, tmp_path: Path) -> None:
+    folder.key("east").unlink()
+    with pytest.raises(ValueError, match="east has no key yet; `fedcc federation add FOLDER east FILE`"):
+        replace_key(folder, "east", new_key(tmp_path, "east"))
+
+
+def test_a_client_is_not_called_as_the_operators_file_in_its_folder(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its public key, command.pub, would take the place of the key whose commands it obeys."""
+    monkeypatch.chdir(tmp_path)
+    call(capsys, "federation", "join", "command").failed("a client cannot be called command", code=2)
+    assert not (tmp_path / "command").exists()
 
 
 def test_a_new_client_needs_a_network_that_the_method_can_use(tmp_path: Path) -> None:

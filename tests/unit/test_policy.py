@@ -12,10 +12,12 @@ from fedcc.flower.policy import FIRST, AuditLog, Policy, Usage
 from fedcc.flower.site_error import SiteError
 
 
-def allow(log: AuditLog, policy: Policy, run: str = "a", t: int = 1, purpose: str = "train", samples: int = 0) -> str:
+def allow(
+    log: AuditLog, policy: Policy, run: str = "a", t: int = 1, purpose: str = "train", samples: int = 0, asked: str = ""
+) -> str:
     """What is wrong with a command, or nothing."""
     try:
-        log.allow(policy, run, t, "n", purpose, samples)
+        log.allow(policy, run, t, "n", purpose, samples, asked)
     except SiteError as error:
         return str(error)
     return ""
@@ -29,7 +31,7 @@ def test_without_limits_everything_is_allowed_and_noted(tmp_path: Path) -> None:
             assert allow(log, Policy(), run, t) == ""
     assert allow(log, Policy(), "b", 3, "query.predict", 7) == ""
     assert Usage.of(log.entries()) == Usage(
-        frozenset("ab"), frozenset((run, t) for run in "ab" for t in range(1, 4)), 7
+        frozenset("ab"), frozenset((run, t, "") for run in "ab" for t in range(1, 4)), 7
     )
 
 
@@ -38,6 +40,7 @@ def test_runs_rounds_and_queries_are_limited(tmp_path: Path) -> None:
     assert [allow(log, policy, "a", 1), allow(log, policy, "a", 2), allow(log, policy, "b", 1)] == ["", "", ""]
     assert allow(log, policy, "a", 2) == "", "a round that is asked for again is the same round"
     assert allow(log, policy, "b", 2) == "at most 3 rounds, this would be number 4"
+    assert allow(log, policy, "b", 1, asked="other targets") == "at most 3 rounds, this would be number 4"
     assert allow(log, policy, "c", 1, "query.model") == "at most 2 runs, this would be number 3"
     assert allow(log, policy, "b", 1, "query.predict", 10) == ""
     assert allow(log, policy, "b", 1, "query.predict", 1) == "at most 10 queries, this would be number 11"
@@ -73,6 +76,7 @@ def test_answers_are_noted_with_their_digest(tmp_path: Path) -> None:
     lambda lines: [*lines[:2], lines[2][:40]],
     lambda lines: [*lines, "\udcff"],
     lambda lines: [*lines, "null"],
+    lambda lines: [*lines, "[" * 100_000],
     lambda lines: [*lines, lines[2]],
 ])  # fmt: skip
 def test_a_log_that_was_changed_is_not_read(change: object, tmp_path: Path) -> None:

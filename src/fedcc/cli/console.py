@@ -24,6 +24,11 @@ def console(stderr: bool = False) -> Console:
     return terminal
 
 
+def show(terminal: Console, text: str) -> None:
+    """A line, broken between words on a terminal that is too narrow; elsewhere it stays whole."""
+    terminal.print(text, soft_wrap=not terminal.is_terminal)
+
+
 def say_starting(terminal: Console) -> None:
     """A sign of life on a terminal before torch is imported, which takes seconds; the next line replaces it."""
     if terminal.is_terminal:

@@ -141,7 +141,7 @@ def run_all(
 
 def comparison(summaries: dict[str, dict[str, Any]]) -> Table:
     """The methods side by side."""
-    rows = table("method", "final %", "best % (round)", "sent per client and round", "seconds")
+    rows = table("method", "final %", "best % (round)", "up and down per client and round", "seconds")
     for summary in summaries.values():
         accuracy, volume = summary["accuracy"], summary["bytes"]
         sent = (volume["up"] + volume["down"]) / summary["clients"] / summary["rounds"]

@@ -207,8 +207,10 @@ def predict(
     """Predict with the trained federation: with the models that the server has, or by asking the clients."""
     from fedcc.flower import superlink
     from fedcc.flower.folder import FederationFolder
+    from fedcc.flower.logs import console_log
 
-    number = superlink.predict(FederationFolder.open(folder.resolve()), source, out, typer.echo)
+    say = console_log(typer.echo, "text")
+    number = superlink.predict(FederationFolder.open(folder.resolve()), source, out, say)
     typer.echo(f"{number} predictions: {out}")
 
 

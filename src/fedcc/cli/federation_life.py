@@ -64,8 +64,7 @@ def add(
     from fedcc.flower.members import add_client
 
     federation = FederationFolder.open(folder.resolve())
-    _confirm(file, fingerprint)
-    federation = add_client(federation, name, file, model)
+    federation = add_client(federation, name, file, model, _confirm(file, fingerprint))
     _register(federation)
     number = list(federation.clients).index(name)
     typer.echo(f"{name} is client {number}, with {federation.clients[name]}. Send to it: {folder / 'sites' / name}")
@@ -130,8 +129,7 @@ def rotate(
         typer.echo("Commands are signed with a new key, which the old one has signed")
         typer.echo(f"Fingerprint of the federation: {federation_fingerprint(federation.operator)}")
         return
-    _confirm(file, fingerprint)
-    members.replace_key(federation, client, file)
+    members.replace_key(federation, client, file, _confirm(file, fingerprint))
     _register(federation)
     typer.echo(f"{client} has a new key; the old one is refused")
 
@@ -152,8 +150,8 @@ def upgrade(
     typer.echo(f"{folder} has format {FORMAT}. Send to every site that lacks it, for its folder: {public}")
 
 
-def _confirm(file: Path, expected: str | None) -> None:
-    """Refuse a key whose fingerprint is not the one that the site has read out."""
+def _confirm(file: Path, expected: str | None) -> str:
+    """The fingerprint of a key's file, if it is the one that the site has read out."""
     from fedcc.flower.keys import fingerprint
 
     found = fingerprint(file)
@@ -165,6 +163,7 @@ def _confirm(file: Path, expected: str | None) -> None:
             raise ValueError(f"{file} is not the site's key; ask it to send the key again")
     elif re.sub(r"[\s:-]", "", expected).lower() != found.replace(" ", ""):
         raise ValueError(f"{file} has the fingerprint {found}, the site has read out {expected}: it is another key")
+    return found
 
 
 def _register(federation: FederationFolder) -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer import Argument, Option
 
-from fedcc.cli.console import console, noted, warn
+from fedcc.cli.console import console, noted, show, warn
 from fedcc.cli.options import Code, Json, Settings, run_options, take
 from fedcc.experiments.options import GROUPS, OPTIONS, Output
 
@@ -26,7 +26,10 @@ if TYPE_CHECKING:
 def run(
     options: dict[str, Any],
     method: Annotated[str | None, Argument(help="the method's name; `fedcc methods` lists them")] = None,
-    config: Annotated[Path | None, Option("--config", help="an experiment.toml to start from")] = None,
+    config: Annotated[
+        Path | None,
+        Option("--config", help="an experiment.toml to start from, or a record (.json), whose run is repeated"),
+    ] = None,
     settings: Settings = None,
     out_dir: Annotated[Path | None, Option("--out", help="run folder; runs/DATA_SKEW/METHOD/seedS by default")] = None,
     overwrite: Annotated[bool, Option("--overwrite", help="replace the run in the folder")] = False,
@@ -39,7 +42,6 @@ def run(
     from fedcc.experiments.experiment import Experiment, parse_settings
     from fedcc.experiments.run import prepare
     from fedcc.experiments.store import RunFolder, Unfinished
-    from fedcc.experiments.toml import load
     from fedcc.experiments.tracking import check_trackers
     from fedcc.methods import METHODS, method_name
 
@@ -47,11 +49,9 @@ def run(
     stored: Mapping[str, Any] = {}
     allow(method, options.get("data"), options.get("models"))
     if config is not None:
-        values = {name: value for name, value in load(config).items() if name in (*OPTIONS, "method")}
-        allow(values.pop("method", None), values.get("data"), values.get("models"))  # the user's own file
-        written = Experiment.read(config)  # says what is wrong with the file itself
-        method, options = method or written.method, values | options
-        stored = written.settings if method_name(method) == written.method else {}
+        named, values, settings_of = read_config(config)
+        method, options = method or named, values | options
+        stored = settings_of if method_name(method) == named else {}
     if method is None:
         raise ValueError(f"name a method ({', '.join(METHODS)}; `fedcc methods` explains them), or give --config FILE")
     experiment = Experiment.resolve(method, settings={**stored, **parse_settings(method, settings or [])}, **options)
@@ -69,10 +69,33 @@ def run(
     output = replace(output, track=check_trackers(output.track, warn))
     with folder.lock():
         federation = prepare(experiment, folder.path, data_dir=output.data_dir, overwrite=overwrite)
-        console(stderr=as_json).out(describe(experiment))
+        show(console(stderr=as_json), describe(experiment))
         if line := public_line(experiment.build_method(), federation):
-            console(stderr=as_json).print(line)
+            show(console(stderr=as_json), line)
         train(experiment, folder.path, federation, output, as_json)
+
+
+def read_config(path: Path) -> tuple[str, dict[str, Any], Mapping[str, Any]]:
+    """The method, options and settings of ``experiment.toml``, or of a record less what belongs to its machine."""
+    from fedcc.code import allow
+    from fedcc.experiments.experiment import Experiment
+    from fedcc.experiments.options import MACHINE, current_values
+    from fedcc.experiments.toml import load
+    from fedcc.report.parts import read_record
+    from fedcc.report.values import InvalidRecord
+
+    if path.suffix == ".json":
+        try:
+            record = read_record(path, path.name, [])
+        except InvalidRecord as error:
+            raise ValueError(f"{path} {error}") from None
+        values = current_values({n: v for n, v in record["experiment"].items() if n in OPTIONS and n not in MACHINE})
+        allow(record["method"], values.get("data"), values.get("models"))  # the user's own file
+        return record["method"], values, record["settings"]
+    values = {name: value for name, value in load(path).items() if name in (*OPTIONS, "method")}
+    allow(values.pop("method", None), values.get("data"), values.get("models"))
+    written = Experiment.read(path)  # says what is wrong with the file itself
+    return written.method, values, written.settings
 
 
 @run_options(Output)
@@ -124,7 +147,7 @@ def _resume(path: Path, output: Output, as_json: bool, rounds: int | None = None
         experiment, federation, start, problems = load_unfinished(path, output.data_dir, rounds)
         for problem in problems:
             warn(problem)
-        terminal.out(describe(experiment))
+        show(terminal, describe(experiment))
         if start is None:
             terminal.print("no checkpoint to resume from: starting again")
         else:

@@ -54,7 +54,7 @@ def steps(console: Console) -> Iterator[Step]:
 class Progress(Observer):
     """Shows the phase, the speed and the time left of a run: a line for each round and, inside ``live``, the state now.
 
-    The time left is judged by the last finished round.
+    The time left is judged by the last finished round. Where a line is too long, the speed is left out.
     """
 
     def __init__(self, console: Console, rounds: int, done: int = 0):
@@ -65,7 +65,8 @@ class Progress(Observer):
         self.samples = self.round_samples = 0
         self.expected = 0  # samples of a round
         self.round_seconds = self.last_refresh = 0.0
-        self.live = Live(console=console, transient=True, get_renderable=self.row, auto_refresh=False)
+        # Ticks by itself too: predictions between two fits may take minutes.
+        self.live = Live(console=console, transient=True, get_renderable=self.row, refresh_per_second=1)
 
     def fit_started(self, fit: Fit) -> None:
         self.phase, self.client = fit.key.phase, fit.key.client
@@ -118,15 +119,17 @@ class Progress(Observer):
     def row(self) -> Table:
         """The state now, for a terminal."""
         who = "server" if self.client == SERVER else f"client {self.client}"
-        accuracy = f"{self.accuracy:.1f} %" if self.accuracy is not None else "-"
-        words = (
+        elapsed = clock(time.perf_counter() - self.start_time if self.start_time else 0.0)
+        words = [
             Text(f"round {min(self.done + 1, self.rounds)}/{self.rounds}", style="bold"),
             Text(f"{self.phase}, {who}".ljust(17)),
-            Text(f"accuracy {accuracy}", style="green"),
+            Text(f"accuracy {self.accuracy:.1f} %" if self.accuracy is not None else "", style="green"),
             Text(f"{self.speed:,.0f} samples/s"),
-            Text(f"{clock(self.left) if self.left is not None else '-'} left"),
-        )
-        row = Table.grid(*(Column(no_wrap=True) for _ in range(6)), padding=(0, 2, 0, 0))
+            Text(elapsed if self.left is None else f"{elapsed}, {clock(self.left)} left"),
+        ]
+        if sum(len(w) + 2 for w in words) + 6 > self.console.width:
+            del words[3]  # the speed is in the line of each round, too
+        row = Table.grid(*(Column(no_wrap=True) for _ in range(len(words) + 1)), padding=(0, 2, 0, 0))
         bar = max(4, min(24, self.console.width - sum(len(w) + 2 for w in words) - 2))
         row.add_row(words[0], ProgressBar(total=self.rounds, completed=self.rounds_done, width=bar), *words[1:])
         return row

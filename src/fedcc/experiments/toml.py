@@ -10,11 +10,14 @@ from pathlib import Path
 from typing import Any
 
 DEEPEST = 32  # levels of a table that is read
+LARGEST = 16 * 2**20  # bytes of a file that is read
 
 
 def load(path: Path) -> dict[str, Any]:
     """Read a file; what is wrong with it is a ValueError that names it."""
     try:
+        if (size := path.stat().st_size) > LARGEST:
+            raise ValueError(f"it has {size:,} bytes, at most {LARGEST:,} are read")
         return parse(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ValueError(f"{path} does not exist") from None

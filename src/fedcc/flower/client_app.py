@@ -17,6 +17,7 @@ from torch import Tensor
 from fedcc.core.digests import DamagedFile
 from fedcc.core.messages import Labels, Predictions, Weights, carried
 from fedcc.core.model import Factory, Model
+from fedcc.core.naming import shortened
 from fedcc.core.requests import Predict
 from fedcc.core.rng import Key
 from fedcc.core.roles import Client
@@ -29,7 +30,7 @@ from fedcc.experiments.round_files import RoundFiles
 from fedcc.experiments.store import RunFolderError
 from fedcc.federate import build_client, first_model
 from fedcc.flower.answers import AnswerStore, questions
-from fedcc.flower.codec import decode, encode, fingerprint, read_content, write_content
+from fedcc.flower.codec import InvalidMessage, decode, encode, fingerprint, read_content, write_content
 from fedcc.flower.command import Command, Nonces
 from fedcc.flower.data import site_samples
 from fedcc.flower.exchange import Inputs
@@ -109,10 +110,12 @@ class SiteClient:
         samples = self.new_samples() if self.command.purpose == "query.predict" else 0
         self.disclosure = site.experiment.training.disclosure(self.method, site.task.classes)
         site.check_policy()
-        site.audit.allow(site.policy, self.run, self.t, self.command.nonce, self.command.purpose, samples)
-        self.folder = site.state / self.run
+        command, self.folder = self.command, site.state / self.run
+        nonces = Nonces(self.folder)
+        nonces.check(command.nonce)  # first: a command that is sent again must not use up a limit
+        site.audit.allow(site.policy, self.run, self.t, command.nonce, command.purpose, samples, command.digest)
         self.folder.mkdir(parents=True, exist_ok=True)
-        Nonces(self.folder).spend(self.command.nonce)
+        nonces.spend(command.nonce)
         self.files = RoundFiles(self.folder, "round")
         machine = site.experiment.machine
         same = torch.device(machine.device).type == self.device.type
@@ -125,10 +128,20 @@ class SiteClient:
 
     def new_samples(self) -> int:
         """How many of the samples to predict are not public."""
-        inputs: Inputs = self.question({"Inputs": Inputs})
+        x = self.inputs()
         public = self.site.task.public_samples(self.site.path / "public.npz").x
         known = {row.numpy().tobytes() for row in public}
-        return sum(row.numpy().tobytes() not in known for row in inputs.x.cpu())
+        return sum(row.numpy().tobytes() not in known for row in x.cpu())
+
+    def inputs(self) -> Tensor:
+        """The samples to predict, in the task's form: in another type the same sample would be a new question."""
+        task, x = self.site.task, self.question({"Inputs": Inputs}).x
+        form = f"{task.dtype} [samples, {', '.join(map(str, task.shape))}]"
+        if not isinstance(x, Tensor):
+            raise InvalidMessage(f"inputs must be {form}, got {shortened(x)}")
+        if x.dtype != getattr(torch, task.dtype) or tuple(x.shape[1:]) != task.shape:
+            raise InvalidMessage(f"inputs must be {form}, got {str(x.dtype).removeprefix('torch.')} {list(x.shape)}")
+        return x
 
     def question(self, known: MessageClasses, wire: str = "fp32") -> Any:
         """The server's message, of one of these classes."""
@@ -275,5 +288,4 @@ def predict(message: Message, context: Context) -> Message:
             raise
         log_error(error)
         return Message(write_content({**_nonce(message), "declined": "yes"}), reply_to=message)
-    inputs: Inputs = client.question({"Inputs": Inputs})
-    return client.answer(client.predict(inputs.x))
+    return client.answer(client.predict(client.inputs()))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -191,17 +191,18 @@ class FlowerCohort:
         rules, start_time, t, answers = self.rules, time.monotonic(), exchange.t, exchange.answers
         self.attendance = Attendance()
         quorum_at, missed, self.last_look = None, 0, -ONLINE_SECONDS
-        self.say(f"round {t}: asking {len(exchange.clients)} clients{exchange.what}")
+        self.say(f"round {t}: asking {len(self.members(exchange))} clients{exchange.what}")
         while True:
             online = self.online()
             self.give_up()
             for name in [name for name in answers if self.status[name].revoked]:
                 del answers[name]
-            quorum = min(rules.quorum, sum(not self.status[name].revoked for name in exchange.clients))
+            quorum = min(rules.quorum, len(self.members(exchange)))
             if not quorum:
                 raise NoQuorum(f"round {t}: all clients that were to be asked are revoked")
-            working = self.working
-            self.send(exchange, [name for name in self.waiting(exchange) if name in online and name not in working])
+            self.send(
+                exchange, [name for name in self.waiting(exchange) if name in online and self.is_free(name, exchange)]
+            )
             if arrived := self.transport.collect(list(self.pending)):
                 for answer in arrived:
                     self.take(answer)
@@ -215,17 +216,20 @@ class FlowerCohort:
                     )
                 exchange.failures.clear()  # they are needed, so they are asked again until they are set aside
             elif not waiting:
-                break
+                if self.none_is_revoked(answers):
+                    break
             elif len(answers) >= quorum:
                 quorum_at = now if quorum_at is None else quorum_at
                 gone = all(name in self.absent and name not in online for name in waiting)
-                if gone or now - quorum_at >= rules.grace or now - start_time >= rules.deadline:
+                is_over = gone or now - quorum_at >= rules.grace or now - start_time >= rules.deadline
+                if is_over and self.none_is_revoked(answers):
                     break
             elif now - start_time >= rules.deadline * (missed + 1):
                 missed += 1
                 exchange.failures.clear()  # they may do better than those that are waited for
                 missing = ", ".join(f"{name} is {'working' if name in online else 'not connected'}" for name in waiting)
-                self.say(f"round {t}: {len(answers)} of {quorum} clients after {missed} deadlines; {missing}")
+                text = f"round {t}: {len(answers)} of {quorum} clients after {missed} deadlines; {missing}"
+                self.say(text, "warning")
                 if missed >= rules.patience:
                     raise NoQuorum(f"round {t}: no quorum of {quorum} clients within {missed} deadlines; {missing}")
             time.sleep(POLL_SECONDS)
@@ -249,6 +253,19 @@ class FlowerCohort:
                 if ticket is not None:
                     self.pending[ticket] = question
 
+    def members(self, exchange: Exchange) -> list[str]:
+        """The clients that an exchange is for, without those that are revoked by now."""
+        return [name for name in exchange.clients if not self.status[name].revoked]
+
+    def none_is_revoked(self, names: Iterable[str]) -> bool:
+        """Whether these clients belong to the federation at this moment."""
+        self.look_for_changes()
+        return not any(self.status[name].revoked for name in names)
+
+    def is_free(self, name: str, exchange: Exchange) -> bool:
+        """Whether a client may be sent the question now: it is at no other one, and was not lost a moment ago."""
+        return name not in self.working and time.monotonic() >= exchange.again.get(name, 0.0)
+
     @property
     def working(self) -> set[str]:
         """The clients that have not answered what they were sent."""
@@ -263,17 +280,18 @@ class FlowerCohort:
     def take(self, answer: Answer) -> None:
         """Read an answer, or note what is wrong with it."""
         if (question := self.pending.pop(answer.ticket, None)) is None:
-            self.say("an answer to nothing that was asked is ignored")
+            self.say("an answer to nothing that was asked is ignored", "warning")
             return
         name, exchange = question.name, question.exchange
         t, status, attendance = exchange.t, self.status[name], self.attendance
         if exchange.ended is not None:
             if not answer.lost:
                 attendance.late[name] = t
-                self.say(f"{name}: its answer to round {t} came too late")
+                self.say(f"{name}: its answer to round {t} came too late", "warning")
             return
         if answer.lost:
-            self.say(f"round {t}: {name} was lost ({printable(answer.error)})")
+            self.say(f"round {t}: {name} was lost ({printable(answer.error)})", "warning")
+            exchange.lose(name)
             self.last_look = -ONLINE_SECONDS  # is it still connected?
             return
         failures, reason = attendance.failed, answer.error
@@ -292,9 +310,9 @@ class FlowerCohort:
                 status.aside = True
                 self.say(f"{name} is set aside: it has failed {status.strikes} times in a row", "warning")
         else:
-            status.strikes = 0
+            status.strikes, total = 0, len(self.members(exchange))
             attendance.failed.pop(name, None), attendance.refused.pop(name, None)
-            self.say(f"round {t}: {name} has answered{exchange.what} ({len(exchange.answers)} of {len(self.names)})")
+            self.say(f"round {t}: {name} has answered{exchange.what} ({len(exchange.answers)} of {total})")
             status.answered = t if exchange.purpose == "train" else status.answered
 
     def read(self, question: Question, content: Any) -> str:
@@ -323,7 +341,7 @@ class FlowerCohort:
         self.absent = set(attendance.absent)
         for kind in ("absent", "slow"):
             if names := getattr(attendance, kind):
-                self.say(f"round {exchange.t}: without {', '.join(names)} ({kind})")
+                self.say(f"round {exchange.t}: without {', '.join(names)} ({kind})", "warning")
         self.show_status()
 
     def online(self) -> set[str]:
@@ -334,7 +352,8 @@ class FlowerCohort:
             for name, status in self.status.items():
                 if status.online != (name in now):
                     status.online = name in now
-                    self.say(f"{name} is {'connected' if status.online else 'disconnected'}")
+                    word = "connected" if status.online else "disconnected"
+                    self.say(f"{name} is {word}", "info" if status.online else "warning")
                     changed = True
             if changed:
                 self.show_status()
@@ -348,4 +367,4 @@ class FlowerCohort:
             if ended is not None and time.monotonic() - ended >= self.rules.deadline:
                 del self.pending[ticket]
                 t = question.exchange.t
-                self.say(f"{question.name}: no answer to round {t} a deadline after it ended; asking again")
+                self.say(f"{question.name}: no answer to round {t} a deadline after it ended; asking again", "warning")

@@ -17,11 +17,12 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from cryptography.exceptions import InvalidSignature
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.hazmat.primitives.serialization import load_pem_private_key, load_ssh_public_key
 
 from fedcc import __version__
+from fedcc.core.digests import DamagedFile
 from fedcc.core.naming import shortened
 from fedcc.flower import succession
 from fedcc.flower.codec import EncodedMessage, InvalidMessage, Texts, read_content, write_content
@@ -116,6 +117,12 @@ class Command:
         return Command(purpose, run, int(texts["round"]), nonce, texts.get("kind"), texts.get("header"), arrays)
 
     @property
+    def digest(self) -> str:
+        """The digest of the method's message that it carries; another message is another question."""
+        arrays = {name: sha256(content).hexdigest() for name, content in sorted(self.arrays.items())}
+        return sha256(json.dumps([self.kind, self.header, arrays]).encode()).hexdigest()
+
+    @property
     def message(self) -> EncodedMessage:
         """The method's message that it carries."""
         if self.kind is None or self.header is None:
@@ -159,7 +166,7 @@ def read_public_key(path: Path) -> Ed25519PublicKey:
         raise ValueError(f"{path} is missing: the operator sends it with the site's folder; {UPGRADE}")
     try:
         key = load_ssh_public_key(path.read_bytes())
-    except ValueError:
+    except (ValueError, UnsupportedAlgorithm):
         key = None
     if not isinstance(key, Ed25519PublicKey):
         raise ValueError(f"{path} must hold an Ed25519 public key in OpenSSH's form")
@@ -172,17 +179,30 @@ class Nonces:
     def __init__(self, folder: Path):
         self.path = folder / "nonces"
 
+    def check(self, nonce: str) -> int:
+        """Refuse a nonce that is on disk, since it was sent twice; the bytes of the file that are whole lines.
+
+        An end without a line break was being written at a power failure: its command was not obeyed.
+        """
+        content = self.path.read_bytes() if self.path.exists() else b""
+        lines = content[: content.rfind(b"\n") + 1]
+        if not re.fullmatch(rb"([0-9a-f]{32}\n)*", lines):
+            raise DamagedFile(f"{self.path} is damaged: a line of it is no nonce")
+        if nonce.encode() in lines.split():
+            raise SiteError("replay", f"the command with nonce {nonce} was obeyed before")
+        return len(lines)
+
     def spend(self, nonce: str) -> None:
-        """Note a nonce on disk; one that is there already was sent twice, and is refused."""
+        """Note a nonce on disk, unless it is there already."""
         import os
 
         from filelock import FileLock
 
         with FileLock(self.path.with_suffix(".lock")):
-            known = self.path.read_text().split() if self.path.exists() else []
-            if nonce in known:
-                raise SiteError("replay", f"the command with nonce {nonce} was obeyed before")
-            with self.path.open("a") as file:
-                file.write(f"{nonce}\n")
+            end = self.check(nonce)
+            with self.path.open("r+b" if self.path.exists() else "wb") as file:
+                file.truncate(end)
+                file.seek(end)
+                file.write(f"{nonce}\n".encode())
                 file.flush()
                 os.fsync(file.fileno())

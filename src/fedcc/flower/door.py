@@ -106,10 +106,13 @@ class Door:
             connection.node, connection.waits_since = node, None
             self._end_oldest([c for c in self.connections.values() if c.node == node], PER_NODE)
 
-    def finish(self, address: Address) -> None:
-        """A request has been answered; the connection waits for the next."""
+    def finish(self, address: Address, size: int = 0) -> None:
+        """A request has been answered, with so many bytes; the connection waits for the next.
+
+        The answer may still be on its way, at the pace of the caller's line.
+        """
         if (connection := self.connections.get(address)) is not None:
-            connection.waits_since = time.monotonic()
+            connection.waits_since = time.monotonic() + size / SLOWEST
 
     def refuse(self, address: Address) -> None:
         """End a connection whose request was refused, once the refusal is out: what it still sends is not awaited."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -9,6 +11,8 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from fedcc.flower.codec import EncodedMessage, ExpectedMessage
+
+LONGEST_PAUSE = 60.0  # seconds after which a client that was lost is asked again
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,7 +68,18 @@ class Exchange:
     may_decline: bool = False
     answers: dict[str, Any] = field(default_factory=dict)
     failures: set[str] = field(default_factory=set)  # clients that failed and are not asked again for now
+    losses: Counter[str] = field(default_factory=Counter)
+    again: dict[str, float] = field(default_factory=dict)  # when clients that were lost may be asked again
     ended: float | None = None
+
+    def lose(self, name: str) -> None:
+        """Note that a client was lost. The first time it is asked again at once, then after ever longer pauses.
+
+        A client that reports its own loss would otherwise be sent the question as fast as it can report.
+        """
+        self.losses[name] += 1
+        if (again := self.losses[name] - 2) >= 0:
+            self.again[name] = time.monotonic() + min(2.0 ** min(again, 10), LONGEST_PAUSE)
 
     @property
     def what(self) -> str:

@@ -347,6 +347,8 @@ def parse_clients(texts: list[str]) -> dict[str, str | None]:
             raise ValueError(
                 f"a client's name has letters, digits, '.', '_' and '-' and begins with a letter or digit, got {name!r}"
             )
+        if name == "command":
+            raise ValueError("a client cannot be called command: command.pub is the operator's file in a site's folder")
         if name in clients:
             raise ValueError(f"clients must have different names, got {name!r} twice")
         if equals and not model:

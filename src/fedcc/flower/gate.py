@@ -14,10 +14,12 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import json
+import math
 import os
 import socket
 import ssl
 import sys
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from contextlib import suppress
 from pathlib import Path
@@ -118,6 +120,13 @@ class Gate:
             raise Refusal(status, "a request must be signed with the key of a registered client")
         address = (str(scope["client"][0]), int(scope["client"][1]))
         self.door.begin(address, node)
+        answered = 0
+
+        async def counting(message: Message) -> None:
+            nonlocal answered
+            answered += len(message.get("body", b""))
+            await send(message)
+
         try:
             async with self.line.room(node, length):
                 body = await self.body(receive, length)
@@ -125,24 +134,24 @@ class Gate:
                 if scope["path"] == "/v1/fleet/push-object":
                     self.counts.uploaded[node] += length
                 signs = self.signature and scope["path"] == "/v1/fleet/get-fab"
-                await self.app(scope, replayed(body, receive), self.signer(send) if signs else send)
+                await self.app(scope, replayed(body, receive), self.signer(counting) if signs else counting)
         except RefusedRequest as error:
             raise Refusal(error.status, str(error)) from None
         except Busy as error:
             raise Refusal(503, str(error)) from None
         finally:
-            self.door.finish(address)
+            self.door.finish(address, answered)
 
     async def body(self, receive: Receive, length: int) -> bytes:
         """A request's body, if it comes in time and has the length that its header states."""
         seconds = BODY_SECONDS + length / SLOWEST
         try:
             async with asyncio.timeout(seconds):
-                body = await read_body(receive)
+                body = await read_body(receive, length)
         except TimeoutError:
             raise Refusal(408, f"a request of {length:,} bytes must arrive within {seconds:.0f} s") from None
         if len(body) != length:
-            raise Refusal(400, f"the request has {len(body):,} bytes, its header says {length:,}")
+            raise Refusal(400, f"the request has at least {len(body):,} bytes, its header says {length:,}")
         return body
 
     @property
@@ -156,9 +165,12 @@ class Gate:
             raise Refusal(
                 403, "only routes of the fleet are served here; the operator's are on the server's own machine"
             )
+        names = Counter(name for name, _ in scope["headers"])
+        if twice := [name for name, number in names.items() if number > 1]:  # which one counts is a matter of taste
+            raise Refusal(400, f"a request must have each header once, {twice[0][:64]!r} is there twice")
         text = dict(scope["headers"]).get(b"content-length", b"")
-        if not text.isdigit() or len(text) > 15:
-            raise Refusal(411, "a request must state its length")
+        if not text.isdigit() or len(text) > 15 or b"transfer-encoding" in names:  # which would count instead
+            raise Refusal(411, "a request must state its length, and have no transfer encoding")
         if (length := int(text)) > (largest := ROUTES[scope["path"]]):
             raise Refusal(413, f"a request may have at most {largest:,} bytes here, got {length:,}")
         return length
@@ -198,15 +210,17 @@ class Refusal(Exception):
         self.status, self.reason = status, reason
 
 
-async def read_body(receive: Receive) -> bytes:
-    """The whole body of a request; nothing of it if the caller has gone."""
+async def read_body(receive: Receive, most: float = math.inf) -> bytes:
+    """The whole body of a request; nothing of it if the caller has gone. Beyond ``most`` bytes, no more is read."""
     parts: list[bytes] = []
+    size = 0
     while True:
         message = await receive()
         if message["type"] != "http.request":
             return b""
         parts.append(message.get("body", b""))
-        if not message.get("more_body"):
+        size += len(parts[-1])
+        if not message.get("more_body") or size > most:
             return b"".join(parts)
 
 

@@ -33,6 +33,7 @@ AUTHORITY = "fedcc federation"
 CA_DAYS, SERVER_DAYS = 3653, 365
 WARN_DAYS = 30  # before a certificate expires
 LARGEST = 4096  # bytes of a public key's file
+PublicKey = ec.EllipticCurvePublicKey | Ed25519PublicKey
 USAGES = ("digital_signature", "content_commitment", "key_encipherment", "data_encipherment", "key_agreement",
           "key_cert_sign", "crl_sign", "encipher_only", "decipher_only")  # fmt: skip
 
@@ -103,7 +104,12 @@ def make_key_pair(private: Path, public: Path, name: str = "") -> None:
 
 def fingerprint(path: Path) -> str:
     """What two people compare of a public key: 128 bits of its SHA-256, in groups of four digits."""
-    return _spoken(b"fedcc key", load_public_key(path).public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo))
+    return key_fingerprint(load_public_key(path))
+
+
+def key_fingerprint(key: PublicKey) -> str:
+    """The fingerprint of a key."""
+    return _spoken(b"fedcc key", key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo))
 
 
 def federation_fingerprint(folder: Path) -> str:
@@ -121,11 +127,21 @@ def _spoken(*parts: bytes) -> str:
     return " ".join(digits[i : i + 4] for i in range(0, 32, 4))
 
 
-def load_public_key(path: Path) -> ec.EllipticCurvePublicKey | Ed25519PublicKey:
-    """The public key of a file in OpenSSH's form: a site's (P-384) or that of commands (Ed25519)."""
+def read_key_file(path: Path) -> bytes:
+    """The content of a public key's file, or so much of it that it is too long."""
     if not path.is_file():
         raise ValueError(f"{path} does not exist")
-    content = path.read_bytes()[: LARGEST + 1]
+    with path.open("rb") as file:
+        return file.read(LARGEST + 1)
+
+
+def load_public_key(path: Path) -> PublicKey:
+    """The public key of a file in OpenSSH's form: a site's (P-384) or that of commands (Ed25519)."""
+    return parse_public_key(read_key_file(path), path)
+
+
+def parse_public_key(content: bytes, path: Path) -> PublicKey:
+    """The public key in the content of a file."""
     try:
         key = serialization.load_ssh_public_key(content) if len(content) <= LARGEST else None
     except (ValueError, UnsupportedAlgorithm):
@@ -137,9 +153,9 @@ def load_public_key(path: Path) -> ec.EllipticCurvePublicKey | Ed25519PublicKey:
     return key
 
 
-def key_name(path: Path) -> str:
+def key_name(content: bytes) -> str:
     """The name in a public key's file; empty if there is none."""
-    words = path.read_text(encoding="utf-8", errors="replace").split(maxsplit=2)
+    words = content.decode(errors="replace").split(maxsplit=2)
     return words[2].strip() if len(words) > 2 else ""
 
 
@@ -153,7 +169,12 @@ def make_command_key(private: Path) -> Path:
 
 def public_bytes(path: Path) -> bytes:
     """The key of a public key file as Flower lists it for a connected node."""
-    return load_public_key(path).public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+    return listed_bytes(load_public_key(path))
+
+
+def listed_bytes(key: PublicKey) -> bytes:
+    """A key as Flower lists it."""
+    return key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
 
 
 def sign_app(app: Path) -> tuple[str, str]:

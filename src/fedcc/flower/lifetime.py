@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 
 from fedcc.flower.command import CommandSigner
 from fedcc.flower.folder import FederationFolder
 from fedcc.flower.keys import days_left, expiry_warning, make_server_certificate, read_certificates
+from fedcc.flower.logs import Say
 from fedcc.flower.succession import replace_authority, replace_command_key
 
 DAY = 86_400.0
@@ -45,12 +45,12 @@ def warnings_of(folder: FederationFolder) -> list[str]:
 class Reminder:
     """Says once a day what should be renewed soon; called often by a server that waits."""
 
-    def __init__(self, folder: FederationFolder, say: Callable[[str], None]):
+    def __init__(self, folder: FederationFolder, say: Say):
         self.folder, self.say, self.next = folder, say, 0.0
 
     def __call__(self) -> bool:
         if time.monotonic() >= self.next:
             self.next = time.monotonic() + DAY
             for warning in warnings_of(self.folder):
-                self.say(f"warning: {warning}")
+                self.say(f"warning: {warning}", "warning")
         return False

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Protocol
 
 from fedcc.core.naming import printable
 
@@ -50,16 +50,22 @@ class LogLine:
         return self.json if form == "json" else self.text
 
     @staticmethod
-    def parse(line: str) -> LogLine:
-        """A line of either form; of any other, the line is the message and the time is now."""
+    def parse(line: str, level: Level = "info") -> LogLine:
+        """A line of either form; of any other, the line is the message, of this level, and the time is now."""
         if match := TEXT.fullmatch(line):
-            level: Level = match[2].lower()  # type: ignore[assignment]
-            return LogLine(match[3], level, datetime.fromisoformat(match[1]))
+            written: Level = match[2].lower()  # type: ignore[assignment]
+            return LogLine(match[3], written, datetime.fromisoformat(match[1]))
         try:
             entry = json.loads(line)
             return LogLine(entry["message"], entry["level"], datetime.fromisoformat(entry["time"]))
         except (ValueError, TypeError, KeyError):
-            return LogLine(line)
+            return LogLine(line, level)
+
+
+class Say(Protocol):
+    """How a program tells its user something."""
+
+    def __call__(self, message: str, level: Level = "info") -> None: ...
 
 
 class LogFile:
@@ -74,9 +80,9 @@ class LogFile:
             file.write(LogLine(message, level).write(self.form) + "\n")
 
 
-def console_log(echo: Callable[[str], None], form: LogFormat) -> Callable[[str], None]:
-    """A function that echoes a message as a line of a log; one that is a line of a log already keeps its time."""
-    return lambda message: echo(LogLine.parse(message).write(form))
+def console_log(echo: Callable[[str], None], form: LogFormat) -> Say:
+    """A function that echoes a message as a line of a log; one that is a line already keeps its time and level."""
+    return lambda message, level="info": echo(LogLine.parse(message, level).write(form))
 
 
 def _older(path: Path, n: int) -> Path:

@@ -18,9 +18,19 @@ from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
 
+from fedcc.core.files import write_whole
 from fedcc.core.naming import shortened, unknown
 from fedcc.flower.folder import FORMAT, FederationFolder, Site, parse_clients
-from fedcc.flower.keys import key_name, load_public_key, make_command_key, public_bytes
+from fedcc.flower.keys import (
+    key_fingerprint,
+    key_name,
+    listed_bytes,
+    load_public_key,
+    make_command_key,
+    parse_public_key,
+    public_bytes,
+    read_key_file,
+)
 from fedcc.flower.own_network import client_network
 from fedcc.flower.programs import FlowerError, environment
 
@@ -59,11 +69,16 @@ def write_site(folder: FederationFolder, name: str) -> Path:
     return site
 
 
-def add_client(folder: FederationFolder, name: str, key_file: Path, model: str | None = None) -> FederationFolder:
-    """Add a client with the public key that it has sent; or take the key of one that has none yet."""
+def add_client(
+    folder: FederationFolder, name: str, key_file: Path, model: str | None = None, confirmed: str | None = None
+) -> FederationFolder:
+    """Add a client with the public key that it has sent; or take the key of one that has none yet.
+
+    ``confirmed`` is the fingerprint that was compared.
+    """
     with _changing(folder) as folder:
         parse_clients([name])
-        _check_new_key(folder, name, key_file)
+        key = _new_key(folder, name, key_file, confirmed)
         if name in folder.revoked:
             raise ValueError(f"{name} was revoked, and its number is not used again; give the client another name")
         if folder.key(name).exists() and name in folder.clients:
@@ -76,24 +91,24 @@ def add_client(folder: FederationFolder, name: str, key_file: Path, model: str |
         if not (folder.operator / "app.yaml").is_file():
             raise ValueError(f"{folder.operator / 'app.yaml'} is missing: copy it from a site's folder, all have the "
                              "same")  # fmt: skip
-        shutil.copyfile(key_file, folder.key(name))
+        write_whole(folder.key(name), key)
         write_site(folder, name)
         folder.write()
     return folder
 
 
-def replace_key(folder: FederationFolder, name: str, key_file: Path) -> None:
+def replace_key(folder: FederationFolder, name: str, key_file: Path, confirmed: str | None = None) -> None:
     """Replace a client's key by another that it has sent; the old one is refused from then on, for good."""
     with _changing(folder) as folder:
         _check_member(folder, name)
-        _check_new_key(folder, name, key_file)
+        if not folder.key(name).is_file():
+            raise ValueError(f"{name} has no key yet; `fedcc federation add FOLDER {name} FILE` takes its first one")
+        key = _new_key(folder, name, key_file, confirmed)
         old = folder.operator / "keys" / "old"
         old.mkdir(exist_ok=True)
         number = len(list(old.iterdir()))
         shutil.copyfile(folder.key(name), old / f"{number}.pub")
-        temporary = folder.key(name).with_suffix(".new")
-        shutil.copyfile(key_file, temporary)
-        temporary.replace(folder.key(name))
+        write_whole(folder.key(name), key)
 
 
 def revoke_client(folder: FederationFolder, name: str) -> FederationFolder:
@@ -161,20 +176,27 @@ def _check_member(folder: FederationFolder, name: str) -> None:
         raise ValueError(f"{name} was revoked")
 
 
-def _check_new_key(folder: FederationFolder, name: str, key_file: Path) -> None:
-    """Refuse a file that is not this client's public key, or a key that somebody has or had."""
-    if not isinstance(load_public_key(key_file), EllipticCurvePublicKey):
+def _new_key(folder: FederationFolder, name: str, key_file: Path, confirmed: str | None) -> bytes:
+    """The content of a file that is this client's public key and one that nobody has or had; others are refused.
+
+    The file is read once: somebody may replace it while two people compare fingerprints.
+    """
+    content = read_key_file(key_file)
+    new = parse_public_key(content, key_file)
+    if not isinstance(new, EllipticCurvePublicKey):
         raise ValueError(f"{key_file} must hold a site's key, as `fedcc federation join` writes it")
-    key = public_bytes(key_file)
-    if (other := key_name(key_file)) not in ("", name):
+    if confirmed is not None and key_fingerprint(new) != confirmed:
+        raise ValueError(f"{key_file} has changed since its fingerprint was compared: compare it again")
+    if (other := key_name(content)) not in ("", name):
         raise ValueError(f"{key_file} is the key of {shortened(other)}, not of {name}")
     for file in sorted((folder.operator / "keys").rglob("*.pub")):
         if (
             file != key_file
             and (file.parent.name == "old" or file.stem in folder.clients)
-            and public_bytes(file) == key
+            and public_bytes(file) == listed_bytes(new)
         ):
             raise ValueError(f"{key_file} holds a key that is or was in use here; the site must make a new one")
+    return content
 
 
 def _network(folder: FederationFolder, model: str | None) -> str:

@@ -64,11 +64,11 @@ class Policy:
             limit = f"at most {self.answer_epsilon:g}"
             raise SiteError("policy", f"answer_epsilon is {limit}, the experiment's is {answer_epsilon:g}")
 
-    def check(self, used: Usage, run: str, t: int, purpose: str, samples: int) -> None:
+    def check(self, used: Usage, run: str, t: int, purpose: str, samples: int, asked: str = "") -> None:
         """Refuse what would go beyond a limit, given what was allowed before."""
         wanted = {
             "runs": len(used.runs | {run}),
-            "rounds": len(used.rounds | {(run, t)}) if purpose == "train" else 0,
+            "rounds": len(used.rounds | {(run, t, asked)}) if purpose == "train" else 0,
             "queries": used.queries + samples if samples else 0,
         }
         for name, number in wanted.items():
@@ -82,7 +82,7 @@ class Usage:
     """What a site has allowed so far."""
 
     runs: frozenset[str] = frozenset()
-    rounds: frozenset[tuple[str, int]] = frozenset()
+    rounds: frozenset[tuple[str, int, str]] = frozenset()  # run, round, and the digest of what the server sent
     queries: int = 0
 
     @staticmethod
@@ -90,7 +90,7 @@ class Usage:
         allowed = [entry for entry in entries if entry["kind"] == ALLOWED]
         return Usage(
             frozenset(entry["run"] for entry in allowed),
-            frozenset((entry["run"], entry["round"]) for entry in allowed if entry["purpose"] == "train"),
+            frozenset((e["run"], e["round"], e.get("asked", "")) for e in allowed if e["purpose"] == "train"),
             sum(entry["samples"] for entry in allowed),
         )
 
@@ -108,19 +108,22 @@ class AuditLog:
             try:
                 entry = json.loads(line)
                 good = entry["digest"] == _digest(entry) and entry["previous"] == _last(found)
-            except (ValueError, KeyError, TypeError):
+            except (ValueError, KeyError, TypeError, RecursionError):
                 good = False
             if not good:
                 raise DamagedFile(f"{self.path} is damaged: line {number} does not follow from those before it")
             found.append(entry)
         return found
 
-    def allow(self, policy: Policy, run: str, t: int, nonce: str, purpose: str, samples: int) -> None:
-        """Note that a command is allowed, unless it would go beyond a limit."""
+    def allow(self, policy: Policy, run: str, t: int, nonce: str, purpose: str, samples: int, asked: str = "") -> None:
+        """Note that a command is allowed, unless it would go beyond a limit.
+
+        ``asked`` is the digest of the message: a round that is asked for again with another one is another round.
+        """
         with self._locked():
             entries = self.entries()
-            policy.check(Usage.of(entries), run, t, purpose, samples)
-            about = {"purpose": purpose, "run": run, "round": t, "nonce": nonce, "samples": samples}
+            policy.check(Usage.of(entries), run, t, purpose, samples, asked)
+            about = {"purpose": purpose, "run": run, "round": t, "nonce": nonce, "samples": samples, "asked": asked}
             self._append(entries, {"kind": ALLOWED, **about})
 
     def answered(

@@ -116,7 +116,7 @@ class FlowerServer(Observer):
         for name, distance in self.changed.items():
             reason = f"its model does not give the answers that it uploaded (they differ by {distance:.2f})"
             self.cohort.status[name].warning = reason
-            self.log.say(f"warning: {name}: {reason}")
+            self.log.say(f"warning: {name}: {reason}", "warning")
         if samples is None or (self.method.uploads_models and not self.trained.clients):  # all decline
             return Evaluation()
         asks_sites = executor is not self.engine  # other readings are not worth asking the sites again
@@ -149,7 +149,7 @@ class FlowerServer(Observer):
                 self.log.say(f"warning: {problem}", "warning")
         self.writer.begin(start)
         if start is None:
-            clients, rounds = len(self.folder.clients), self.experiment.training.rounds
+            clients, rounds = len(self.folder.clients) - len(self.folder.revoked), self.experiment.training.rounds
             self.log.say(f"{self.method.label}: {clients} clients, {rounds} rounds")
         else:
             self.log.say(f"resuming after round {start.snapshot.t}")

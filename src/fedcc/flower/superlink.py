@@ -7,7 +7,6 @@ import os
 import secrets
 import shutil
 import time
-from collections.abc import Callable
 from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ from fedcc.flower.folder import ENVIRONMENT, FederationFolder
 from fedcc.flower.gate import superlink_command
 from fedcc.flower.gate_report import Report
 from fedcc.flower.lifetime import Reminder, warnings_of
-from fedcc.flower.logs import LogFollower
+from fedcc.flower.logs import LogFollower, Say
 from fedcc.flower.members import SUPERLINK, register_members
 from fedcc.flower.metrics import MetricsListener, Watch, client_keys
 from fedcc.flower.programs import (
@@ -41,7 +40,6 @@ from fedcc.processes import is_alive
 LOCAL = "127.0.0.1"
 RETURN_MEMORY = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_ARENA_MAX": "2"}  # large buffers go back to the system
 START_SECONDS = 120.0  # for the SuperLink to start, and for it to start a run
-Say = Callable[[str], None]
 
 
 def serve(folder: FederationFolder, bind: str, say: Say, metrics: str | None = None) -> None:
@@ -116,7 +114,7 @@ def train(folder: FederationFolder, overwrite: bool, say: Say) -> float | None:
         say(f"{folder.run} holds the finished run; there is nothing to do (--overwrite starts again)")
     else:
         for warning in warnings_of(folder):
-            say(f"warning: {warning}")
+            say(f"warning: {warning}", "warning")
         if not run_file.exists():
             folder.with_counted_clients().write()
             write_whole(run_file, json.dumps({"run": secrets.token_hex(8)}))

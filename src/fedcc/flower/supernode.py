@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Callable
 from contextlib import closing
 from itertools import count
 from pathlib import Path
@@ -20,7 +19,7 @@ from fedcc.flower.data import errors_named, site_samples
 from fedcc.flower.folder import Site
 from fedcc.flower.fork_server import ForkServer
 from fedcc.flower.gate import supernode_command
-from fedcc.flower.logs import LogFollower, rotate
+from fedcc.flower.logs import LogFollower, Say, rotate
 from fedcc.flower.own_network import own_network
 from fedcc.flower.policy import Usage
 from fedcc.flower.programs import ChildProcess, close_to_others, environment, free_port
@@ -29,7 +28,6 @@ from fedcc.inputs import TABLES
 from fedcc.nets import build
 
 RETRY_SECONDS = 10.0
-Say = Callable[[str], None]
 
 CONNECTED, NOT_KNOWN, OTHER_CA = "SuperNode ID", "/v1/fleet/activate-node'", "CERTIFICATE_VERIFY_FAILED"
 EXPLANATIONS = {  # parts of Flower's log lines, and what they mean to a site
@@ -43,6 +41,7 @@ EXPLANATIONS = {  # parts of Flower's log lines, and what they mean to a site
     "401 Unauthorized": "the server was restarted and does not know this session",
     "Failed to activate": "the server still holds an earlier session of this site",
 }
+PROBLEMS = {NOT_KNOWN, OTHER_CA, "401 Unauthorized", "Failed to activate"}  # of these
 
 
 class Credentials:
@@ -142,15 +141,16 @@ def take_part(
                 if reason is None:
                     break
                 if not tries:
-                    say(f"the server cannot be reached ({reason}); retrying until it can be")
+                    say(f"the server cannot be reached ({reason}); retrying until it can be", "warning")
                 time.sleep(min(RETRY_SECONDS, 2**tries))
             for note in notes:
-                say(f"note: {note}")
+                say(f"note: {note}", "warning")
             credentials = Credentials(site.path)
             _run_supernode(site, server, env, credentials, say)
             if credentials.change():
                 say("trying the site's other key: it is being rotated")
-            say(f"the connection has ended; retrying in {RETRY_SECONDS:g} s (a server may keep a session for a minute)")
+            text = "the connection has ended; retrying in {:g} s (a server may keep a session for a minute)"
+            say(text.format(RETRY_SECONDS), "warning")
             time.sleep(RETRY_SECONDS)
 
 
@@ -207,10 +207,10 @@ def _run_supernode(site: Site, server: str, env: dict[str, str], credentials: Cr
         for part, meaning in EXPLANATIONS.items():
             if part in text:
                 credentials.note(part)
-                say(meaning)
+                say(meaning, "warning" if part in PROBLEMS else "info")
                 return
         if "ERROR" in line or "Error:" in line or "fedcc:" in line:
-            say(text)
+            say(text, "warning")
 
     follower = LogFollower(site.state / "supernode.log", explain)
     with closing(ChildProcess(arguments, env, follower.path)) as child:

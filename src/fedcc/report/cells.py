@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
@@ -128,6 +129,8 @@ class Table:
 
     @property
     def seeds(self) -> str:
-        """How many seeds its cells have: ``1``, or ``1 to 3``."""
-        numbers = {len(c.runs) for row in self.rows for c in row.cells.values() if c.runs}
-        return str(min(numbers)) if len(numbers) == 1 else f"{min(numbers)} to {max(numbers)}"
+        """How many seeds its cells have: ``1``, or ``1 (118 cells), 3 (1 cell)``."""
+        numbers = Counter(len(c.runs) for row in self.rows for c in row.cells.values() if c.runs)
+        if len(numbers) == 1:
+            return str(*numbers)
+        return ", ".join(f"{n} ({cells} {'cell' if cells == 1 else 'cells'})" for n, cells in sorted(numbers.items()))

@@ -100,7 +100,7 @@ def read_record(file: Path, name: str, problems: list[tuple[str, str]]) -> dict[
     curve = read_curve(accuracy, "accuracy")
     rounds, clients = len(curve.curve), experiment.get("clients")
     check_twice(record, rounds, method, values["settings"])
-    check_command(values["command"], experiment, values["settings"])
+    values["command"] = check_command(values["command"], experiment, values["settings"])
     versions = record.get("versions")
     values |= vars(curve) | {
         "method": method,
@@ -228,14 +228,14 @@ def check_twice(record: Mapping[str, Any], rounds: int, method: str, settings: M
     agree("rounds", rounds, f"the number that {method} needs for T={experiment['rounds']}", needed)
 
 
-def check_command(command: str, experiment: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
-    """The options on the command line are the run's values."""
+def check_command(command: str, experiment: Mapping[str, Any], settings: Mapping[str, Any]) -> str:
+    """The command as it is spelled now; its options must be the run's values."""
     try:
         words = current_words(shlex.split(command))
     except ValueError as error:
         raise InvalidRecord(f"command is not a command line: {error}") from None
     if words[:2] != ["fedcc", "run"]:  # a federation's values are in its folder
-        return
+        return command
     agree("the command's method", "".join(words[2:3]).lower(), "experiment.method", experiment["method"].lower())
     options = dict(pair for pair in pairwise(words) if pair[0].startswith("--"))
     for name, value in experiment.items():
@@ -250,6 +250,7 @@ def check_command(command: str, experiment: Mapping[str, Any], settings: Mapping
         name, equals, value = pair.partition("=")
         if before == "--set" and equals and name in settings:
             agree(f"the command's {name}", value, f"settings.{name}", setting_text(settings[name]))
+    return shlex.join(words)
 
 
 def read_curve(value: Any, what: str) -> AccuracyCurve:
