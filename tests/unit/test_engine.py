@@ -18,7 +18,7 @@ from fedcc.core.requests import Fit, Fitted, Frozen, Init, Predict, Recipe, Requ
 from fedcc.core.rng import Key
 from fedcc.core.samples import Samples, View
 from fedcc.core.step import Gradient, Loss, Step, norm
-from fedcc.engine import Plain
+from fedcc.engine import Plain, default_precision
 from fedcc.engine.adam import Adam
 from fedcc.engine.fused import Fused
 from fedcc.engine.plain import learning_rate
@@ -786,3 +786,14 @@ def test_a_monitor_is_told() -> None:
     assert listener.phases == ["fit"]
     assert listener.samples == 6 * 8 * 2
     assert set(plain.seconds) == {"fit"}
+
+
+@pytest.mark.parametrize(("capability", "precision"), [((7, 5), "fp32"), ((8, 0), "bf16"), ((9, 0), "bf16")])
+def test_a_gpu_without_bf16_computes_in_fp32_with_a_warning(
+    capability: tuple[int, int], precision: str, monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "Tesla T4")
+    assert default_precision(torch.device("cuda", 0)) == precision
+    assert [str(w.message)[:21] for w in recwarn] == (["Tesla T4 has no bf16;"] if precision == "fp32" else [])
+    assert default_precision(torch.device("cpu")) == "fp32"

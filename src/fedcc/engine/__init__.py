@@ -7,6 +7,7 @@ import torch
 
 from fedcc.core.naming import unknown
 from fedcc.core.options import Precision as Precision
+from fedcc.engine.cuda import OLDEST
 from fedcc.engine.drive import drive as drive
 from fedcc.engine.fused import Fused as Fused
 from fedcc.engine.plain import Monitor
@@ -37,9 +38,19 @@ def default_engine(device: torch.device) -> str:
     return "fused" if device.type == "cuda" else "plain"
 
 
+class PrecisionWarning(UserWarning):
+    """Numbers are computed in another format than usual on such a device."""
+
+
 def default_precision(device: torch.device) -> Precision:
-    """``bf16`` on a GPU, ``fp32`` on a CPU."""
-    return "bf16" if device.type == "cuda" else "fp32"
+    """``bf16`` on a GPU that has it, ``fp32`` on others, with a warning, and on a CPU."""
+    if device.type != "cuda":
+        return "fp32"
+    if torch.cuda.get_device_capability(device) >= OLDEST:
+        return "bf16"
+    text = f"{torch.cuda.get_device_name(device)} has no bf16; fp32 is used, which is slower than on newer GPUs"
+    warnings.warn(text, PrecisionWarning, stacklevel=2)
+    return "fp32"
 
 
 def engine(name: str, device: torch.device, precision: Precision, monitor: Monitor | None = None) -> Plain | Fused:
