@@ -76,8 +76,8 @@ def compare_method(
     step(f"{method} on Flower, rounds", 0, rounds)
 
     def say(line: str) -> None:
-        console.print(f"  {line}")
-        if done := re.search(r"round (\d+) of \d+ is done", line):
+        if done := re.search(r"round (\d+) of \d+ is done.*", line):  # without date and level
+            console.print(f"  {done[0]}")
             step(f"{method} on Flower, rounds", int(done[1]), rounds)
 
     real = federated(folder, say)
@@ -134,7 +134,7 @@ def federated(folder: FederationFolder, say: Callable[[str], None]) -> RunTrace:
         for site in map(folder.site, folder.clients):
             options = ("--data", site / "data.npz", "--device", "cpu", "--share-model")
             clients.append(start(site / "client.log", "client", site, *options))
-        follower = LogFollower(path / "run.log", lambda line: say(line) if " is done with " in line else None)
+        follower = LogFollower(path / "run.log", say)
         run = start(follower.path, "run", path)
 
         def finished() -> bool:
