@@ -57,8 +57,9 @@ federation-demo: $(VENV)/.flower
 test: $(VENV)/.ready
 	$(BIN)/pytest -n 2 --dist worksteal -m "not slow"
 
+# three processes on two cores: many of these tests wait for servers
 test-all: $(VENV)/.ready
-	$(BIN)/pytest -n 2 --dist worksteal
+	$(BIN)/pytest -n 3 --dist worksteal
 
 same: $(VENV)/.ready
 	$(BIN)/python tests/same.py $(BASE) $(foreach pattern,$(ONLY),--only '$(pattern)')
