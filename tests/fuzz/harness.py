@@ -359,8 +359,8 @@ def _innermost(trace: str) -> str:
 
 
 def planned(targets: Sequence[Target], total: int) -> dict[Target, int]:
-    """A twentieth of the inputs for each, so that a million leaves 50,000; the fast ones share the rest."""
-    each = max(1, total // 20) if len(targets) > 1 else total
+    """A 25th of the inputs for each, so that a million leaves 40,000; the fast ones share the rest."""
+    each = max(1, total // 25) if len(targets) > 1 else total
     rest = max(0, total - each * len(targets))
     eager = [t for t in targets if t.fast] or list(targets)
     return {t: each + (rest // len(eager) if t in eager else 0) for t in targets}

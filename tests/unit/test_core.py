@@ -418,7 +418,7 @@ def test_a_client_counts_its_classes() -> None:
 
 def test_a_client_without_a_model_says_so() -> None:
     client = Tiny(FedAvg()).clients[2]
-    client._model = None
+    client._model = client.first_model = None
     with pytest.raises(RuntimeError, match="client 2 has no model yet"):
         _ = client.model
 

@@ -260,9 +260,9 @@ def test_a_clock_that_is_off_and_a_certificate_that_expires_soon_are_said(
     assert f"warning: the server's certificate expires in 20 days: `fedcc federation renew {folder.path}`" in status
     assert f"the CA expires in 29 days: `fedcc federation renew {folder.path} --ca`" in status
     said: list[str] = []
-    remind = Reminder(folder, said.append)
+    remind = Reminder(folder, lambda line, level="info": said.append(f"{level} {line[:12]}"))
     remind(), remind()
-    assert len(said) == 2, "once a day"
+    assert said == ["warning the server's", "warning the CA expir"], "once a day"
 
 
 def test_a_server_that_runs_uses_a_renewed_certificate_and_waits_with_one_of_a_new_ca(

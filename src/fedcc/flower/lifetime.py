@@ -52,5 +52,5 @@ class Reminder:
         if time.monotonic() >= self.next:
             self.next = time.monotonic() + DAY
             for warning in warnings_of(self.folder):
-                self.say(f"warning: {warning}", "warning")
+                self.say(warning, "warning")
         return False
