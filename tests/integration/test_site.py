@@ -7,8 +7,10 @@ import html.parser
 import importlib.util
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 from urllib.parse import unquote, urldefrag
 
 import pytest
@@ -67,6 +69,17 @@ def test_the_site(site: Path) -> None:
             path = unquote(urldefrag(address).url)
             if path and not re.match(r"[a-z]+:", path):
                 assert (page.parent / path).exists(), f"{page.relative_to(site)} leads to {address}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_pages_are_accessible(scheme: str, site: Path, browser: Any, axe: Callable[..., list[str]]) -> None:
+    context = browser.new_context(color_scheme=scheme)
+    page = context.new_page()
+    for name in ("index", "methods/fedcc", "api", "notebook", "operate"):
+        page.goto((site / f"{name}.html").as_uri())
+        assert axe(page) == [], name
+    context.close()
 
 
 @pytest.mark.slow
