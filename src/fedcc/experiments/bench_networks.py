@@ -106,7 +106,7 @@ class WideBlock(nn.Module):
 
 
 def resnet18(outputs: int) -> nn.Module:
-    """ResNet18 with a first convolution of 3x3 and no pooling behind it, as is usual for small images."""
+    """ResNet18 with a first convolution of 3x3 and no pooling after it, as is usual for small images."""
     widths = (64, 64, 128, 128, 256, 256, 512, 512)
     blocks = [WideBlock(i, o, 1 if i == o else 2) for i, o in zip((64, *widths), widths, strict=False)]
     return nn.Sequential(
