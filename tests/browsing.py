@@ -83,10 +83,10 @@ def axe(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., list[str]]:
 
     script = (once(tmp_path_factory, "axe", make) / "package" / "axe.min.js").read_text()
 
-    def serious(page: Any, part: str = "document", **options: Any) -> list[str]:
+    def serious(page: Any, part: str = "document") -> list[str]:
         if not page.evaluate("typeof axe === 'object'"):
             page.evaluate(script)
-        options |= {"resultTypes": ["violations"], "preload": False}  # it would ask for style sheets by itself
+        options = {"resultTypes": ["violations"], "preload": False}  # it would ask for style sheets by itself
         found = page.evaluate(f"axe.run({part}, {json.dumps(options)})")["violations"]
         lines = [f"{v['impact']} {v['id']}: {n['html'][:120]}" for v in found for n in v["nodes"][:3]]
         return [line for line in lines if line.startswith(("serious", "critical"))]
