@@ -8,6 +8,7 @@ The folder of runs (``--out``) keeps unfinished runs: the same command continues
 ``summary.json`` of a finished run to RECORDS under the name that this script expects (``RECORDS/NAME.json``).
 """
 
+import argparse
 import subprocess
 import sys
 import time
@@ -57,8 +58,23 @@ def main(records: Path, minutes: float, files: list[Path], options: list[str]) -
     return failed
 
 
-if __name__ == "__main__":
-    given = sys.argv[1:]
+def arguments(given: list[str]) -> tuple[Path, float, list[Path], list[str]]:
+    """The folder of records, the minutes, the files and the options of ``fedcc sweep``; wrong ones end the program."""
     cut = given.index("--") if "--" in given else len(given)
-    chosen = [Path(name) for name in given[2:cut]] or [HERE / f"{name}.toml" for name in ORDER]
-    sys.exit(main(Path(given[0]), float(given[1]), chosen, given[cut + 1 :]))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("records", type=Path, help="the folder of records")
+    parser.add_argument("minutes", type=float, help="the limit of time; 0 lists what is missing")
+    parser.add_argument("files", type=Path, nargs="*", help="sweep files; all by default, in the order of their worth")
+    found = parser.parse_args(given[:cut])
+    if not found.records.is_dir():
+        parser.error(f"{found.records} is not a folder")
+    if not 0 <= found.minutes < float("inf"):
+        parser.error(f"minutes must be 0 or more, got {found.minutes}")
+    for file in found.files:
+        if not file.is_file():
+            parser.error(f"{file} does not exist")
+    return found.records, found.minutes, found.files or [HERE / f"{name}.toml" for name in ORDER], given[cut + 1 :]
+
+
+if __name__ == "__main__":
+    sys.exit(main(*arguments(sys.argv[1:])))

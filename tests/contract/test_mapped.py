@@ -16,7 +16,7 @@ from fedcc.core.rng import Key
 from fedcc.core.samples import Samples
 from fedcc.engine import Plain
 from fedcc.engine.fused import Fused
-from fedcc.engine.mapped import AloneWarning, unmappable_reason
+from fedcc.engine.mapped import AloneWarning, LowPrecision, unmappable_reason
 from fedcc.engine.stack import unstackable_reason
 from fedcc.losses import CrossEntropy
 from fedcc.methods import METHODS, make
@@ -222,3 +222,13 @@ def test_what_cannot_be_mapped_says_why_and_trains_alone() -> None:
         for a, b in zip(Plain("cpu", "fp64").serve(group), found, strict=True):
             assert all(torch.equal(value, b.model.state[name]) for name, value in a.model.state.items())
         assert reason in fused.alone[arch]
+
+
+@pytest.mark.parametrize("clients", [1, 2])
+def test_groups_of_channels_that_lie_last(clients: int) -> None:
+    """A convolution may leave images so, as it does for one client; vmap's rule takes the other layout only."""
+    x = torch.stack([torch.rand(9, 8, 5, 5).to(memory_format=torch.channels_last) for _ in range(clients)])
+    x = x if clients > 1 else torch.rand(9, 8, 5, 5).to(memory_format=torch.channels_last)[None]
+    with LowPrecision(torch.float32, torch.float32):
+        found = torch.vmap(lambda image: nn.functional.group_norm(image, 4))(x)
+    torch.testing.assert_close(found, torch.stack([nn.functional.group_norm(image, 4) for image in x]))

@@ -183,14 +183,22 @@ def test_a_record_is_repeated_on_another_machine(tmp_path: Path, capsys: Capsys)
     older = record | {"experiment": elsewhere, "command": "fedcc", "engine": "fused"}
     write_json(tmp_path / "older.json", older)
     again = call(capsys, "run", "--config", tmp_path / "older.json", "--json", "--out", tmp_path / "b")
-    assert again.code == 0, again.err
+    assert (again.code, "are not those of" in again.err) == (0, False), again.err
+    write_json(tmp_path / "older.json", older | {"data_sha256": "0" * 64})
+    other = call(capsys, "run", "--config", tmp_path / "older.json", "--json", "--out", tmp_path / "c")
+    assert "the data of digits are not those of" in other.err
+    own = elsewhere | {"models": "somebody:net"}
+    write_json(tmp_path / "older.json", older | {"experiment": own, "models": "somebody:net"})
+    call(capsys, "run", "--config", tmp_path / "older.json", "--out", tmp_path / "d").refused("somebody:net")
+    write_json(tmp_path / "older.json", older | {"experiment": elsewhere | {"round": 3}})
+    call(capsys, "run", "--config", tmp_path / "older.json", "--out", tmp_path / "d").refused("did you mean 'rounds'?")
     assert json.loads(again.out)["experiment"] == record["experiment"]
     assert json.loads(again.out)["accuracy"] == record["accuracy"]
 
 
 def test_every_record_of_results_names_a_run_that_can_be_repeated() -> None:
     for file in sorted((Path(__file__).parents[2] / "results").glob("*.json")):
-        method, options, settings = read_config(file)
+        method, options, settings, _ = read_config(file)
         Experiment.resolve(method, settings=settings, **options)
 
 

@@ -47,9 +47,11 @@ def run(
 
     output = Output(**take(Output, options))
     stored: Mapping[str, Any] = {}
+    data_digest = ""  # of a record's data
     allow(method, options.get("data"), options.get("models"))
     if config is not None:
-        named, values, settings_of = read_config(config)
+        named, values, settings_of, data_digest = read_config(config)
+        data_digest = "" if "data" in options else data_digest
         method, options = method or named, values | options
         stored = settings_of if method_name(method) == named else {}
     if method is None:
@@ -69,15 +71,21 @@ def run(
     output = replace(output, track=check_trackers(output.track, warn))
     with folder.lock():
         federation = prepare(experiment, folder.path, data_dir=output.data_dir, overwrite=overwrite)
+        if data_digest and data_digest != federation.digests["data_sha256"]:
+            warn(f"the data of {experiment.split.data} are not those of {config}: another run, not the same again")
         show(console(stderr=as_json), describe(experiment))
         if line := public_line(experiment.build_method(), federation):
             show(console(stderr=as_json), line)
         train(experiment, folder.path, federation, output, as_json)
 
 
-def read_config(path: Path) -> tuple[str, dict[str, Any], Mapping[str, Any]]:
-    """The method, options and settings of ``experiment.toml``, or of a record less what belongs to its machine."""
+def read_config(path: Path) -> tuple[str, dict[str, Any], Mapping[str, Any], str]:
+    """The method, options and settings of ``experiment.toml``, or of a record less what belongs to its machine.
+
+    The last value is the digest of a record's data.
+    """
     from fedcc.code import allow
+    from fedcc.core.options import check_names
     from fedcc.experiments.experiment import Experiment
     from fedcc.experiments.options import MACHINE, current_values
     from fedcc.experiments.toml import load
@@ -89,13 +97,15 @@ def read_config(path: Path) -> tuple[str, dict[str, Any], Mapping[str, Any]]:
             record = read_record(path, path.name, [])
         except InvalidRecord as error:
             raise ValueError(f"{path} {error}") from None
-        values = current_values({n: v for n, v in record["experiment"].items() if n in OPTIONS and n not in MACHINE})
-        allow(record["method"], values.get("data"), values.get("models"))  # the user's own file
-        return record["method"], values, record["settings"]
+        named = {n: v for n, v in record["experiment"].items() if n not in ("method", "version", "settings")}
+        check_names(f"setting of a run in {path}", named, OPTIONS)
+        values = current_values({n: v for n, v in named.items() if n not in MACHINE})
+        # others may have written it, so code that it names is not imported
+        return record["method"], values, record["settings"], record["fingerprints"][0]
     values = {name: value for name, value in load(path).items() if name in (*OPTIONS, "method")}
     allow(values.pop("method", None), values.get("data"), values.get("models"))
     written = Experiment.read(path)  # says what is wrong with the file itself
-    return written.method, values, written.settings
+    return written.method, values, written.settings, ""
 
 
 @run_options(Output)

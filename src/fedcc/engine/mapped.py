@@ -56,6 +56,8 @@ class LowPrecision(TorchFunctionMode):
         if dtype is not None:
             args = [_cast(a, dtype) for a in args]
             kwargs = {name: _cast(a, dtype) for name, a in (kwargs or {}).items()}
+        if func is F.group_norm and args:  # vmap takes it in this layout only; a convolution may leave another
+            args = [args[0].contiguous(), *args[1:]]
         return func(*args, **(kwargs or {}))
 
 
