@@ -52,6 +52,7 @@ def test_a_run_ticks_while_nothing_is_trained(monkeypatch: pytest.MonkeyPatch) -
     assert max(len(line.rstrip()) for line in text.splitlines()) <= 80
     assert "samples/s" not in text
     assert "samples/s" in Progress(Console(width=120), 15).row().columns[4]._cells[0].plain  # type: ignore[union-attr]
+    assert [len(Progress(Console(width=width), 15).row().columns) for width in (120, 80, 30)] == [6, 6, 4]  # no bar
 
 
 def test_a_long_line_breaks_between_words_on_a_terminal_only() -> None:

@@ -54,7 +54,8 @@ def steps(console: Console) -> Iterator[Step]:
 class Progress(Observer):
     """Shows the phase, the speed and the time left of a run: a line for each round and, inside ``live``, the state now.
 
-    The time left is judged by the last finished round. Where a line is too long, the speed is left out.
+    The time left is judged by the last finished round. Where a line is too long, the speed is left
+    out, then the bar.
     """
 
     def __init__(self, console: Console, rounds: int, done: int = 0):
@@ -129,7 +130,9 @@ class Progress(Observer):
         ]
         if sum(len(w) + 2 for w in words) + 6 > self.console.width:
             del words[3]  # the speed is in the line of each round, too
-        row = Table.grid(*(Column(no_wrap=True) for _ in range(len(words) + 1)), padding=(0, 2, 0, 0))
-        bar = max(4, min(24, self.console.width - sum(len(w) + 2 for w in words) - 2))
-        row.add_row(words[0], ProgressBar(total=self.rounds, completed=self.rounds_done, width=bar), *words[1:])
+        room = self.console.width - sum(len(w) + 2 for w in words) - 2
+        bar = ProgressBar(total=self.rounds, completed=self.rounds_done, width=min(24, room))
+        cells = [words[0], bar, *words[1:]] if room >= 4 else words
+        row = Table.grid(*(Column(no_wrap=True) for _ in cells), padding=(0, 2, 0, 0))
+        row.add_row(*cells)
         return row
