@@ -1,6 +1,7 @@
 """One torch thread per process: two threads on a busy core are ten times slower than one."""
 
 import os
+import signal
 from collections.abc import Iterator
 
 import pytest
@@ -12,6 +13,11 @@ import torch
 from browsing import axe, browser, site  # noqa: F401 -- fixtures
 
 torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+
+if (
+    signal.getsignal(signal.SIGINT) == signal.SIG_IGN
+):  # a shell may start the tests so; programs that they start inherit it
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -169,7 +169,7 @@ def test_make_fuzz_runs_every_target_and_finds_nothing(tmp_path: Path) -> None:
         "-m",
         "fuzz",
         "--inputs",
-        "600",
+        "750",
         "--json",
         str(tmp_path / "figures"),
         "--findings",
