@@ -14,9 +14,8 @@ from browsing import axe, browser, site  # noqa: F401 -- fixtures
 
 torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
 
-if (
-    signal.getsignal(signal.SIGINT) == signal.SIG_IGN
-):  # a shell may start the tests so; programs that they start inherit it
+# A shell may have started the tests with Ctrl-C ignored, and the programs that they start would inherit that.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
