@@ -72,7 +72,7 @@ def costs(name: str) -> list[str]:
 def needs(method: AnyMethod, uploaded: set[str]) -> str:
     counts = uploaded & {"histogram", "counts"}
     things = {"public samples": method.needs_public, "one network": method.one_network, "label counts": counts}
-    return ", ".join(name for name, needed in things.items() if needed) or "-"
+    return ", ".join(name for name, needed in things.items() if needed) or "nothing more"
 
 
 def predictor(method: AnyMethod, trained: Trained) -> str:
@@ -105,7 +105,7 @@ def shares(kind: type[Any]) -> str:
 
 
 def which_table(names: Sequence[str] = tuple(METHODS)) -> str:
-    head = ["method", "clients share", "needs", "MB up", "MB down", "images, client", "images, server", "predicts with"]
+    head = ["method", "clients share", "needs", "MB up", "MB down", "M images, client", "M images, server", "predicts with"]
     runs = [r for r in find_records([ROOT / "results"]).runs if r.data == "cifar10" and r.seed == 0]
     runs = [r for r in runs if not r.protocol and not r.changed_settings]
     accuracy = {(r.method, r.skew): link(f"{r.final:.1f}", r, PAGE.parent) for r in runs}
