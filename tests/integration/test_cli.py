@@ -97,15 +97,12 @@ def test_a_run_speaks_in_plain_lines_without_a_terminal(tmp_path: Path, capsys: 
     assert "\x1b" not in done.out
 
 
-def test_a_terminal_shows_the_state_now(tmp_path: Path) -> None:
+def on_a_terminal(folder: Path, *words: object) -> tuple[int, str]:
+    """The exit code of a program on a terminal of 80 columns, and what it wrote there, without colours."""
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
-    run = Running(
-        tmp_path,
-        ("run", "fedcc", *QUICK, "--rounds", 2, "--out", "r"),
-        terminal=os.ttyname(theirs),
-        environment={"TERM": "xterm", "COLUMNS": "80"},
-    )
+    terminal = {"TERM": "xterm", "COLUMNS": "80"}
+    run = Running(folder, words, terminal=os.ttyname(theirs), environment=terminal)
     run.process.join(0)
     text = ""
     os.set_blocking(ours, False)
@@ -116,13 +113,31 @@ def test_a_terminal_shows_the_state_now(tmp_path: Path) -> None:
             run.process.join(0.05)
     os.close(ours)
     os.close(theirs)
-    assert run.end().code == 0, text
-    plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text)
+    return run.end().code, re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text)
+
+
+def test_a_terminal_shows_the_state_now(tmp_path: Path) -> None:
+    name = "a-run-whose-folder-has-a-long-name"
+    code, plain = on_a_terminal(tmp_path, "run", "fedcc", *QUICK, "--rounds", 2, "--out", name)
+    assert code == 0, plain
+    assert plain.startswith("starting\r"), "before torch is imported"
     words = r"+[━╸╺ ]+ (sync|fit|refine), client \d +"
     assert re.search(rf"round 1/2 {words}[\d,]+ samples/s +\d:\d\d", plain), plain
     assert re.search(rf"round 2/2 {words}accuracy [\d.]+ % +\d:\d\d, \d:\d\d left", plain), plain
     assert re.search(r"[\r\n]round 2/2  accuracy +[\d.]+ %", plain), plain
-    assert all(len(line.rstrip()) <= 80 for line in re.split(r"[\r\n]+", plain) if "client" in line)
+    lines = [line.rstrip() for line in re.split(r"[\r\n]+", plain)]
+    assert all(len(line) <= 80 for line in lines), plain
+    assert re.search(rf"^FedCC: final .* {name} \(checkpoint: [\d.]+ MB\)$", " ".join(lines[-3:]).strip()), lines
+
+
+def test_a_long_error_is_broken_between_words_on_a_terminal(tmp_path: Path) -> None:
+    words = ("run", "fedcx")
+    code, plain = on_a_terminal(tmp_path, *words)
+    assert code == 2
+    lines = plain.removeprefix("starting\r").split("\r\n")
+    assert len(lines) > 2, lines
+    assert all(len(line) <= 80 for line in lines), lines
+    assert " ".join(lines).strip() == Running(tmp_path, words).end().err.strip()
 
 
 def _readable(descriptor: int) -> bool:

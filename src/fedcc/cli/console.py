@@ -47,7 +47,15 @@ def table(*columns: str, rows: Iterable[Iterable[object]] = ()) -> Table:
 
 
 def say(text: str) -> None:
-    print(f"fedcc: {text}", file=sys.stderr)
+    """A line for the user on stderr; on a terminal it is broken between words."""
+    line = f"fedcc: {text}"
+    if sys.stderr.isatty():
+        import os
+        import textwrap
+
+        width = max(20, os.get_terminal_size(sys.stderr.fileno()).columns)
+        line = textwrap.fill(line, width, break_long_words=False, break_on_hyphens=False)
+    print(line, file=sys.stderr)
 
 
 def warn(text: str) -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer import Argument, Option
 
-from fedcc.cli.console import console, noted, show, warn
+from fedcc.cli.console import console, noted, say_starting, show, warn
 from fedcc.cli.options import Code, Json, Settings, run_options, take
 from fedcc.experiments.options import GROUPS, OPTIONS, Output
 
@@ -36,6 +36,7 @@ def run(
     as_json: Json = False,
 ) -> None:
     """Train one method on one federation and record it in a run folder."""
+    say_starting(console(stderr=as_json))
     from fedcc.code import allow
     from fedcc.engine.threads import check_threads
     from fedcc.experiments.advice import public_line
@@ -119,6 +120,7 @@ def resume(
     as_json: Json = False,
 ) -> None:
     """Resume a run from its last checkpoint; results match an uninterrupted one."""
+    say_starting(console(stderr=as_json))
     from fedcc.code import allow_code
 
     allow_code(code)
@@ -195,9 +197,10 @@ def train(
     best_round, best = result.best
     size = sum(file.stat().st_size for file in path.glob("checkpoint-*.safetensors"))
     kept = f" (checkpoint: {size / 1e6:,.1f} MB)" if size else ""
-    terminal.out(
+    show(
+        terminal,
         f"{result.method.label}: final {result.accuracy:.2f} %, best {best:.2f} % in round {best_round}, "
-        f"{result.seconds:.1f} s, {path}{kept}"
+        f"{result.seconds:.1f} s, {path}{kept}",
     )
 
 
