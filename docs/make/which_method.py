@@ -16,10 +16,11 @@ import torch
 from fedcc.core.messages import leaves
 from fedcc.core.method import AnyMethod, Trained
 from fedcc.core.model import Arch
-from fedcc.core.requests import Fit, Recipe, Request
+from fedcc.core.requests import Recipe
 from fedcc.core.rng import Key
 from fedcc.core.roles import Server
 from fedcc.core.samples import Samples
+from fedcc.engine.counting import Counting
 from fedcc.federate import Simulated, build_client, federate
 from fedcc.flower.dry_run import ShapeEngine
 from fedcc.methods import BEYOND, METHODS, fedov, make
@@ -35,23 +36,9 @@ SHAPE = (3, 32, 32)
 SCENARIOS = ("classes:2", "dirichlet:0.05")
 
 
-class Counting(ShapeEngine):
-    """An engine that trains nothing and counts the images that would be trained on."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.images = {"clients": 0, "server": 0}
-
-    def answer(self, request: Request[Any]) -> Any:
-        if isinstance(request, Fit):
-            who = "clients" if request.key.client >= 0 else "server"
-            self.images[who] += request.steps * sum(map(request.recipe.batch_size, request.streams))
-        return super().answer(request)
-
-
 def costs(name: str) -> list[str]:
     """Needs, megabytes per client and run, images trained on, and what predicts, by a run without training."""
-    method, engine = make(name), Counting()
+    method, engines = make(name), [Counting(ShapeEngine()) for _ in ("clients", "server")]
     arch = Arch((network("resnet20", SHAPE),), method.outputs(CLASSES), SHAPE)
     blank = torch.zeros((), dtype=torch.uint8)
     public = Samples({"x": blank.expand(PUBLIC, *SHAPE)})
@@ -59,14 +46,13 @@ def costs(name: str) -> list[str]:
     labels = [torch.arange(PRIVATE) % 2 + 2 * (k % 5) for k in range(CLIENTS)]
     clients = [build_client(public, CLASSES, recipe, 0, k, archs, Samples({"x": x, "y": labels[k]})) for k in archs]
     server = Server(public=public, classes=CLASSES, recipe=recipe, key=Key(0), archs=archs)
-    cohort, up, down, names = Simulated(method, clients, engine), 0, 0, set[str]()
-    for done in federate(method, server, cohort, ROUNDS, engine):
+    cohort, up, down, names = Simulated(method, clients, engines[0]), 0, 0, set[str]()
+    for done in federate(method, server, cohort, ROUNDS, engines[1]):
         up, down = up + done.bytes_up, down + done.bytes_down
         names |= {path.rpartition(".")[2] for message in done.ups.values() for path, _, _ in leaves(message)}
-    trained = cohort.trained_models(server)
+    trained, images = cohort.trained_models(server), [sum(engine.trained.values()) / 1e6 for engine in engines]
     return [needs(method, names), *(f"{total / CLIENTS / 1e6:.1f}" for total in (up, down)),
-            f"{engine.images['clients'] / CLIENTS / 1e6:.1f}", f"{engine.images['server'] / 1e6:.1f}",
-            predictor(method, trained)]  # fmt: skip
+            f"{images[0] / CLIENTS:.1f}", f"{images[1]:.1f}", predictor(method, trained)]  # fmt: skip
 
 
 def needs(method: AnyMethod, uploaded: set[str]) -> str:

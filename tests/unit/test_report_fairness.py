@@ -83,23 +83,50 @@ def test_fedcc_after_the_rounds_that_cost_no_more(tmp_path: Path) -> None:
     short = {**CIFAR, "rounds": 3}
     found = read(
         tmp_path,
-        with_curve(synthetic.record("fedcc", **short), [50.0, 60.0, 70.0], [100, 80, 80]),
-        with_curve(synthetic.record("fedavg", **short), [10.0, 20.0, 30.0], [60, 60, 60]),
-        with_curve(synthetic.record("fedmd", **short), [10.0, 20.0, 40.0], [30, 30, 39]),
+        with_curve(synthetic.record("fedcc", **short), [50.0, 60.0, 70.0], [100_000, 80_000, 80_000]),
+        with_curve(synthetic.record("fedavg", **short), [10.0, 20.0, 30.0], [60_000, 60_000, 60_000]),
+        with_curve(synthetic.record("fedmd", **short), [10.0, 20.0, 40.0], [30_000, 30_000, 39_000]),
     )
     (table,) = tables(found.runs)
     rows = {cost.row.method: cost for cost in equal_compute(table, SCENARIO)}
     assert {name: (c.images, c.final, c.fedcc, c.rounds) for name, c in rows.items()} == {
-        "fedcc": (260, 70.0, 70.0, "3"),
-        "fedavg": (180, 30.0, 60.0, "2"),  # 100 + 80
-        "fedmd": (99, 40.0, None, "0"),
+        "fedcc": (260_000, 70.0, 70.0, "3"),
+        "fedavg": (180_000, 30.0, 60.0, "2"),  # 100,000 + 80,000
+        "fedmd": (99_000, 40.0, None, "0"),
     }
     assert [rows[name].needs_public for name in ("fedcc", "fedavg", "fedmd")] == [True, False, True]
     assert [rows[name].predictor for name in ("fedcc", "fedavg")] == ["all clients' networks", "one network"]
     text = markdown.compute_section([table])
-    assert "| FedAvg | 30.0 | 60.0 (2) | 0.00 |" in text
-    assert "| FedMD | 40.0 | – | 0.00 |" in text
+    assert "| FedAvg | 0.180 | 66.0 | one network | no | 30.0 | **60.0** (2) |" in text
+    assert "| FedMD | 0.099 | 12.0 | all clients' networks | yes | 40.0 | – |" in text
+    assert "†" not in text
     names = {path.name for path in write_report(found, [table], tmp_path / "report", figures=False)}
     assert "compute.md" in names
     assert "paired.md" not in names  # one seed
     assert "At equal compute" in markdown.page(found, [table], tmp_path)
+
+
+def test_scenarios_of_a_data_set_share_a_table_of_costs(tmp_path: Path) -> None:
+    """A mark says that images were counted after the run."""
+    short: dict[str, Any] = {"data": "cifar10", "rounds": 2}
+    images = [2_000_000, 2_000_000]
+    runs = [
+        with_curve(synthetic.record("fedcc", skew=skew, seed=seed, **short), [50.0, 60.0], images)
+        for skew, seed in (("classes:1", 0), ("classes:2", 0), ("classes:2", 1))
+    ]
+    for skew, seed, final in (("classes:1", 0, 55.0), ("classes:2", 0, 40.0), ("classes:2", 1, 42.0)):
+        runs.append(with_curve(synthetic.record("fedavg", skew=skew, seed=seed, **short), [9.0, final], [10**6] * 2))
+    runs.append(with_curve(synthetic.record("fedmd", skew="classes:2", **short), [9.0, 70.0], [10**6] * 2))
+    runs[0]["images"]["counted"] = "afterwards, by a script"
+    found = read(tmp_path, *runs)
+    assert [run.work.afterwards for run in found.runs].count(True) == 1
+    text = markdown.compute_section(tables(found.runs))
+    head, fedavg, fedmd, fedcc = (line for line in text.splitlines() if line.startswith("| "))
+    assert head == (
+        "| method | images | MB | predicts with | public | `classes:2` final | FedCC (rounds) | `classes:1` final "
+        "| FedCC (rounds) |"
+    )
+    assert fedavg == "| FedAvg | 2.0 | 44.0 | one network | no | 41.0 (2 seeds) | **50.0** (1) | **55.0** | 50.0 (1) |"
+    assert fedmd == "| FedMD | 2.0 | 8.0 | all clients' networks | yes | **70.0** | 50.0 (1) | – | – |"
+    assert fedcc.startswith("| FedCC | 4.0 † | 8.0 | all clients' networks | yes | 60.0 (2 seeds) | 60.0 (2) |")
+    assert "† In some of the runs images were counted afterwards" in text

@@ -137,6 +137,7 @@ def test_a_record_with_an_impossible_value_is_left_out(
         ("log.alpha.0.0", 10**400),
         ("seconds", 10**400),
         ("images.predicted", -1),
+        ("images.counted", True),
         ("known.0.0", 1.5),
         ("known.0", [0.5]),
     ],

@@ -25,7 +25,7 @@ from fedcc.nets import build
 
 
 class ShapeEngine:
-    """An engine that gets only shapes right: a fit returns its model, all logits and features are zero.
+    """An engine that gets only shapes and steps right: a fit returns its model, all logits and features are zero.
 
     Of a network that only its site knows, it knows the outputs; ``unknown`` is its state.
     """
@@ -41,8 +41,8 @@ class ShapeEngine:
             known = not is_at_site(request.arch)
             return Model(request.arch, dict(network_state(request.arch)[0]) if known else self.unknown)
         if isinstance(request, Fit):
-            model = request.model
-            return Fitted(model, 1, 0.0, {}, HEAD if request.only == "head" else network_state(model.arch)[1])
+            model, trained = request.model, HEAD if request.only == "head" else network_state(request.model.arch)[1]
+            return Fitted(model, request.steps, 0.0, {}, trained)
         if isinstance(request, Recalibrate):
             return request.model
         if isinstance(request, Predict):

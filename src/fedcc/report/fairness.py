@@ -99,6 +99,7 @@ class EqualCompute:
     final: float
     fedcc: float | None  # after the rounds that cost no more; None: its first round costs more
     rounds: str  # FedCC's rounds
+    afterwards: bool  # whether images were counted after the runs
 
     @property
     def predictor(self) -> str:
@@ -142,6 +143,7 @@ def _equal(row: MethodRow, runs: Sequence[tuple[RunRecord, RunRecord]]) -> Equal
         mean(lambda run: run.final),
         statistics.fmean(known) if len(known) == len(runs) else None,
         _span([t for t, _ in reached]),
+        any(run.work.afterwards for run, _ in runs),
     )
 
 
@@ -155,9 +157,9 @@ def _span(numbers: Sequence[int]) -> str:
     return str(numbers[0]) if len(set(numbers)) == 1 else f"{min(numbers)} to {max(numbers)}"
 
 
-def compute_tables(tables: Sequence[Table]) -> Iterator[tuple[Table, Scenario, list[EqualCompute]]]:
-    """What each scenario of the tables of methods costs; variants have no such table."""
+def compute_tables(tables: Sequence[Table]) -> Iterator[tuple[Table, str, dict[Scenario, list[EqualCompute]]]]:
+    """What the scenarios of each data set of the tables of methods cost; variants have no such table."""
     for table in tables:
-        for scenario in table.scenarios if not table.variants else ():
-            if rows := equal_compute(table, scenario):
-                yield table, scenario, rows
+        for data in table.data if not table.variants else ():
+            if found := {s: rows for s in table.scenarios_of(data) if (rows := equal_compute(table, s))}:
+                yield table, data, found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import statistics
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,7 +11,7 @@ from pathlib import Path
 from fedcc.methods import BEYOND
 from fedcc.report import paper
 from fedcc.report.cells import ACCURACIES, TESTS, Accuracy, Cell, MethodRow, Table
-from fedcc.report.fairness import LAST, compute_tables, pairs
+from fedcc.report.fairness import LAST, EqualCompute, compute_tables, pairs
 from fedcc.report.records import Records, RunRecord
 from fedcc.report.standings import duels, filled, leads, standings
 from fedcc.report.tables import client_table, reading_tables
@@ -196,33 +197,61 @@ def lead_section(table: Table) -> str:
 
 
 HOW_COMPUTE = """\
-What each method costs, and what FedCC has for as much: its accuracy after the rounds (in brackets) in which its clients
-trained on no more images than the method did in all. "Images" are trained on, in millions, by all clients and the
-server; "MB" go up and down in all, with the models that clients send at the end for prediction. "Public" says who needs
-public images. Only runs that counted their images, means over the seeds that both have.
+What each method costs, and what FedCC has for as much: its accuracy after the rounds (in brackets) in which it trained
+on no more images than the method did in all, `–` where its first round costs more. **Bold** is the higher of the two.
+"Images" are trained on, in millions, by all clients and the server, whatever their networks; "MB" go up and down in
+all, with the models that clients send at the end for prediction. Both are means over the scenarios. "Public" says who
+needs public images. Only runs whose images are known, means over the seeds that both have.
+"""
+AFTERWARDS = """\
+† In some of the runs images were counted afterwards: from the method, its options and the split, without training
+(`experiments/count_images.py`).
 """
 
 
 def compute_section(tables: Sequence[Table]) -> str:
-    """Costs of the methods, and FedCC at equal compute, by scenario; empty without such runs."""
-    head = ["method", "final", "FedCC for as much (rounds)", "images", "MB", "predicts with", "public", "seeds"]
-    parts = []
-    for table, scenario, rows in compute_tables(tables):
-        lines = [
-            [
-                plain(cost.row.title),
-                f"{cost.final:.1f}",
-                f"{cost.fedcc:.1f} ({cost.rounds})" if cost.fedcc is not None else MISSING,
-                f"{cost.images / 1e6:.2f}",
-                f"{cost.sent / 1e6:.1f}" if cost.sent is not None else MISSING,
-                cost.predictor,
-                MISSING if cost.needs_public is None else "yes" if cost.needs_public else "no",
-                str(cost.seeds),
-            ]
-            for cost in rows
-        ]
-        parts += [f"### {plain(table.title)}: {plain(scenario_title(scenario))}\n", grid(head, lines)]
-    return "\n".join(["## At equal compute\n", HOW_COMPUTE, *parts]) if parts else ""
+    """Costs of the methods, and FedCC at equal compute, by data set; empty without such runs."""
+    parts, afterwards = [], False
+    for table, data, by_scenario in compute_tables(tables):
+        head = ["method", "images", "MB", "predicts with", "public"]
+        for _, skew in by_scenario:
+            head += [f"{code(skew)} final", "FedCC (rounds)"]
+        lines = []
+        for row in table.rows:
+            costs = {s: cost for s, rows in by_scenario.items() for cost in rows if cost.row is row}
+            if costs:
+                line = _price(list(costs.values()))
+                lines.append(line + [part for s in by_scenario for part in _equal_compute(costs.get(s))])
+        afterwards |= any(cost.afterwards for rows in by_scenario.values() for cost in rows)
+        titles = dict.fromkeys((table.title, title_of(data)))
+        parts += [f"### {plain(': '.join(titles))}\n", grid(head, lines)]
+    about = [HOW_COMPUTE, *([AFTERWARDS] if afterwards else [])]
+    return "\n".join(["## At equal compute\n", *about, *parts]) if parts else ""
+
+
+def _price(costs: Sequence[EqualCompute]) -> list[str]:
+    """What a method costs, over scenarios, and what it needs."""
+    one, images = costs[0], statistics.fmean(cost.images for cost in costs) / 1e6
+    sent = [cost.sent for cost in costs if cost.sent is not None]
+    return [
+        plain(one.row.title),
+        f"{images:.{1 if images >= 1 else 3}f}{' †' if any(cost.afterwards for cost in costs) else ''}",
+        f"{statistics.fmean(sent) / 1e6:.1f}" if len(sent) == len(costs) else MISSING,
+        one.predictor,
+        MISSING if one.needs_public is None else "yes" if one.needs_public else "no",
+    ]
+
+
+def _equal_compute(cost: EqualCompute | None) -> list[str]:
+    """A method's accuracy in a scenario and FedCC's for as much, the higher one marked."""
+    if cost is None:
+        return [MISSING, MISSING]
+    seeds = f" ({cost.seeds} seeds)" if cost.seeds > 1 else ""
+    final, fedcc = f"{cost.final:.1f}", cost.fedcc
+    if fedcc is None:
+        return [final + seeds, MISSING]
+    ours = marked(f"{fedcc:.1f}", int(fedcc > cost.final))
+    return [marked(final, int(cost.final > fedcc)) + seeds, f"{ours} ({cost.rounds})"]
 
 
 HOW_PAIRED = f"""\

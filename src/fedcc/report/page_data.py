@@ -159,6 +159,7 @@ def _run(run: RunRecord, out: Path) -> dict[str, Any]:
         "sent": list(accumulate(run.traffic.rounds)) or total,
         "images": list(accumulate(run.work.trained)),
         "predicted": sum(run.work.predicted),
+        "afterwards": run.work.afterwards,
         "seconds": run.seconds,
         "settings": settings,
         "machine": {name: value for name, value in machine.items() if value},

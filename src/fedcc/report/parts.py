@@ -47,7 +47,12 @@ ACCURACIES = [optional(ACCURACY)]
 CURVE = {"final": ACCURACY, "best": ACCURACY, "best_round": partial(whole, low=1), "rounds": ACCURACIES}
 METRICS = {str: [optional(number)]}
 BYTES = {"up": whole, "down": whole, "models": optional(whole), "rounds": optional({"up": [whole], "down": [whole]})}
-IMAGES = {"trained": {str: whole}, "predicted": whole, "rounds": {"trained": [whole], "predicted": [whole]}}
+IMAGES = {
+    "trained": {str: whole},
+    "predicted": whole,
+    "rounds": {"trained": [whole], "predicted": [whole]},
+    "counted": optional(text),
+}
 Log = Mapping[str, Mapping[str, Sequence[float | None]]]  # by name and client
 
 
@@ -76,6 +81,7 @@ class Work:
 
     trained: tuple[int, ...] = ()
     predicted: tuple[int, ...] = ()
+    afterwards: bool = False  # counted without the run, by experiments/count_images.py
 
 
 def read_record(file: Path, name: str, problems: list[tuple[str, str]]) -> dict[str, Any]:
@@ -339,7 +345,7 @@ def read_work(value: Any, rounds: int) -> Work:
     for kind, values in by_round.items():
         _check_length(f"images.rounds.{kind}", values, rounds)
         agree(f"images.{kind}", sums[kind], f"the sum of images.rounds.{kind}", sum(values))
-    return Work(tuple(by_round["trained"]), tuple(by_round["predicted"]))
+    return Work(tuple(by_round["trained"]), tuple(by_round["predicted"]), stored["counted"] is not None)
 
 
 def read_known(value: Any, clients: int | None) -> dict[str, tuple[float | None, ...]]:

@@ -16,7 +16,7 @@ function describe(run) {
   const { device, precision, engine, commit } = run.machine;
   const facts = [`final ${run.final.toFixed(2)}`, `best ${run.best.toFixed(2)} in round ${run.bestRound}`];
   if (run.seconds !== null) facts.push(`${Math.round(run.seconds).toLocaleString("en")} s${device ? ` on ${device}` : ""}`);
-  if (run.images.length) facts.push(`${unit(run.images.at(-1))} images trained on, ${unit(run.predicted)} predicted`);
+  if (run.images.length) facts.push(`${unit(run.images.at(-1))} images trained on, ${unit(run.predicted)} predicted${run.afterwards ? " (counted afterwards)" : ""}`);
   facts.push(...[precision, engine].filter(Boolean), ...Object.entries(run.metrics).map(([name, value]) => `${name} ${Number(value.toPrecision(4))}`));
   const links = run.files.flatMap(([name, href], i) => [i ? ", " : "", el("a", { href }, name)]);
   const compare = (side) => el("button", { type: "button", class: "link", click: () => compareWith(side, run) }, `run ${side.toUpperCase()}`);
