@@ -83,6 +83,19 @@ def test_pages_are_accessible(scheme: str, site: Path, browser: Any, axe: Callab
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("name", ["index", "lab/speed"])
+def test_pages_opened_as_files_can_be_searched(name: str, site: Path, browser: Any) -> None:
+    page = browser.new_page(viewport={"width": 1280, "height": 900})
+    page.goto((site / f"{name}.html").as_uri())
+    page.locator("[data-md-component=search-query]").click()
+    page.keyboard.type("guard_votes")
+    first = page.locator(".md-search-result__link").first
+    first.wait_for()
+    assert "attacks.html" in first.get_attribute("href")
+    page.close()
+
+
+@pytest.mark.slow
 def test_the_notebook(tmp_path: Path) -> None:
     """It runs, and FedCC is where the text says: far above FedAvg."""
     loaded("execute").execute(ROOT / "docs" / "notebook.ipynb", tmp_path / "out.ipynb")
