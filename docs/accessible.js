@@ -3,3 +3,6 @@
 document.addEventListener("DOMContentLoaded", () => {
   for (const area of document.querySelectorAll(".md-typeset__scrollwrap")) area.tabIndex = 0;
 });
+
+// The theme's search dialog has no name of its own.
+document.querySelector(".md-search").setAttribute("aria-label", "Search");
