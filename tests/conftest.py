@@ -20,13 +20,15 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run a slow test that fails once more: it waits for real programs, and a busy machine may be late.
+    """Slow tests begin first, so that none is left when the others are done; one that fails runs once more.
 
-    ``-rR`` lists those that were; a fast test is never run again.
+    They wait for real programs, and a busy machine may be late. ``-rR`` lists those that ran again; a fast test never
+    does.
     """
-    for item in items:
-        if item.get_closest_marker("slow"):
-            item.add_marker(pytest.mark.flaky(reruns=1))
+    slow = {item for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item not in slow)
+    for item in slow:
+        item.add_marker(pytest.mark.flaky(reruns=1))
 
 
 @pytest.fixture
