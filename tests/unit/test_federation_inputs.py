@@ -21,6 +21,7 @@ from fedcc.flower.data import new_inputs, site_samples
 from fedcc.flower.folder import FederationFolder, Site, Task
 from fedcc.flower.own_network import NotKnown
 from fedcc.flower.supernode import check_network
+from fedcc.inputs.images import DarkImages
 from fedcc.inputs.tables import Encoding, Table
 from fedcc.methods import make
 
@@ -166,6 +167,15 @@ def test_images_of_mixed_sizes_get_the_tasks_size(capsys: Capsys) -> None:
     samples = site_samples(Path("site"), fed.task)
     assert (tuple(samples.x.shape), samples["y"].tolist()) == ((6, 1, 10, 10), [0, 0, 0, 1, 1, 1])
     assert new_inputs(Path("site"), fed.task).shape == (6, 1, 10, 10)
+
+
+def test_a_site_is_told_of_12_bits_in_files_of_16(tmp_path: Path) -> None:
+    task = Task(2, ("cat", "dog"), (1, 8, 8), 4, "")
+    for name in ("cat", "dog"):
+        (tmp_path / "site" / name).mkdir(parents=True)
+        Image.new("I;16", (8, 8), 4_095).save(tmp_path / "site" / name / "1.png")
+    with pytest.warns(DarkImages, match=r"1\.png and 1 others: no value is above 4,095 of 65,535"):
+        assert site_samples(tmp_path / "site", task).x.max() == 15
 
 
 def test_a_table_of_ones_own_is_split_for_the_sites(capsys: Capsys) -> None:
