@@ -224,6 +224,16 @@ def test_methods_that_send_weights_are_refused(capsys: Capsys) -> None:
                           public_file=Path("public.npz"), class_names=("x", "y"))  # fmt: skip
 
 
+@pytest.mark.parametrize("method", ["dsfl", "scarlet"])
+def test_a_network_on_the_server_must_be_known_there(method: str, capsys: Capsys) -> None:
+    np.savez("public.npz", x=np.random.default_rng(0).normal(size=(6, 4)))
+    words = ("federation", "init", "fed", "--client", "a=mlp", "--client", "b=own", "--public-file", "public.npz",
+             "--class", "x", "--class", "y", "--method", method)  # fmt: skip
+    call(capsys, *words).refused("trains a network on the server", "only its site knows", "--set server_arch=NAME")
+    assert not Path("fed").exists()
+    assert call(capsys, *words, "--set", "server_arch=mlp64").code == 0
+
+
 @pytest.mark.usefixtures("own")
 def test_code_is_named_by_the_site_and_by_nobody_else(capsys: Capsys) -> None:
     words = ("federation", "init", "g", "--public-file", "public.npz", "--class", "x", "--class", "y")

@@ -326,9 +326,10 @@ def _bytes_of(value: Any) -> Iterator[bytes]:
         yield type(value).__name__.encode()
         value = {f.name: getattr(value, f.name) for f in fields(value)}
     if isinstance(value, Tensor):
-        plain = value.detach().cpu().contiguous()
+        plain = value.detach().cpu()
         yield f"{plain.dtype}{tuple(plain.shape)}".encode()
-        yield plain.reshape(-1).view(torch.uint8).numpy().tobytes()
+        flat = torch.empty(plain.numel(), dtype=plain.dtype).copy_(plain.flatten())  # of one element the stride may be 0
+        yield flat.view(torch.uint8).numpy().tobytes()
     elif isinstance(value, Mapping):
         for name in sorted(value):
             yield f"{name}:".encode()
