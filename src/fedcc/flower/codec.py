@@ -328,7 +328,8 @@ def _bytes_of(value: Any) -> Iterator[bytes]:
     if isinstance(value, Tensor):
         plain = value.detach().cpu()
         yield f"{plain.dtype}{tuple(plain.shape)}".encode()
-        flat = torch.empty(plain.numel(), dtype=plain.dtype).copy_(plain.flatten())  # of one element the stride may be 0
+        # copied: a tensor of one element may have a stride of 0, which no view of bytes may have
+        flat = torch.empty(plain.numel(), dtype=plain.dtype).copy_(plain.flatten())
         yield flat.view(torch.uint8).numpy().tobytes()
     elif isinstance(value, Mapping):
         for name in sorted(value):
