@@ -21,10 +21,12 @@ from fedcc.engine import Plain
 from fedcc.experiments.result import Result
 from fedcc.experiments.store import RunFolder
 from fedcc.flower import cohort as cohort_module
+from fedcc.flower import superlink
 from fedcc.flower.cohort import NoQuorum
 from fedcc.flower.demo import simulate
 from fedcc.flower.folder import FederationFolder
 from fedcc.flower.logs import Level
+from fedcc.flower.members import revoke_client
 from federation import NAMES, LocalTransport, make
 
 
@@ -67,9 +69,9 @@ def test_uplinks_and_accuracy_are_the_simulators(method: str, tmp_path: Path) ->
     assert round(100 * float(right.double().mean()), 4) == simulated.accuracy
 
 
-@pytest.mark.parametrize("method", ["fens", "fedproto", "scaffold"])
+@pytest.mark.parametrize("method", ["fens", "fedproto", "scaffold", "scarlet"])
 def test_methods_beyond_the_paper(method: str, tmp_path: Path) -> None:
-    """Sites run each other's networks (FENS), and the server keeps models on features."""
+    """Sites run each other's networks (FENS), the server keeps models on features and asks for some rows (SCARLET)."""
     settings = {"aggregator_rounds": 2} if method == "fens" else {}
     models = "resnet8" if method == "scaffold" else "resnet8,resnet14"
     folder = make(tmp_path / "f", method, settings=settings, models=models)
@@ -332,3 +334,29 @@ def test_a_federation_evaluates_as_often_as_it_is_asked_to(tmp_path: Path) -> No
     assert [r["accuracy"] is None for r in records(folder)] == [True, False, False]
     assert [r["readings"] for r in records(folder)] == [{}, {}, {}]
     assert records(folder)[-1]["accuracy"] == simulate(folder.experiment).accuracy
+
+
+def test_a_run_after_a_revocation_has_nothing_of_the_client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`revoke` and `run --overwrite`: the numbers are those of a federation that the client never took part in."""
+
+    def app(folder: FederationFolder, *_: Any) -> None:
+        run = json.loads((folder.operator / "run.json").read_text())["run"]
+        LocalTransport(folder).server(run).train()
+
+    def outcome(folder: FederationFolder) -> tuple[dict[str, list[Any]], list[Any], Any]:
+        run = json.loads((folder.operator / "run.json").read_text())["run"]
+        lines = {p.parts[-4]: p.read_text().splitlines() for p in folder.path.glob(f"sites/*/state/{run}/rounds.jsonl")}
+        uploads = {name: [json.loads(line)["sent"] for line in text] for name, text in lines.items()}
+        return uploads, [r["present"] for r in records(folder)], RunFolder(folder.run).summary()["accuracy"]["final"]  # type: ignore[index]
+
+    monkeypatch.setattr(superlink, "_run_app", app)
+    monkeypatch.setattr(superlink, "close_to_others", lambda *_: None)  # it changes this process's umask
+    folder, other = make(tmp_path / "f"), make(tmp_path / "other")
+    superlink.train(folder, False, print)
+    assert outcome(folder)[1] == [[0, 1, 2, 3]] * 2
+    for revoked in (folder, other):
+        revoke_client(revoked, "east")
+        superlink.train(FederationFolder.open(revoked.path), True, print)
+    assert outcome(folder) == outcome(other)
+    assert outcome(folder)[1] == [[0, 2, 3]] * 2
+    assert set(outcome(folder)[0]) == {"north", "south", "west"}

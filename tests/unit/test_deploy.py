@@ -38,6 +38,22 @@ def test_a_units_command_exists_and_it_is_closed(unit: Path) -> None:
     assert f"ReadWritePaths={words[1]}" in lines
 
 
+def test_a_run_waits_for_the_server(tmp_path: Path) -> None:
+    """At a boot the server's unit has started long before the server listens."""
+    lines = (DEPLOY / "fedcc-run.service").read_text().splitlines()
+    (wait,) = [line.removeprefix("ExecStartPre=") for line in lines if line.startswith("ExecStartPre=")]
+    program = tmp_path / "fedcc"  # says what `status` says: not running, twice, then running
+    program.write_text(
+        f"#!/bin/sh\necho $* >> {tmp_path}/calls\n"
+        f"[ $(wc -l < {tmp_path}/calls) -gt 2 ] && echo 'server running; run stopped, round 1 of 3' && exit\n"
+        "echo 'server not running; run stopped, round 1 of 3'\n"
+    )
+    program.chmod(0o755)
+    words = shlex.split(wait.replace("/opt/fedcc/bin/fedcc", str(program)).replace("sleep 5", "sleep 0"))
+    assert subprocess.run(words, check=False, timeout=20).returncode == 0
+    assert (tmp_path / "calls").read_text().splitlines() == ["federation status /srv/fedcc/fed"] * 3
+
+
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is missing")
 @pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.stem)
 def test_systemd_accepts_a_unit(unit: Path, tmp_path: Path) -> None:

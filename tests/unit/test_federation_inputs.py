@@ -21,6 +21,7 @@ from fedcc.flower.data import new_inputs, site_samples
 from fedcc.flower.folder import FederationFolder, Site, Task
 from fedcc.flower.own_network import NotKnown
 from fedcc.flower.supernode import check_network
+from fedcc.inputs.images import DarkImages
 from fedcc.inputs.tables import Encoding, Table
 from fedcc.methods import make
 
@@ -168,6 +169,15 @@ def test_images_of_mixed_sizes_get_the_tasks_size(capsys: Capsys) -> None:
     assert new_inputs(Path("site"), fed.task).shape == (6, 1, 10, 10)
 
 
+def test_a_site_is_told_of_12_bits_in_files_of_16(tmp_path: Path) -> None:
+    task = Task(2, ("cat", "dog"), (1, 8, 8), 4, "")
+    for name in ("cat", "dog"):
+        (tmp_path / "site" / name).mkdir(parents=True)
+        Image.new("I;16", (8, 8), 4_095).save(tmp_path / "site" / name / "1.png")
+    with pytest.warns(DarkImages, match=r"1\.png and 1 others: no value is above 4,095 of 65,535"):
+        assert site_samples(tmp_path / "site", task).x.max() == 15
+
+
 def test_a_table_of_ones_own_is_split_for_the_sites(capsys: Capsys) -> None:
     rng = np.random.default_rng(0)
     rows = [f"{a:.3f},{b:.3f},{'cat' if a > b else 'dog'}" for a, b in rng.normal(size=(80, 2))]
@@ -212,6 +222,16 @@ def test_methods_that_send_weights_are_refused(capsys: Capsys) -> None:
     for method in ("fedcc", "fedmd", "lsr", "fedct"):
         create_federation(Path(method), method, {"a": "own", "b": None}, options={}, port=9092,
                           public_file=Path("public.npz"), class_names=("x", "y"))  # fmt: skip
+
+
+@pytest.mark.parametrize("method", ["dsfl", "scarlet"])
+def test_a_network_on_the_server_must_be_known_there(method: str, capsys: Capsys) -> None:
+    np.savez("public.npz", x=np.random.default_rng(0).normal(size=(6, 4)))
+    words = ("federation", "init", "fed", "--client", "a=mlp", "--client", "b=own", "--public-file", "public.npz",
+             "--class", "x", "--class", "y", "--method", method)  # fmt: skip
+    call(capsys, *words).refused("trains a network on the server", "only its site knows", "--set server_arch=NAME")
+    assert not Path("fed").exists()
+    assert call(capsys, *words, "--set", "server_arch=mlp64").code == 0
 
 
 @pytest.mark.usefixtures("own")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,10 @@ import pytest
 from PIL import Image
 
 from fedcc.data import own
+from fedcc.data.own import read_path
 from fedcc.errors import InputError, LeftOut
 from fedcc.inputs import read_inputs
-from fedcc.inputs.images import Form, common_form, decode, list_parts
+from fedcc.inputs.images import DarkImages, Form, common_form, decode, decode_all, list_parts
 from fedcc.inputs.tables import Encoding, Table, numbered_labels, read_csv
 
 
@@ -81,6 +83,40 @@ def test_every_mode_becomes_three_channels(
     image = decode(picture(tmp_path / "x.png", mode, (9, 7), colour), Form(8, 3))
     assert image.shape == (3, 8, 8)
     assert tuple(image[:, 3, 3].tolist()) == pixel
+
+
+def test_12_bits_in_files_of_16_are_named_once(tmp_path: Path) -> None:
+    for name in ("train/a/1.png", "train/b/2.png", "test/a/3.png", "test/b/4.png", "public/5.png"):
+        picture(tmp_path / name, "I;16", colour=4_000)
+    picture(tmp_path / "train/b/bright.png", colour=255)  # of 8 bits
+    picture(tmp_path / "public/5.png", "I;16", colour=4_095)
+    with pytest.warns(DarkImages) as caught:
+        dataset = own.read(str(tmp_path))
+    assert [str(w.message) for w in caught] == [
+        f"{tmp_path}/train/a/1.png and 4 others: no value is above 4,095 of 65,535, and of 16 bits the upper 8 are "
+        "kept, so they become nearly black, 0 to 15 of 255; multiply the values by 16"
+    ]
+    assert [int(np.asarray(x).max()) for x in (dataset.train_x, dataset.test_x, dataset.public_x)] == [255, 15, 15]
+    with pytest.warns(DarkImages, match=r"public/5\.png: no value is above 4,095"):
+        read_inputs(tmp_path / "public/5.png", (1, 8, 8), "uint8", None)
+
+
+def test_a_path_is_read_once_however_it_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("imgs/a/1.png", "imgs/a/2.png", "imgs/b/1.png", "imgs/b/2.png"):
+        picture(tmp_path / name)
+    read: list[str] = []
+    monkeypatch.setattr(own, "read_path", lambda source, *rest: read.append(source) or read_path(source, *rest))
+    monkeypatch.chdir(tmp_path)
+    assert own.describe("./imgs").train == own.describe(str(tmp_path / "imgs")).train
+    assert read == [str(tmp_path / "imgs")]
+
+
+@pytest.mark.parametrize("values", [(4_000, 8_192), (0, 0)])
+def test_dark_images_beside_brighter_ones_and_black_ones_are_not_named(tmp_path: Path, values: tuple[int, int]) -> None:
+    paths = [picture(tmp_path / f"{i}.png", "I;16", colour=value) for i, value in enumerate(values)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert decode_all(paths, Form(8, 1)).max(axis=(1, 2, 3)).tolist() == [value // 256 for value in values]
 
 
 def test_damaged_and_huge_images_are_refused_by_name(tmp_path: Path) -> None:

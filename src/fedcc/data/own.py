@@ -52,7 +52,10 @@ def is_installed(source: str) -> bool:
 
 def describe(source: str, *, label: str = "", resize: int = 0, test: float = 0.2) -> Description:
     """What a source holds; everything is read, so that whatever is wrong with it is known now."""
-    dataset = _read_once(source, label, resize, test, _signature(source))
+    path = _resolved(source)
+    is_path = not (is_reference(source) or is_installed(source)) and path.exists()
+    place = str(path) if is_path else source  # a path is read once, however it is written
+    dataset = _read_once(place, label, resize, test, _signature(place))
     return Description(
         name=dataset.name,
         title=Path(source).stem if not is_reference(source) else source,
@@ -169,10 +172,12 @@ def _read_folder(folder: Path, resize: int, labelled: bool) -> Parts:
             raise ValueError(f"resize is for images, got resize={resize} for {folder}")
         return _named_arrays(folder, {path.stem: open_map(path) for path in maps}, labelled)
     parts = list_parts(folder) if labelled else {"train": list_images(folder)}
-    form = common_form([path for listing in parts.values() for path in listing.paths], resize)
+    paths = [path for listing in parts.values() for path in listing.paths]
+    images = decode_all(paths, common_form(paths, resize))
+    ends = np.cumsum([len(listing.paths) for listing in parts.values()])
     return {
-        part: (decode_all(listing.paths, form), None if part == "public" or not labelled else listing.names)
-        for part, listing in parts.items()
+        part: (x, None if part == "public" or not labelled else listing.names)
+        for (part, listing), x in zip(parts.items(), np.split(images, ends[:-1]), strict=True)
     }
 
 

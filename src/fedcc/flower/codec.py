@@ -326,9 +326,11 @@ def _bytes_of(value: Any) -> Iterator[bytes]:
         yield type(value).__name__.encode()
         value = {f.name: getattr(value, f.name) for f in fields(value)}
     if isinstance(value, Tensor):
-        plain = value.detach().cpu().contiguous()
+        plain = value.detach().cpu()
         yield f"{plain.dtype}{tuple(plain.shape)}".encode()
-        yield plain.reshape(-1).view(torch.uint8).numpy().tobytes()
+        # copied: a tensor of one element may have a stride of 0, which no view of bytes may have
+        flat = torch.empty(plain.numel(), dtype=plain.dtype).copy_(plain.flatten())
+        yield flat.view(torch.uint8).numpy().tobytes()
     elif isinstance(value, Mapping):
         for name in sorted(value):
             yield f"{name}:".encode()

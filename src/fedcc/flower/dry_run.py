@@ -135,3 +135,8 @@ def check_outputs_suffice(method: AnyMethod, server: Server) -> None:
             f"{method.name} sends weights, and the server knows no weights of a network that its site brings; "
             "name the clients' networks, or choose a method that sends predictions, such as fedcc"
         ) from None
+    if any(is_at_site(model.arch) for model in server.models.values()):
+        raise ValueError(
+            f"{method.name} trains a network on the server, by default one of the clients, which only its site knows; "
+            "name it with --set server_arch=NAME"
+        )

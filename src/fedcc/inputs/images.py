@@ -22,9 +22,14 @@ Images = NDArray[np.uint8]
 SIDE = 32  # the largest side by default, unless all images are squares of one size up to KEPT
 KEPT = 64
 SMALLEST = 8
+WHITE = 65_535  # the largest value of 16 bits
 PIXELS = 64_000_000  # of one image, before anything is decoded
 SUFFIXES = (".png", ".jpg", ".jpeg", ".gif", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
 PARTS = ("train", "test", "public")
+
+
+class DarkImages(UserWarning):
+    """Images of 16 bits use so little of their range that they are nearly black in 8 bits."""
 
 
 class Encoded(BytesIO):
@@ -164,8 +169,11 @@ def _opened(path: Path | Encoded) -> Any:
     return image
 
 
-def decode(path: Path | Encoded, form: Form) -> Images:
-    """One image, upright, on white where it is transparent, its centre cropped to a square: [channels, side, side]."""
+def decode(path: Path | Encoded, form: Form, peaks: dict[Path | Encoded, int] | None = None) -> Images:
+    """One image, upright, on white where it is transparent, its centre cropped to a square: [channels, side, side].
+
+    Of 16 bits the upper 8 are kept; ``peaks`` receives the largest value of such an image.
+    """
     from PIL import Image, ImageOps
 
     try:
@@ -175,7 +183,10 @@ def decode(path: Path | Encoded, form: Form) -> Images:
             if image.mode == "F" or (image.mode == "I" and kind != "PNG"):
                 raise InputError(f"{path}: an image may have 8 or 16 bits per value, found 32")
             if image.mode.startswith("I"):  # 16 bits
-                image = Image.fromarray((np.asarray(image).astype(np.int64) >> 8).clip(0, 255).astype(np.uint8))
+                values = np.asarray(image).astype(np.int64)
+                if peaks is not None:
+                    peaks[path] = int(values.max())
+                image = Image.fromarray((values >> 8).clip(0, 255).astype(np.uint8))
             if image.mode in ("LA", "PA", "RGBA") or "transparency" in image.info:
                 image = image.convert("RGBA")
                 white = Image.new("RGBA", image.size, "white")
@@ -192,8 +203,20 @@ def decode(path: Path | Encoded, form: Form) -> Images:
 
 def decode_all(paths: Sequence[Path | Encoded], form: Form) -> Images:
     """Images of one form, [N, channels, side, side]."""
-    images = np.empty((len(paths), *form.shape), np.uint8)
+    images, peaks = np.empty((len(paths), *form.shape), np.uint8), dict[Path | Encoded, int]()
     with ThreadPoolExecutor(os.cpu_count()) as pool:  # Pillow decodes outside the interpreter's lock
-        for i, image in enumerate(pool.map(partial(decode, form=form), paths, chunksize=64)):
+        for i, image in enumerate(pool.map(partial(decode, form=form, peaks=peaks), paths, chunksize=64)):
             images[i] = image
+    if peaks and 0 < max(peaks.values()) < WHITE / 8:
+        _warn_of_dark(next(path for path in paths if path in peaks), len(peaks) - 1, max(peaks.values()))
     return images
+
+
+def _warn_of_dark(first: Path | Encoded, others: int, peak: int) -> None:
+    """12 bits in files of 16, for example, as programs write them that export DICOM."""
+    which = f"{first} and {others:,} others" if others else str(first)
+    text = (
+        f"{which}: no value is above {peak:,} of {WHITE:,}, and of 16 bits the upper 8 are kept, so they become nearly "
+        f"black, 0 to {peak >> 8} of 255; multiply the values by {WHITE // peak}"
+    )
+    warnings.warn(text, DarkImages, stacklevel=3)
