@@ -21,6 +21,7 @@ from fedcc.flower.cohort import NoQuorum
 from fedcc.flower.folder import FederationFolder, Site
 from fedcc.flower.keys import federation_fingerprint, fingerprint, make_authority, make_command_key, make_key_pair
 from fedcc.flower.members import add_client, replace_key, revoke_client
+from fedcc.flower.programs import FlowerError
 from fedcc.flower.supernode import CONNECTED, NOT_KNOWN, Credentials
 from federation import NAMES, LocalTransport, make
 
@@ -304,6 +305,55 @@ def test_a_site_joins_with_a_key_of_its_own(
     assert "has not sent its key yet" in status
     call(capsys, "federation", "revoke", "fed", "a")
     assert "revoked" in call(capsys, "federation", "status", "fed").out
+
+
+@pytest.mark.parametrize(
+    "content", ["", "{", "[]", "5", '{"pid": 1}', '{"pid": "x", "inner": 5}', '{"pid": 1, "inner": null}']
+)
+def test_a_change_is_reported_though_the_servers_file_is_damaged(
+    folder: FederationFolder, capsys: pytest.CaptureFixture[str], content: str
+) -> None:
+    (folder.operator / "server.json").write_text(content)
+    done = call(capsys, "federation", "revoke", folder.path, "east")
+    assert "east is revoked. Its number, 1," in done.out
+    done.failed("the change is made, but a running server uses the keys of before", "server.json is damaged")
+    assert FederationFolder.open(folder.path).members == ["north"]
+
+
+def test_a_change_that_no_server_was_told_says_so(
+    folder: FederationFolder, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server in another container has a process id and a port that are not seen here."""
+
+    def change(*words: Any) -> str:
+        done = call(capsys, "federation", *words)
+        assert done.code == 0, done
+        return " ".join(done.out.split())
+
+    file, other = new_key(tmp_path, "east"), new_key(tmp_path, "new")
+    rotate = ("rotate", folder.path, file, "--client", "east", "--fingerprint", fingerprint(file))
+    assert "warning" not in change(*rotate), "there never was a server"
+    (folder.operator / "server.json").write_text(json.dumps({"pid": 2**22 + 1, "port": 5, "inner": 5}))
+    untold = "warning: no running server is seen from here, so none was told"
+    for done, *words in (
+        ("east has this key already", *rotate),
+        ("new is client 2", "add", folder.path, "new", other, "--fingerprint", fingerprint(other)),
+        ("east is revoked", "revoke", folder.path, "east"),
+        ("east is revoked", "revoke", folder.path, "east"),
+    ):
+        said = change(*words)
+        assert done in said
+        assert untold in said
+        assert "run this again where it runs, or restart it" in said
+
+    def refuse(_: FederationFolder) -> None:
+        raise FlowerError("could not register the clients' keys: no connection")
+
+    monkeypatch.setattr("fedcc.flower.superlink.is_serving", lambda _: True)
+    monkeypatch.setattr("fedcc.flower.members.register_members", refuse)
+    done = call(capsys, "federation", "revoke", folder.path, "new")
+    assert "new is revoked" in done.out
+    done.failed("the change is made, but", "no connection")
 
 
 def test_a_site_uses_its_old_key_until_the_server_refuses_it(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ pytest.importorskip("flwr")
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from fedcc import __version__
-from fedcc.flower import command, keys, succession
+from fedcc.flower import command, keys, succession, supernode
 from fedcc.flower.command import Command, CommandSigner, read_public_key, work_together
 from fedcc.flower.contact import reach
 from fedcc.flower.folder import FederationFolder, Site
@@ -124,6 +124,19 @@ def test_what_is_no_succession_is_refused(text: str) -> None:
         parse(text)
 
 
+@pytest.mark.parametrize("content", [b"", b"[", b"[5]", b"\xff\xfe", b"5", b" " * 300_000])
+def test_a_damaged_file_of_statements_is_named_before_any_site_is_asked(
+    folder: FederationFolder, capsys: pytest.CaptureFixture[str], content: bytes
+) -> None:
+    path = folder.operator / succession.FILE
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=r"succession\.json is damaged: (a succession is a list|statements may have)"):
+        CommandSigner(folder.command_key)
+    for words in (("server",), ("rotate",), ("renew", "--ca")):
+        call(capsys, "federation", words[0], folder.path, *words[1:]).refused(f"{path} is damaged")
+    assert path.read_bytes() == content
+
+
 # -- versions
 
 
@@ -217,6 +230,52 @@ def test_a_site_refuses_another_ca(folder: FederationFolder, tmp_path: Path, ser
             reach(server.address, folder.site("north"))
         authorities = keys.read_certificates(folder.site("north") / "ca.crt")
         assert keys.read_certificates(other.operator / "ca.crt")[0] not in authorities
+
+
+def test_a_client_that_had_its_server_waits_while_somebody_else_answers(
+    folder: FederationFolder, tmp_path: Path, serve: Callable[..., Server], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A network that wants a login first, or somebody on the way: it ended the client."""
+    site, other = folder.site("north"), make(tmp_path / "other", names=("north", "east"), models="mlp", skew="iid")
+    right, wrong = serve(folder.operator).address, serve(other.operator).address
+    said: list[str] = []
+    sessions: list[str] = []
+
+    class Ended(Exception):
+        pass
+
+    def run(*_: Any) -> None:
+        sessions.append("session")
+        if len(sessions) == 2:
+            raise Ended
+
+    class Nothing:
+        folder = tmp_path
+
+        def __init__(self, _: Path):
+            pass
+
+        def close(self) -> None:
+            pass
+
+    def take_part(*servers: str) -> None:
+        answers = iter(servers)
+        monkeypatch.setattr(supernode, "reach", lambda _, site: reach(next(answers), site))
+        supernode.take_part(Site.read(site), site / "data.npz", lambda line, *_: said.append(line))
+
+    monkeypatch.setattr(supernode, "_run_supernode", run)
+    monkeypatch.setattr(supernode, "ForkServer", Nothing)
+    monkeypatch.setattr(supernode, "RETRY_SECONDS", 0.0)
+    with pytest.raises(FlowerError, match="does not show a certificate of this federation"):
+        take_part(wrong)
+    assert not sessions
+    with pytest.raises(Ended):
+        take_part(right, wrong, wrong, "localhost:1", right)
+    waiting = [line for line in said if "cannot be reached" in line]
+    assert len(sessions) == len(waiting) == 2, "each reason is said once"
+    assert f"the server cannot be reached ({wrong} does not show a certificate of this federation: " in waiting[0]
+    assert "retrying until it can be" in waiting[0]
+    assert "refused" in waiting[1]
 
 
 @pytest.mark.parametrize(("days", "ahead", "words"), [

@@ -33,7 +33,7 @@ def join(
     Run it again to see the fingerprints once more. The operator's files belong into the same folder.
     """
     from fedcc.flower.folder import parse_clients
-    from fedcc.flower.keys import federation_fingerprint, fingerprint, make_key_pair
+    from fedcc.flower.keys import federation_fingerprint, fingerprint, make_key_pair, write_public_half
 
     parse_clients([name])
     folder = folder or Path(name)
@@ -42,6 +42,8 @@ def join(
         folder.mkdir(parents=True, exist_ok=True)
         folder.chmod(0o700)
         make_key_pair(folder / "site.key", public, name)
+    elif not public.exists():
+        write_public_half(folder / "site.key", public, name)
     typer.echo(f"Send to the operator: {public}")
     typer.echo(f"Read out to the operator: {fingerprint(public)}")
     if (folder / "site.toml").exists():
@@ -65,10 +67,10 @@ def add(
 
     federation = FederationFolder.open(folder.resolve())
     federation = add_client(federation, name, file, model, _confirm(file, fingerprint))
-    _register(federation)
     number = list(federation.clients).index(name)
     typer.echo(f"{name} is client {number}, with {federation.clients[name]}. Send to it: {folder / 'sites' / name}")
     typer.echo(f"Read out to it, the fingerprint of the federation: {federation_fingerprint(federation.operator)}")
+    _register(federation)
 
 
 @federation_app.command()
@@ -78,8 +80,8 @@ def revoke(folder: Folder, name: ClientName) -> None:
     from fedcc.flower.members import revoke_client
 
     federation = revoke_client(FederationFolder.open(folder.resolve()), name)
-    _register(federation)
     typer.echo(f"{name} is revoked. Its number, {list(federation.clients).index(name)}, and its name stay taken.")
+    _register(federation)
 
 
 @federation_app.command()
@@ -129,9 +131,9 @@ def rotate(
         typer.echo("Commands are signed with a new key, which the old one has signed")
         typer.echo(f"Fingerprint of the federation: {federation_fingerprint(federation.operator)}")
         return
-    members.replace_key(federation, client, file, _confirm(file, fingerprint))
+    changed = members.replace_key(federation, client, file, _confirm(file, fingerprint))
+    typer.echo(f"{client} has a new key, in place of the old one" if changed else f"{client} has this key already")
     _register(federation)
-    typer.echo(f"{client} has a new key; the old one is refused")
 
 
 @federation_app.command()
@@ -167,9 +169,21 @@ def _confirm(file: Path, expected: str | None) -> str:
 
 
 def _register(federation: FederationFolder) -> None:
-    """Tell the server, if it runs."""
+    """Tell the server, if it runs. The change is in the folder and was reported, whatever comes of this."""
     from fedcc.flower.members import register_members
-    from fedcc.flower.superlink import is_serving
+    from fedcc.flower.programs import FlowerError
+    from fedcc.flower.superlink import is_serving, server_file
 
-    if is_serving(federation):
-        register_members(federation)
+    todo = "run this again where it runs, or restart it"
+    try:
+        if is_serving(federation):
+            register_members(federation)
+        elif server_file(federation).exists():
+            typer.echo(
+                "warning: no running server is seen from here, so none was told. One that runs elsewhere, such as in "
+                f"another container, uses the keys of before: {todo}"
+            )
+    except (FlowerError, ValueError, OSError) as error:
+        raise FlowerError(
+            f"the change is made, but a running server uses the keys of before: {todo} ({error})"
+        ) from None

@@ -38,8 +38,14 @@ USAGES = ("digital_signature", "content_commitment", "key_encipherment", "data_e
           "key_cert_sign", "crl_sign", "encipher_only", "decipher_only")  # fmt: skip
 
 
-def make_authority(folder: Path) -> bytes:
-    """Write ``ca.key``, and put a new certificate before those in ``ca.crt``; the new one, in PEM."""
+def make_authority(folder: Path) -> None:
+    """Write the key and the certificate of a new CA."""
+    key, authority = new_authority()
+    write_authority(folder, key, [authority])
+
+
+def new_authority() -> tuple[ec.EllipticCurvePrivateKey, x509.Certificate]:
+    """The key and the certificate of a new CA; nothing is written."""
     key = ec.generate_private_key(ec.SECP384R1())
     identifier = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
     ca = (
@@ -47,10 +53,13 @@ def make_authority(folder: Path) -> bytes:
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .add_extension(identifier, critical=False)
     )
-    pem, path = ca.sign(key, SHA256()).public_bytes(Encoding.PEM), folder / "ca.crt"
-    write_whole(path, pem + (path.read_bytes() if path.exists() else b""))
+    return key, ca.sign(key, SHA256())
+
+
+def write_authority(folder: Path, key: ec.EllipticCurvePrivateKey, authorities: Sequence[x509.Certificate]) -> None:
+    """Write ``ca.crt``, the newest CA first, and then its key: what is signed with the key is always accepted."""
+    write_certificates(folder / "ca.crt", authorities)
     _write_private(folder / "ca.key", key, PrivateFormat.PKCS8)
-    return pem
 
 
 def make_server_certificate(folder: Path, hosts: Sequence[str]) -> None:
@@ -78,6 +87,11 @@ def read_certificates(path: Path) -> list[x509.Certificate]:
         raise ValueError(f"{path} must hold certificates in PEM") from None
 
 
+def write_certificates(path: Path, certificates: Sequence[x509.Certificate]) -> None:
+    """Write certificates in PEM."""
+    write_whole(path, b"".join(certificate.public_bytes(Encoding.PEM) for certificate in certificates))
+
+
 def days_left(certificate: x509.Certificate) -> float:
     """Days until a certificate expires, by this machine's clock."""
     return (certificate.not_valid_after_utc - datetime.now(UTC)).total_seconds() / 86_400
@@ -96,8 +110,15 @@ def expiry_warning(what: str, days: float, advice: str) -> str | None:
 
 def make_key_pair(private: Path, public: Path, name: str = "") -> None:
     """Write a site's key pair in the form that Flower reads; the public half may name the site."""
-    key = ec.generate_private_key(ec.SECP384R1())
-    _write_private(private, key, PrivateFormat.OpenSSH)
+    _write_private(private, ec.generate_private_key(ec.SECP384R1()), PrivateFormat.OpenSSH)
+    write_public_half(private, public, name)
+
+
+def write_public_half(private: Path, public: Path, name: str = "") -> None:
+    """Write the public half of a key that is on the disk, in OpenSSH's form."""
+    content = private.read_bytes()
+    load = serialization.load_ssh_private_key if b"OPENSSH" in content else serialization.load_pem_private_key
+    key = load(content, password=None)
     text = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH).decode()
     write_whole(public, f"{text} {name}".strip() + "\n")
 
@@ -161,9 +182,9 @@ def key_name(content: bytes) -> str:
 
 def make_command_key(private: Path) -> Path:
     """Write the key that signs commands, and beside it the public half, ``.pub``, whose path is returned."""
-    key, public = Ed25519PrivateKey.generate(), private.with_suffix(".pub")
-    _write_private(private, key, PrivateFormat.PKCS8)
-    write_whole(public, key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH) + b"\n")
+    public = private.with_suffix(".pub")
+    _write_private(private, Ed25519PrivateKey.generate(), PrivateFormat.PKCS8)
+    write_public_half(private, public)
     return public
 
 

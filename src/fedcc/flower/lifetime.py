@@ -8,7 +8,7 @@ from fedcc.flower.command import CommandSigner
 from fedcc.flower.folder import FederationFolder
 from fedcc.flower.keys import days_left, expiry_warning, make_server_certificate, read_certificates
 from fedcc.flower.logs import Say
-from fedcc.flower.succession import replace_authority, replace_command_key
+from fedcc.flower.succession import finish_rotation, replace_authority, replace_command_key
 
 DAY = 86_400.0
 
@@ -16,6 +16,7 @@ DAY = 86_400.0
 def renew(folder: FederationFolder, authority: bool) -> str:
     """Make a new certificate for the server, of a new CA if asked for; what follows from it, in words."""
     if authority:
+        finish_rotation(folder.command_key)  # sites that know the announced key believe no statement of the old one
         replace_authority(folder.operator, folder.hosts, CommandSigner(folder.command_key).key)
     else:
         make_server_certificate(folder.operator, folder.hosts)

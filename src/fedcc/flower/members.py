@@ -30,6 +30,7 @@ from fedcc.flower.keys import (
     parse_public_key,
     public_bytes,
     read_key_file,
+    write_public_half,
 )
 from fedcc.flower.own_network import client_network
 from fedcc.flower.programs import FlowerError, environment
@@ -74,7 +75,8 @@ def add_client(
 ) -> FederationFolder:
     """Add a client with the public key that it has sent; or take the key of one that has none yet.
 
-    ``confirmed`` is the fingerprint that was compared.
+    ``confirmed`` is the fingerprint that was compared. If the client has this key already, nothing is written: an
+    ``add`` that was cut off can be run again.
     """
     with _changing(folder) as folder:
         parse_clients([name])
@@ -82,6 +84,8 @@ def add_client(
         if name in folder.revoked:
             raise ValueError(f"{name} was revoked, and its number is not used again; give the client another name")
         if folder.key(name).exists() and name in folder.clients:
+            if _has_key(folder, name, key):
+                return folder
             raise ValueError(f"{name} has a key; `fedcc federation rotate FOLDER --client {name} FILE` replaces it")
         if name in folder.clients and model not in (None, folder.clients[name]):
             raise ValueError(f"{name} has the network {folder.clients[name]}, got --model {model}")
@@ -91,24 +95,30 @@ def add_client(
         if not (folder.operator / "app.yaml").is_file():
             raise ValueError(f"{folder.operator / 'app.yaml'} is missing: copy it from a site's folder, all have the "
                              "same")  # fmt: skip
-        write_whole(folder.key(name), key)
         write_site(folder, name)
+        write_whole(folder.key(name), key)  # a client with a key has a folder
         folder.write()
     return folder
 
 
-def replace_key(folder: FederationFolder, name: str, key_file: Path, confirmed: str | None = None) -> None:
-    """Replace a client's key by another that it has sent; the old one is refused from then on, for good."""
+def replace_key(folder: FederationFolder, name: str, key_file: Path, confirmed: str | None = None) -> bool:
+    """Replace a client's key by another that it has sent; the old one is refused from then on, for good.
+
+    Returns whether it is another one.
+    """
     with _changing(folder) as folder:
         _check_member(folder, name)
         if not folder.key(name).is_file():
             raise ValueError(f"{name} has no key yet; `fedcc federation add FOLDER {name} FILE` takes its first one")
         key = _new_key(folder, name, key_file, confirmed)
+        if _has_key(folder, name, key):
+            return False
         old = folder.operator / "keys" / "old"
         old.mkdir(exist_ok=True)
         number = len(list(old.iterdir()))
-        shutil.copyfile(folder.key(name), old / f"{number}.pub")
+        write_whole(old / f"{number}.pub", folder.key(name).read_bytes())
         write_whole(folder.key(name), key)
+    return True
 
 
 def revoke_client(folder: FederationFolder, name: str) -> FederationFolder:
@@ -143,12 +153,14 @@ def upgrade_federation(folder: FederationFolder) -> Path:
     public = folder.command_key.with_suffix(".pub")
     if not folder.command_key.exists():
         make_command_key(folder.command_key)
+    if not public.exists():
+        write_public_half(folder.command_key, public)
     for site in map(folder.site, folder.clients):
         if site.is_dir():
             if not (site / "command.pub").exists():
-                shutil.copyfile(public, site / "command.pub")
+                write_whole(site / "command.pub", public.read_bytes())
             if not (folder.operator / "app.yaml").exists() and (site / "app.yaml").exists():
-                shutil.copyfile(site / "app.yaml", folder.operator / "app.yaml")
+                write_whole(folder.operator / "app.yaml", (site / "app.yaml").read_bytes())
             upgrade_site(Site.read(site))
     replace(folder, format=FORMAT).write()
     return public
@@ -177,7 +189,7 @@ def _check_member(folder: FederationFolder, name: str) -> None:
 
 
 def _new_key(folder: FederationFolder, name: str, key_file: Path, confirmed: str | None) -> bytes:
-    """The content of a file that is this client's public key and one that nobody has or had; others are refused.
+    """The content of a file that is this client's public key and that nobody else has or had; others are refused.
 
     The file is read once: somebody may replace it while two people compare fingerprints.
     """
@@ -191,12 +203,18 @@ def _new_key(folder: FederationFolder, name: str, key_file: Path, confirmed: str
         raise ValueError(f"{key_file} is the key of {shortened(other)}, not of {name}")
     for file in sorted((folder.operator / "keys").rglob("*.pub")):
         if (
-            file != key_file
+            file not in (key_file, folder.key(name))
             and (file.parent.name == "old" or file.stem in folder.clients)
             and public_bytes(file) == listed_bytes(new)
         ):
             raise ValueError(f"{key_file} holds a key that is or was in use here; the site must make a new one")
     return content
+
+
+def _has_key(folder: FederationFolder, name: str, key: bytes) -> bool:
+    """Whether a client's key is the one in the content of a file."""
+    path = folder.key(name)
+    return listed_bytes(parse_public_key(key, path)) == public_bytes(path)
 
 
 def _network(folder: FederationFolder, model: str | None) -> str:

@@ -22,7 +22,14 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_ssh_public_key
 
 from fedcc.core.files import write_whole
-from fedcc.flower.keys import make_authority, make_command_key, make_server_certificate, read_certificates
+from fedcc.flower.keys import (
+    make_command_key,
+    make_server_certificate,
+    new_authority,
+    read_certificates,
+    write_authority,
+    write_certificates,
+)
 
 SCHEME = "fedcc succession 1"
 FILE, NEXT = "succession.json", "next.key"
@@ -118,32 +125,56 @@ def parse(text: str | bytes) -> list[Statement]:
 
 
 def read_text(operator: Path) -> str:
-    """The statements so far, as they are sent."""
+    """The statements so far, as they are sent; a ValueError if the file is damaged: no site would obey a command."""
     path = operator / FILE
-    return path.read_text() if path.exists() else "[]"
+    if not path.exists():
+        return "[]"
+    content = path.read_bytes()
+    try:
+        parse(content)
+        return content.decode()
+    except ValueError as error:
+        raise ValueError(f"{path} is damaged: {error}; restore it from a copy") from None
 
 
 def replace_authority(operator: Path, hosts: Sequence[str], key: Ed25519PrivateKey) -> None:
     """Make a new CA and a certificate of it for the server; sites accept it by a statement.
 
     The old CA stays in ``ca.crt`` until the server starts again, since the one that runs shows its old certificate.
+    The statement comes first, so that no CA is used that is not announced. If this is cut off, the CA that it has
+    announced may be lost; the next statement replaces that one, so sites get from any CA to the newest.
     """
-    old = read_certificates(operator / "ca.crt")[0]
-    new = make_authority(operator)
-    _append(operator, Statement("ca", _digest(old), new.decode()).sign(key))
+    authorities = read_certificates(operator / "ca.crt")
+    known = authorities[_number_in_use(operator, authorities) or 0 :]
+    last = known[0]
+    for statement in parse(read_text(operator)):
+        if (statement.kind, statement.replaces) == ("ca", _digest(last)):
+            (last,) = x509.load_pem_x509_certificates(statement.value.encode())
+    new_key, new = new_authority()
+    _append(operator, Statement("ca", _digest(last), new.public_bytes(Encoding.PEM).decode()).sign(key))
+    write_authority(operator, new_key, [new, *known])
     make_server_certificate(operator, hosts)
 
 
 def forget_old_authorities(operator: Path) -> None:
-    """Leave only the CA of the server's certificate in ``ca.crt``."""
+    """Leave no CA in ``ca.crt`` that is older than that of the server's certificate.
+
+    A newer one is of a replacement that was cut off; its key may be in ``ca.key`` already.
+    """
     authorities = read_certificates(operator / "ca.crt")
-    if len(authorities) > 1:
-        (server,) = read_certificates(operator / "server.crt")
-        for authority in authorities:
-            with suppress(InvalidSignature):
-                server.verify_directly_issued_by(authority)
-                write_whole(operator / "ca.crt", authority.public_bytes(Encoding.PEM))
-                return
+    number = _number_in_use(operator, authorities)
+    if number is not None and authorities[number + 1 :]:
+        write_certificates(operator / "ca.crt", authorities[: number + 1])
+
+
+def _number_in_use(operator: Path, authorities: Sequence[x509.Certificate]) -> int | None:
+    """Which CA has signed the server's certificate, if one of them has."""
+    server = read_certificates(operator / "server.crt")[0]
+    for number, authority in enumerate(authorities):
+        with suppress(InvalidSignature):
+            server.verify_directly_issued_by(authority)
+            return number
+    return None
 
 
 def replace_command_key(path: Path, key: Ed25519PrivateKey) -> None:

@@ -77,7 +77,7 @@ def serve(folder: FederationFolder, bind: str, say: Say, metrics: str | None = N
         child = ends.enter_context(closing(ChildProcess(arguments, env, operator / "superlink.log")))
         child.wait_until(lambda: is_listening(LOCAL, port), START_SECONDS)
         server = {"pid": os.getpid(), "port": folder.port, "inner": port}
-        write_whole(operator / "server.json", json.dumps(server))  # first: who changes the clients now registers them
+        write_whole(server_file(folder), json.dumps(server))  # first: who changes the clients now registers them
         register_members(folder, env)
         if metrics is not None:
             watch = Watch(folder, port, lambda: read_status(folder), child.process.pid)
@@ -88,17 +88,29 @@ def serve(folder: FederationFolder, bind: str, say: Say, metrics: str | None = N
 
 
 def is_serving(folder: FederationFolder) -> bool:
-    path = folder.operator / "server.json"
-    server = json.loads(path.read_text()) if path.exists() else {}
-    return bool(server) and is_alive(server["pid"]) and is_listening(LOCAL, server["inner"])  # process ids are reused
+    """Whether the server runs, as seen from here: not one of another container."""
+    path = server_file(folder)
+    if not path.exists():
+        return False
+    try:
+        server = json.loads(path.read_bytes())
+        pid, inner = int(server["pid"]), int(server["inner"])
+    except (ValueError, TypeError, KeyError):
+        raise ValueError(f"{path} is damaged: a server that starts writes it again") from None
+    return is_alive(pid) and is_listening(LOCAL, inner)  # process ids are reused
+
+
+def server_file(folder: FederationFolder) -> Path:
+    """Where a server that has started says how it is reached on its machine."""
+    return folder.operator / "server.json"
 
 
 def connected_clients(folder: FederationFolder) -> list[str] | None:
     """Who is connected, whether there is a run or not; None if the server does not say."""
     try:
-        server = json.loads((folder.operator / "server.json").read_text())
+        server = json.loads(server_file(folder).read_text())
         online = Report.fetch(server["inner"], folder.operator / "ca.crt").online
-    except (OSError, ValueError, KeyError):
+    except (OSError, ValueError, KeyError, TypeError):
         return None
     return sorted(name for key, name in client_keys(folder).items() if key in online)
 

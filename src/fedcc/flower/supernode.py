@@ -22,7 +22,7 @@ from fedcc.flower.gate import supernode_command
 from fedcc.flower.logs import LogFollower, Say, rotate
 from fedcc.flower.own_network import own_network
 from fedcc.flower.policy import Usage
-from fedcc.flower.programs import ChildProcess, close_to_others, environment, free_port
+from fedcc.flower.programs import ChildProcess, FlowerError, close_to_others, environment, free_port
 from fedcc.flower.site_error import SiteError
 from fedcc.inputs import TABLES
 from fedcc.nets import build
@@ -63,8 +63,16 @@ class Credentials:
             self.previous.unlink(missing_ok=True)
 
     def change(self) -> bool:
-        """Use the other key, if there is one and this one was refused."""
-        if not self.refused or not (self.next.exists() or self.previous.exists()):
+        """Use the other key, if there is one and this one was refused.
+
+        If it was cut off after a link, the key has two names, and the new one is taken back first.
+        """
+        if not self.refused:
+            return False
+        for other in (self.next, self.previous):
+            if other.exists() and other.read_bytes() == self.key.read_bytes():
+                other.unlink()
+        if not (self.next.exists() or self.previous.exists()):
             return False
         if self.next.exists():
             os.link(self.key, self.previous)
@@ -135,16 +143,8 @@ def take_part(
             check_network(site, network)
         env = environment(site.state / "home", threads)
         env["PATH"] = f"{fork_server.folder}{os.pathsep}{env['PATH']}"
-        while True:
-            for tries in count():
-                reason, notes = reach(server, site.path)
-                if reason is None:
-                    break
-                if not tries:
-                    say(f"the server cannot be reached ({reason}); retrying until it can be", "warning")
-                time.sleep(min(RETRY_SECONDS, 2**tries))
-            for note in notes:
-                say(f"note: {note}", "warning")
+        for contacts in count():
+            _wait_for_server(server, site.path, say, known=contacts > 0)
             credentials = Credentials(site.path)
             _run_supernode(site, server, env, credentials, say)
             if credentials.change():
@@ -152,6 +152,30 @@ def take_part(
             text = "the connection has ended; retrying in {:g} s (a server may keep a session for a minute)"
             say(text.format(RETRY_SECONDS), "warning")
             time.sleep(RETRY_SECONDS)
+
+
+def _wait_for_server(server: str, site: Path, say: Say, known: bool) -> None:
+    """Return when the server can be reached.
+
+    A server that is not the federation's is an error, unless it is ``known`` that the address is right: then somebody
+    on the way answers in its place, such as a network that wants a login first, and that may end.
+    """
+    said = None
+    for tries in count():
+        try:
+            reason, notes = reach(server, site)
+        except FlowerError as error:
+            if not known:
+                raise
+            reason, notes = str(error), []
+        if reason is None:
+            break
+        if reason != said:
+            say(f"the server cannot be reached ({reason}); retrying until it can be", "warning")
+            said = reason
+        time.sleep(min(RETRY_SECONDS, 2**tries))
+    for note in notes:
+        say(f"note: {note}", "warning")
 
 
 def policy_text(site: Site) -> str:
