@@ -18,9 +18,10 @@ from cryptography.x509.oid import NameOID
 
 from fedcc.flower import succession
 from fedcc.flower.answers import AnswerStore
-from fedcc.flower.command import Nonces, read_public_key
+from fedcc.flower.command import read_public_key
 from fedcc.flower.keys import fingerprint, key_name, load_public_key, read_certificates, read_key_file
 from fedcc.flower.ledger import Ledger
+from fedcc.flower.nonces import Nonces
 from fedcc.flower.policy import ALLOWED, ANSWERED, FIRST, AuditLog, Usage, _digest
 from fedcc.flower.site_error import SiteError
 from fedcc.flower.succession import Statement, Trust
@@ -36,7 +37,7 @@ def audit_lines() -> list[dict[str, Any]]:
     for t in (1, 2):
         common = {"purpose": "train", "nonce": f"{t}" * 32}
         about += [
-            {"kind": ALLOWED, **common, "run": "run1", "round": t, "samples": 0, "asked": "b" * 64},
+            {"kind": ALLOWED, **common, "run": "run1", "round": t, "samples": 0, "asked": "b" * 64, "trains": True},
             {"kind": "disclosed", **common, "run": "run1", "round": t, "share": "noisy", "answers": 5, "epsilon": 1.0,
              "columns": 11},
             {"kind": ANSWERED, **common, "answer": "sent", "bytes": 5, "sha256": "c" * 64},
@@ -50,7 +51,7 @@ def audit_lines() -> list[dict[str, Any]]:
 
 
 class SiteFiles(Target):
-    """``audit.jsonl``, ``answers`` and ``nonces``, damaged: what is believed is a part of what was written."""
+    """``audit.jsonl``, ``noisy-answers`` and ``nonces``, damaged: what is believed is a part of what was written."""
 
     name, names_files = "site-files", False
 
@@ -61,7 +62,7 @@ class SiteFiles(Target):
         self.labels = store.labels
         self.files = {
             "audit.jsonl": "".join(json.dumps(line) + "\n" for line in self.lines).encode(),
-            "answers": (folder / "answers").read_bytes(),
+            "noisy-answers": store.path.read_bytes(),
             "nonces": b"".join(f"{n}".encode() * 32 + b"\n" for n in range(4)),
         }
 
@@ -81,7 +82,7 @@ class SiteFiles(Target):
         for path in folder.iterdir():
             path.unlink()
         (folder / name).write_bytes(content or b"")
-        return {"audit.jsonl": self.audit, "answers": self.answers, "nonces": self.nonces}[name](folder)
+        return {"audit.jsonl": self.audit, "noisy-answers": self.answers, "nonces": self.nonces}[name](folder)
 
     def audit(self, folder: Path) -> bool:
         log = AuditLog(folder)

@@ -14,6 +14,10 @@ pytest.importorskip("flwr")
 from flwr.app import ArrayRecord, ConfigRecord, Error, RecordDict
 
 from attacker import Attacker, texts_of
+from faulty_client import FAULTY_PATH
+from fedcc.flower.clientapp import REASON
+from fedcc.flower.create import APP
+from fedcc.flower.folder import Site
 from federation import NAMES, make, real
 from program import wait_until
 
@@ -59,3 +63,25 @@ def test_an_errors_text_stays_at_the_site_and_control_characters_stay_out_of_ter
     told = json.loads(texts_there["status.json"])["clients"]
     assert told[honest]["problem"] == "an error at the site; its own log says which"
     assert "unknown code" in told[NAMES[1]]["problem"]
+
+
+@pytest.mark.parametrize("forked", [True, False])
+def test_an_error_outside_the_app_stays_at_the_site_too(forked: bool, tmp_path: Path) -> None:
+    """Flower unpacks the app for every message, where it cannot do so here: the error names the folder. Without the
+    fork server its program is a process of its own."""
+    app = APP.replace("fedcc.flower.server_app:app", "rogue_server:app")
+    folder = make(tmp_path / "f", "fedcc", NAMES[:2], app=app, skew="iid")
+    site, heard = Site.read(folder.site(NAMES[0])), folder.path / "answers.json"
+    with real(folder, tmp_path / "programs", PYTHONPATH=FAULTY_PATH) as federation:
+        federation.server()
+        client = federation.client(NAMES[0])
+        wait_until(lambda: "connected" in federation.said(client), 90)
+        (site.state / "home").mkdir(exist_ok=True)
+        (site.state / "home" / "apps").touch()
+        if not forked:
+            (site.state / "warm" / "socket").unlink()
+        federation.run()
+        wait_until(heard.exists, 120)
+    assert json.loads(heard.read_text())["unsigned round 7"] == {"flower": REASON}
+    assert [(e["purpose"], e["answer"]) for e in site.audit.entries()][:1] == [("train", "failed")]
+    assert str(site.state / "home" / "apps") in (site.state / "supernode.log").read_text(), "its own log says which"

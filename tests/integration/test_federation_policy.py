@@ -131,7 +131,51 @@ def test_a_server_cannot_get_around_a_sites_limits(tmp_path: Path) -> None:
     for _ in range(5):
         assert asked(folder, "east", "query.predict", question)["error"] == "replay"
     used = Usage.of(site.audit.entries())
-    assert (len(used.rounds), used.queries) == (2, number + 1)
+    assert (used.rounds, used.queries) == (2, number + 1)
+
+
+def test_every_training_counts(tmp_path: Path) -> None:
+    """Two messages in turn overwrite each other's answer, so each is a training again; purposes are those of a list."""
+    folder = make(tmp_path / "f", "fedcc", NAMES[:2], rounds=3, skew="iid")
+    site, signer = limit(folder, "east", rounds=3), CommandSigner(folder.command_key)
+    messages = [torch.rand(folder.task.public, folder.task.classes).softmax(-1) for _ in range(2)]
+
+    def answer(which: int | None, t: int = 1, purpose: str = "train") -> str:
+        message = None if which is None else Predictions(messages[which])
+        encoded = encode(message, "fp32", run="run1", round=t)
+        content = signer.content(purpose, "east", "run1", t, folder.terms("east"), encoded)[1]
+        return str(asked(folder, "east", purpose, content).get("error", "sent"))
+
+    def trained() -> int:
+        return len((site.state / "run1" / "rounds.jsonl").read_text().splitlines())
+
+    assert answer(None, purpose="train.default") == "command"
+    assert not (site.state / "run1").exists(), "nothing is written for a command that is refused"
+    assert [answer(0), answer(0), answer(1), answer(1), answer(0), answer(0)] == ["sent"] * 6
+    assert trained() == Usage.of(site.audit.entries()).rounds == 3
+    assert [answer(0), answer(1), answer(1, t=2), answer(0)] == ["sent", "policy", "policy", "sent"]
+    assert answer(1, purpose="train.default") == "command"
+    assert trained() == Usage.of(site.audit.entries()).rounds == 3
+
+
+def test_a_round_whose_answer_is_no_longer_kept_counts_again(tmp_path: Path) -> None:
+    """A site keeps two rounds: the server cannot have the first one trained again and again."""
+    folder = make(tmp_path / "f", rounds=3)
+    site = limit(folder, "east", rounds=4)
+    transport = LocalTransport(folder)
+    transport.server().train()
+    signer = CommandSigner(folder.command_key)
+
+    def again() -> str:
+        encoded = encode(None, "fp32", run="run1", round=1)
+        content = signer.content("train", "east", "run1", 1, folder.terms("east"), encoded)[1]
+        return str(asked(folder, "east", "train", content).get("error", "sent"))
+
+    assert [again(), again()] == ["sent", "sent"]
+    assert Usage.of(site.audit.entries()).rounds == 4
+    for path in (site.state / "run1").glob("round-*"):
+        path.unlink()
+    assert again() == "policy"
 
 
 def test_a_method_that_is_not_allowed(tmp_path: Path, capsys: Capsys) -> None:

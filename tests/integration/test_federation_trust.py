@@ -137,12 +137,13 @@ def test_noisy_answers_are_drawn_once_and_counted_over_restarts_and_runs(tmp_pat
         for purpose in ("train", "query.predict"):
             first, again = answers(site, purpose)
             assert first == again, "noise would average out"
-        run(federation, "--overwrite")
-        assert site.audit.ledger().noisy == {(1.0, 11): 2 * count}
-        assert answers(site, "train")[2] != answers(site, "train")[0]
+        run(federation, "--overwrite")  # the same seed and data: round 1 gives the same model
+        assert answers(site, "train")[2] == answers(site, "train")[0], "the run's name is the server's choice"
+        assert len(list(site.state.glob("*/rounds.jsonl"))) == 2, "it has trained in the new run"
+        assert site.audit.ledger().noisy == {(1.0, 11): count}, "nothing new has left"
         shown = said(federation, "audit", site.path).out
-        assert f"noisy: {2 * count:,} answers with epsilon 1 per answer (11 different labels)" in shown
-        assert f"{2.0 * count:,.4g} at delta 0" in shown
+        assert f"noisy: {count:,} answers with epsilon 1 per answer (11 different labels)" in shown
+        assert f"{1.0 * count:,.4g} at delta 0" in shown
         words = ("init", tmp_path / "g", "--client", "a", "--client", "b", "--method", "fedavg", "--data", "digits",
                  "--skew", "iid", "--share", "noisy")  # fmt: skip
         said(federation, *words).failed("share=noisy is for methods that share predictions", code=2)

@@ -16,9 +16,10 @@ from fedcc.core.digests import DamagedFile
 from fedcc.core.messages import Predictions
 from fedcc.experiments.experiment import Experiment
 from fedcc.flower.codec import EncodedMessage, encode, write_content
-from fedcc.flower.command import Command, CommandSigner, Nonces, read_public_key
+from fedcc.flower.command import PURPOSES, Command, CommandSigner, read_public_key
 from fedcc.flower.folder import Site, Task
 from fedcc.flower.keys import make_command_key
+from fedcc.flower.nonces import Nonces
 from fedcc.flower.site_error import CODES, SiteError, error_reason, error_texts
 
 TASK = Task(10, tuple("0123456789"), (1, 8, 8), 5, "0" * 64)
@@ -73,6 +74,14 @@ def test_any_change_breaks_the_signature(site: Site) -> None:
     assert code(site, RecordDict({"fedcc": ConfigRecord(without)})) == "command"
 
 
+def test_a_purpose_is_one_of_a_list(site: Site) -> None:
+    """Flower routes ``train.default`` to the function for ``train``, and a server can sign what it likes."""
+    for purpose in PURPOSES:
+        assert Command.read(purpose, sent(site, purpose), site).purpose == purpose
+    for purpose in ("train.default", "query", "query.predict.default", "evaluate", "Train", ""):
+        assert code(site, sent(site, purpose), purpose) == "command"
+
+
 def test_a_command_is_for_one_site_and_a_round_that_there_is(site: Site) -> None:
     assert code(site, sent(site, name="east")) == "command"
     for t in (-1, 0, 4, 7, 10**12):
@@ -86,6 +95,14 @@ def test_the_terms_are_those_that_the_site_has_agreed_to(site: Site) -> None:
         Command.read("train", sent(site, epochs=77), site)
     assert error_texts(error.value) == {"error": "terms", "field": "epochs", "value": "2"}
     assert "epochs is 77 on the server and 2 here" in str(error.value)
+
+
+def test_every_term_is_compared(site: Site) -> None:
+    """Also those that follow a table that differs by a value that is None."""
+    terms = site.terms()
+    with pytest.raises(SiteError, match="rounds is 99 on the server and 3 here"):
+        Command.read("train", sent(site, settings={**terms["settings"], "more": None}, rounds=99), site)
+    Command.read("train", sent(site, settings={**terms["settings"], "more": None}), site)
 
 
 def test_nothing_is_a_command(site: Site) -> None:

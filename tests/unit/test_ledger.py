@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
@@ -69,9 +70,13 @@ def test_what_is_sent_without_noise_has_no_bound(tmp_path: Path) -> None:
 
 def test_answers_of_an_older_version_count_as_bare(tmp_path: Path) -> None:
     log = AuditLog(tmp_path)
-    for run in ("old", "new"):
-        log.allow(Policy(), run, 1, run, "train", 0)
+    for run in ("older", "old", "new"):
         if run == "new":
+            log.allow(Policy(), run, 1, run, "train", 0, "", True)  # all of its answers were drawn in another run
+        else:
+            line = {"purpose": "train", "run": run, "round": 1, "nonce": run, "samples": 0}
+            log._append(log.entries(), {"kind": "allowed", **line})
+        if run == "old":
             note(log, 144, run)
         log.answered("train", {"nonce": run}, {"uint8": b"x"})
     assert log.ledger().bare == {"answers that an older version has sent": 1}
@@ -112,3 +117,16 @@ def test_a_stored_answer_is_given_again(tmp_path: Path) -> None:
     store.path.write_bytes(store.path.read_bytes()[:-1] + b"?")
     with pytest.raises(DamagedFile, match="does not match its checksum"):
         AnswerStore(tmp_path)
+
+
+def test_answers_of_an_older_version_are_taken_over(tmp_path: Path) -> None:
+    """It had a file for each run; what two of them say of a question, the first one says."""
+    asked = questions("model", torch.arange(12.0).view(4, 3))
+    for run, labels in (("run1", {0: 5, 1: 6}), ("run2", {1: 7, 2: 8})):
+        (tmp_path / run).mkdir()
+        rows = b"".join(asked[at] + label.to_bytes(4, "little") for at, label in labels.items())
+        (tmp_path / run / "answers").write_bytes(rows + sha256(rows).digest())
+    assert AnswerStore(tmp_path).missing(asked) == [3]
+    for run in ("run1", "run2"):  # its owner removes what is left of them
+        (tmp_path / run / "answers").unlink()
+    assert AnswerStore(tmp_path).answers(asked[:3]).tolist() == [5, 6, 8]

@@ -43,6 +43,20 @@ def write_whole(path: Path, content: bytes | str) -> None:
         file.write(content.encode() if isinstance(content, str) else content)
 
 
+def write_end(path: Path, end: int, content: bytes) -> None:
+    """Write at position ``end`` of a file, which ends after it, or a new file; it is on the disk when this returns."""
+    new = not path.exists()
+    with path.open("wb" if new else "r+b") as file:
+        file.truncate(end)
+        file.seek(end)
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    if new:
+        for folder in (path.parent, path.parent.parent):  # the folder may be new, too
+            _sync_folder(folder)
+
+
 def _sync_folder(folder: Path) -> None:
     """Flush a folder's entries to the disk, where the system can."""
     try:

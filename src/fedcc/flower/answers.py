@@ -25,18 +25,19 @@ def questions(model: str, x: Tensor) -> list[bytes]:
 
 
 class AnswerStore:
-    """The file ``answers`` of a run at a site: the digest of each question, the label, and a checksum at the end."""
+    """The answers of a site in all runs: the digest of each question, the label, and a checksum at the end.
 
-    def __init__(self, folder: Path):
-        self.path = folder / "answers"
-        self.labels: dict[bytes, int] = {}
-        if self.path.exists():
-            content = self.path.read_bytes()
-            rows, digest = content[:-KEY], content[-KEY:]
-            if len(rows) % (KEY + LABEL) or sha256(rows).digest() != digest:
-                raise DamagedFile(f"{self.path} is damaged: its content does not match its checksum")
-            for at in range(0, len(rows), KEY + LABEL):
-                self.labels[rows[at : at + KEY]] = int.from_bytes(rows[at + KEY : at + KEY + LABEL], "little")
+    The server names the runs, and a run's first model follows from the seed: an answer counts in all of them. An older
+    version had a file ``answers`` for each run; what they hold is taken over.
+    """
+
+    def __init__(self, state: Path):
+        self.path = state / "noisy-answers"  # no run is named like that
+        self.labels = own = self._read(self.path)
+        for path in sorted(state.glob("*/answers")):
+            self.labels = self._read(path) | self.labels
+        if len(self.labels) > len(own):
+            self._write()
 
     def missing(self, asked: Questions) -> list[int]:
         """The positions of the questions that have no answer yet, each question once."""
@@ -49,9 +50,23 @@ class AnswerStore:
     def add(self, asked: Questions, labels: Tensor) -> None:
         """Store the answers to new questions."""
         self.labels |= dict(zip(asked, labels.tolist(), strict=True))
+        self._write()
+
+    def _write(self) -> None:
         rows = b"".join(question + label.to_bytes(LABEL, "little") for question, label in self.labels.items())
         write_whole(self.path, rows + sha256(rows).digest())
 
     def answers(self, asked: Questions) -> Tensor:
         """The answers to these questions, [n]."""
         return torch.tensor([self.labels[question] for question in asked], dtype=torch.long)
+
+    @staticmethod
+    def _read(path: Path) -> dict[bytes, int]:
+        if not path.exists():
+            return {}
+        content = path.read_bytes()
+        rows, digest = content[:-KEY], content[-KEY:]
+        if len(rows) % (KEY + LABEL) or sha256(rows).digest() != digest:
+            raise DamagedFile(f"{path} is damaged: its content does not match its checksum")
+        starts = range(0, len(rows), KEY + LABEL)
+        return {rows[at : at + KEY]: int.from_bytes(rows[at + KEY : at + KEY + LABEL], "little") for at in starts}

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,10 +33,11 @@ from fedcc.experiments.store import RunFolderError
 from fedcc.federate import build_client, first_model
 from fedcc.flower.answers import AnswerStore, questions
 from fedcc.flower.codec import InvalidMessage, decode, encode, fingerprint, read_content, write_content
-from fedcc.flower.command import Command, Nonces
+from fedcc.flower.command import Command
 from fedcc.flower.data import site_samples
 from fedcc.flower.exchange import Inputs
 from fedcc.flower.folder import Site
+from fedcc.flower.nonces import Nonces
 from fedcc.flower.own_network import own_network
 from fedcc.flower.policy import AuditLog
 from fedcc.flower.site_error import SiteError, error_texts, log_error
@@ -107,15 +110,10 @@ class SiteClient:
         self.threads = int(settings["threads"])
         self.method, self.device = site.experiment.build_method(), choose_device(str(settings["device"]))
         self.wire, self.seed = site.experiment.training.wire, site.experiment.training.seed
-        samples = self.new_samples() if self.command.purpose == "query.predict" else 0
         self.disclosure = site.experiment.training.disclosure(self.method, site.task.classes)
         site.check_policy()
-        command, self.folder = self.command, site.state / self.run
-        nonces = Nonces(self.folder)
-        nonces.check(command.nonce)  # first: a command that is sent again must not use up a limit
-        site.audit.allow(site.policy, self.run, self.t, command.nonce, command.purpose, samples, command.digest)
-        self.folder.mkdir(parents=True, exist_ok=True)
-        nonces.spend(command.nonce)
+        self.folder = site.state / self.run
+        Nonces(self.folder).check(self.command.nonce)  # first: a command that is sent again is not even looked at
         self.files = RoundFiles(self.folder, "round")
         machine = site.experiment.machine
         same = torch.device(machine.device).type == self.device.type
@@ -125,6 +123,23 @@ class SiteClient:
         if site.brings_network:
             sys.path.append(str(settings["code"]))
             self.network = own_network(str(settings["network"]), site.task.shape)
+
+    def allow(self, samples: int = 0, trains: bool = False) -> None:
+        """Note the command in the log and spend its nonce, if the policy allows it. Nothing was written before."""
+        site, command = self.site, self.command
+        about = (command.purpose, samples, command.digest, trains)
+        site.audit.allow(site.policy, self.run, self.t, command.nonce, *about)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        Nonces(self.folder).spend(command.nonce)
+
+    @contextmanager
+    def working(self) -> Iterator[None]:
+        """One process at a time works for the site, in whatever run: a killed node's child may still do."""
+        from filelock import FileLock
+
+        self.site.state.mkdir(parents=True, exist_ok=True)
+        with FileLock(self.site.state / "site.lock"), fixed_threads(self.threads):
+            yield
 
     def new_samples(self) -> int:
         """How many of the samples to predict are not public."""
@@ -161,13 +176,13 @@ class SiteClient:
         return Key(self.seed, self.t, self.site.number, "wire", "up")
 
     def round(self, down: Any) -> Any:
-        """One round's uplink; a round that was computed from the same downlink before is not computed again."""
-        from filelock import FileLock
-
+        """One round's uplink; one that is kept and was computed from the same downlink is not computed again."""
         t = self.t
-        with FileLock(self.folder / "lock"), fixed_threads(self.threads):  # a killed node's child may still be working
+        with self.working():
             received, snapshot = fingerprint(down), self.after(t)
-            if snapshot is not None and snapshot.received == received:
+            kept = snapshot is not None and snapshot.received == received
+            self.allow(trains=not kept)
+            if snapshot is not None and kept:
                 return snapshot.up
             start_time, client = time.perf_counter(), self.client_before(t)
             client.begin(t)
@@ -197,9 +212,7 @@ class SiteClient:
 
     def predict(self, x: Tensor) -> Predictions | Labels:
         """Its own model's answers for these inputs: logits, unless the run shares less."""
-        from filelock import FileLock
-
-        with FileLock(self.folder / "lock"), fixed_threads(self.threads):
+        with self.working():
             model, samples = self.latest().model, Samples({"x": x.to(self.device)}, self.site.task.view)
             logits: Tensor = self.engine.serve([Predict(model, samples)])[0].logits.cpu()
             values = logits.softmax(-1) if self.disclosure.filters else logits
@@ -217,7 +230,7 @@ class SiteClient:
             answers = len(up.values) if isinstance(up, Predictions | Labels) else 0
             self.site.audit.disclosed(*about, disclosure.share if answers else "uploads", answers or 1)
             return disclosure.sent(up)
-        store, asked = AnswerStore(self.folder), questions(fingerprint(Weights.of(model)), x)
+        store, asked = AnswerStore(self.site.state), questions(fingerprint(Weights.of(model)), x)
         if new := store.missing(asked):
             epsilon, columns = disclosure.epsilon, disclosure.columns
             self.site.audit.disclosed(*about, disclosure.share, len(new), epsilon=epsilon, columns=columns)
@@ -228,7 +241,7 @@ class SiteClient:
 
     def after(self, t: int) -> ClientSnapshot | None:
         """The client after round t; None if there is no such file or it is damaged."""
-        path = self.files.paths().get(t)
+        path = self.files.paths().get(t) if self.folder.exists() else None
         if path is None:
             return None
         try:
@@ -271,6 +284,7 @@ def train(message: Message, context: Context) -> Message:
 def model(message: Message, context: Context) -> Message:
     """The model, if the site shares it."""
     client = SiteClient(message, context)
+    client.allow()
     site, command = client.site, client.command
     if site.brings_network or not site.may_share_model or not context.node_config.get("share-model"):
         return client.decline()
@@ -283,6 +297,7 @@ def predict(message: Message, context: Context) -> Message:
     """The answers of the client's own model for the inputs that the server sent, if the site's policy allows it."""
     try:
         client = SiteClient(message, context)
+        client.allow(client.new_samples())
     except SiteError as error:
         if error.code != "policy":
             raise

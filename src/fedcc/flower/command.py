@@ -22,7 +22,6 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from cryptography.hazmat.primitives.serialization import load_pem_private_key, load_ssh_public_key
 
 from fedcc import __version__
-from fedcc.core.digests import DamagedFile
 from fedcc.core.naming import shortened
 from fedcc.flower import succession
 from fedcc.flower.codec import EncodedMessage, InvalidMessage, Texts, read_content, write_content
@@ -33,6 +32,7 @@ from fedcc.flower.succession import Trust
 SCHEME = "fedcc command 1"
 TEXTS = frozenset({"run", "round", "site", "version", "terms", "nonce", "kind", "header", "signature",
                    "succession"})  # fmt: skip
+PURPOSES = ("train", "query.model", "query.predict")  # Flower routes others to the same functions
 SAME_RELEASE = "versions must be the same up to the last number, such as 0.2.1 and 0.2.3"
 UPGRADE = "`fedcc federation upgrade` on the server makes it"
 
@@ -94,6 +94,9 @@ class Command:
     @staticmethod
     def read(purpose: str, content: Any, site: Site) -> Command:
         """The command in a message's content, if the site's server has signed it for this site and it is in order."""
+        if purpose not in PURPOSES:
+            text = f"a command's purpose is {', '.join(PURPOSES[:-1])} or {PURPOSES[-1]}, got {shortened(purpose)}"
+            raise SiteError("command", text)
         before = Trust.read(site.path, read_public_key(site.path / "command.pub"))
         texts, arrays, trust = _read_signed(purpose, content, before)
         if texts["site"] != site.name:
@@ -171,38 +174,3 @@ def read_public_key(path: Path) -> Ed25519PublicKey:
     if not isinstance(key, Ed25519PublicKey):
         raise ValueError(f"{path} must hold an Ed25519 public key in OpenSSH's form")
     return key
-
-
-class Nonces:
-    """The nonces of the commands that a site has obeyed in a run, in a file of the run's folder."""
-
-    def __init__(self, folder: Path):
-        self.path = folder / "nonces"
-
-    def check(self, nonce: str) -> int:
-        """Refuse a nonce that is on disk, since it was sent twice; the bytes of the file that are whole lines.
-
-        An end without a line break was being written at a power failure: its command was not obeyed.
-        """
-        content = self.path.read_bytes() if self.path.exists() else b""
-        lines = content[: content.rfind(b"\n") + 1]
-        if not re.fullmatch(rb"([0-9a-f]{32}\n)*", lines):
-            raise DamagedFile(f"{self.path} is damaged: a line of it is no nonce")
-        if nonce.encode() in lines.split():
-            raise SiteError("replay", f"the command with nonce {nonce} was obeyed before")
-        return len(lines)
-
-    def spend(self, nonce: str) -> None:
-        """Note a nonce on disk, unless it is there already."""
-        import os
-
-        from filelock import FileLock
-
-        with FileLock(self.path.with_suffix(".lock")):
-            end = self.check(nonce)
-            with self.path.open("r+b" if self.path.exists() else "wb") as file:
-                file.truncate(end)
-                file.seek(end)
-                file.write(f"{nonce}\n".encode())
-                file.flush()
-                os.fsync(file.fileno())

@@ -313,9 +313,10 @@ def disagreement(theirs: Mapping[str, Any], mine: Mapping[str, Any]) -> tuple[st
     """The first value in which the server's terms differ from a site's: its name, the server's, the site's; or None."""
     for name in (*mine, *theirs):
         a, b = theirs.get(name), mine.get(name)
-        if isinstance(a, dict) and isinstance(b, dict) and a != b:
-            return disagreement(a, b)
-        if a != b:
+        if isinstance(a, dict) and isinstance(b, dict):
+            if found := disagreement(a, b):  # none if one of them only lacks what is None in the other
+                return found
+        elif a != b:
             return name, a, b
     return None
 

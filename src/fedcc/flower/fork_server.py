@@ -2,7 +2,7 @@
 
 A client puts a ``flwr-clientapp`` of its own first on Flower's path: a launcher that sends its arguments, environment
 and output to the fork server, which forks a child to be the program, and exits as the child exits. Without a fork
-server it becomes Flower's own program. It is this file, run by itself, and imports nothing of the project.
+server it becomes the program. It is this file, run by itself, and imports nothing of the project.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class ForkServer:
     def __init__(self, folder: Path):
         self.folder, parent = folder, os.getpid()
         folder.mkdir(parents=True, exist_ok=True)
-        words = [sys.executable, "-I", "-S", __file__, str(folder), str(Path(sys.executable).parent / PROGRAM)]
+        words = [sys.executable, "-I", "-S", __file__, str(folder)]
         launcher = folder / PROGRAM
         launcher.write_text(f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n')
         launcher.chmod(0o700)
@@ -64,7 +64,8 @@ def serve(listener: Listener, parent: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     import flwr.supernode.cli.flwr_clientapp  # noqa: F401
 
-    import fedcc.flower.client_app  # noqa: F401
+    import fedcc.flower.client_app
+    import fedcc.flower.clientapp  # noqa: F401
 
     listener.serve_forever()
 
@@ -77,8 +78,7 @@ class Program(socketserver.BaseRequestHandler):
     """Is Flower's program for a launcher, and sends it the exit code."""
 
     def handle(self) -> None:
-        from flwr.supernode.cli.flwr_clientapp import flwr_clientapp
-
+        from fedcc.flower import clientapp
         from fedcc.processes import end_with_parent
 
         end_with_parent()
@@ -95,7 +95,7 @@ class Program(socketserver.BaseRequestHandler):
             os.environ.update(request["environment"])
             signal.signal(signal.SIGINT, signal.default_int_handler)
             sys.argv = request["arguments"]
-            flwr_clientapp()
+            clientapp.main()
             code = 0
         except SystemExit as end:
             code = end.code if isinstance(end.code, int) else int(end.code is not None)
@@ -111,13 +111,13 @@ class Program(socketserver.BaseRequestHandler):
             os._exit(code & 0xFF)
 
 
-def launch(folder: str, program: str, *arguments: str) -> int:
-    """Have the fork server run Flower's program and return its exit code, or become the program."""
+def launch(folder: str, *arguments: str) -> int:
+    """Have the fork server run the program and return its exit code, or become the program."""
     try:
         connection = socket.socket(socket.AF_UNIX)
         connection.connect(socket_path(Path(folder)))
     except OSError:
-        os.execv(program, [PROGRAM, *arguments])
+        os.execv(sys.executable, [sys.executable, "-P", "-m", "fedcc.flower.clientapp", *arguments])
     request = {"arguments": [PROGRAM, *arguments], "folder": str(Path.cwd()), "environment": dict(os.environ)}
     text = (json.dumps(request) + "\n").encode()
     sent = socket.send_fds(connection, [text], [1, 2])

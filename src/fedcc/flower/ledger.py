@@ -30,14 +30,18 @@ class Ledger:
         """The ledger that an audit log holds."""
         noisy: Counter[tuple[float, int]] = Counter()
         bare: Counter[str] = Counter()
-        runs = {entry["nonce"]: entry["run"] for entry in entries if entry["kind"] == "allowed"}
+        allowed = [entry for entry in entries if entry["kind"] == "allowed"]
+        runs = {entry["nonce"]: entry["run"] for entry in allowed}
+        new = {entry["nonce"] for entry in allowed if "trains" in entry}  # of a version that notes what it discloses
         counted = {entry["run"] for entry in entries if entry["kind"] == DISCLOSED}
         for entry in entries:
             if entry["kind"] == DISCLOSED and entry["share"] == "noisy":
                 noisy[entry["epsilon"], entry["columns"]] += entry["answers"]
             elif entry["kind"] == DISCLOSED:
                 bare[entry["share"]] += entry["answers"]
-            elif entry.get("answer") == "sent" and runs.get(entry["nonce"]) not in counted:
+            elif (
+                entry.get("answer") == "sent" and entry["nonce"] not in new and runs.get(entry["nonce"]) not in counted
+            ):
                 bare["answers that an older version has sent"] += 1
         return Ledger(noisy, bare)
 

@@ -7,7 +7,6 @@ holds the digest of the line before it and of itself; a line that is changed, re
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -17,9 +16,11 @@ from typing import Any
 
 from fedcc.core.digests import DamagedFile
 from fedcc.core.disclosure import STRICTNESS
+from fedcc.core.files import write_end
 from fedcc.core.naming import printable
 from fedcc.core.options import Share, check_options, option
 from fedcc.flower.ledger import DISCLOSED, Ledger
+from fedcc.flower.nonces import Nonces, obeyed_before
 from fedcc.flower.site_error import SiteError
 
 ALLOWED, ANSWERED = "allowed", "answered"  # kinds of lines
@@ -64,11 +65,11 @@ class Policy:
             limit = f"at most {self.answer_epsilon:g}"
             raise SiteError("policy", f"answer_epsilon is {limit}, the experiment's is {answer_epsilon:g}")
 
-    def check(self, used: Usage, run: str, t: int, purpose: str, samples: int, asked: str = "") -> None:
+    def check(self, used: Usage, run: str, samples: int, trains: bool) -> None:
         """Refuse what would go beyond a limit, given what was allowed before."""
         wanted = {
             "runs": len(used.runs | {run}),
-            "rounds": len(used.rounds | {(run, t, asked)}) if purpose == "train" else 0,
+            "rounds": used.rounds + 1 if trains else 0,
             "queries": used.queries + samples if samples else 0,
         }
         for name, number in wanted.items():
@@ -82,15 +83,16 @@ class Usage:
     """What a site has allowed so far."""
 
     runs: frozenset[str] = frozenset()
-    rounds: frozenset[tuple[str, int, str]] = frozenset()  # run, round, and the digest of what the server sent
+    rounds: int = 0  # each time that the site trained
     queries: int = 0
 
     @staticmethod
     def of(entries: Sequence[Mapping[str, Any]]) -> Usage:
         allowed = [entry for entry in entries if entry["kind"] == ALLOWED]
+        older = [e for e in allowed if e["purpose"] == "train" and "trains" not in e]  # counted by what was asked
         return Usage(
             frozenset(entry["run"] for entry in allowed),
-            frozenset((e["run"], e["round"], e.get("asked", "")) for e in allowed if e["purpose"] == "train"),
+            sum(e.get("trains", False) for e in allowed) + len({(e["run"], e["round"], e.get("asked")) for e in older}),
             sum(entry["samples"] for entry in allowed),
         )
 
@@ -102,7 +104,11 @@ class AuditLog:
         self.path = state / "audit.jsonl"
 
     def entries(self) -> list[dict[str, Any]]:
-        """All lines, if they follow from each other; an end without a line break was being written at a crash."""
+        """All lines, if they follow from each other; an end without a line break was being written at a crash.
+
+        Every nonce that was spent has a line: a log that lost its end, or that is not there, is damaged too.
+        """
+        spent = Nonces.of_all_runs(self.path.parent)  # first: another process may obey a command meanwhile
         found: list[dict[str, Any]] = []
         for number, line in enumerate(self._whole_lines().splitlines(), start=1):
             try:
@@ -113,18 +119,26 @@ class AuditLog:
             if not good:
                 raise DamagedFile(f"{self.path} is damaged: line {number} does not follow from those before it")
             found.append(entry)
+        if lost := spent - {entry["nonce"] for entry in found if entry["kind"] == ALLOWED}:
+            text = f"is damaged: it has no line for {len(lost):,} of the commands that were obeyed (nonce {min(lost)})"
+            raise DamagedFile(f"{self.path} {text}")
         return found
 
-    def allow(self, policy: Policy, run: str, t: int, nonce: str, purpose: str, samples: int, asked: str = "") -> None:
-        """Note that a command is allowed, unless it would go beyond a limit.
+    def allow(
+        self, policy: Policy, run: str, t: int, nonce: str, purpose: str, samples: int, asked: str, trains: bool
+    ) -> None:
+        """Note that a command is allowed, unless it was allowed before or would go beyond a limit.
 
-        ``asked`` is the digest of the message: a round that is asked for again with another one is another round.
+        ``asked`` is the digest of the message. ``trains`` says that the site is going to train for it, not to send what
+        it has stored.
         """
         with self._locked():
             entries = self.entries()
-            policy.check(Usage.of(entries), run, t, purpose, samples, asked)
+            if any(entry["nonce"] == nonce for entry in entries if entry["kind"] == ALLOWED):
+                raise obeyed_before(nonce)
+            policy.check(Usage.of(entries), run, samples, trains)
             about = {"purpose": purpose, "run": run, "round": t, "nonce": nonce, "samples": samples, "asked": asked}
-            self._append(entries, {"kind": ALLOWED, **about})
+            self._append(entries, {"kind": ALLOWED, **about, "trains": trains})
 
     def answered(
         self,
@@ -169,13 +183,7 @@ class AuditLog:
     def _append(self, entries: list[dict[str, Any]], about: Mapping[str, Any]) -> None:
         entry = {"time": datetime.now(UTC).isoformat(timespec="seconds"), **about, "previous": _last(entries)}
         entry["digest"] = _digest(entry)
-        end = len(self._whole_lines())
-        with self.path.open("r+b" if self.path.exists() else "wb") as file:
-            file.truncate(end)
-            file.seek(end)
-            file.write(json.dumps(entry).encode() + b"\n")
-            file.flush()
-            os.fsync(file.fileno())
+        write_end(self.path, len(self._whole_lines()), json.dumps(entry).encode() + b"\n")
 
 
 def _last(entries: Sequence[Mapping[str, Any]]) -> str:

@@ -181,7 +181,7 @@ def _wait_for_server(server: str, site: Path, say: Say, known: bool) -> None:
 def policy_text(site: Site) -> str:
     """The site's limits and how much of them is used, in words; empty if it has none."""
     used = Usage.of(site.audit.entries())
-    numbers = {"runs": len(used.runs), "rounds": len(used.rounds), "queries": used.queries}
+    numbers = {"runs": len(used.runs), "rounds": used.rounds, "queries": used.queries}
     limits = {name: limit for name, limit in site.policy.table().items() if name in numbers}
     parts = [f"{numbers[n]:,} of {limits[n]:,} {n} used" for n in limits]
     parts += [f"shares {site.policy.share} or less"] if site.policy.share != "predictions" else []
