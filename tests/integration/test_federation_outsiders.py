@@ -5,9 +5,14 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import signal
+import socket
 import ssl
+import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +22,9 @@ pytest.importorskip("flwr")
 
 import httpx
 
-from fedcc.flower.programs import FlowerError, environment, flwr
+from fedcc.flower.programs import FlowerError, environment, flwr, is_listening
 from federation import Real, make, real
-from program import wait_until
+from program import descendants, wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -111,3 +116,27 @@ def test_and_a_client_of_the_federation_is_let_in(federation: Real) -> None:
     running = federation.client("north")
     wait_until(lambda: "connected" in federation.said(running), 90)
     assert "online" in {n["status"] for n in operators(federation, "supernode", "list")["nodes"]}
+
+
+def test_who_takes_a_sites_port_gets_no_request_of_its_processes(federation: Real) -> None:
+    """When a SuperNode ends, any user can take its port; Flower's processes would run the app that they get there."""
+    site = federation.client("east")
+    wait_until(lambda: "connected" in federation.said(site), 90)
+    for pid in descendants(site.pid):
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        if b"supernode" in words:
+            break
+    port = int(words[words.index(b"--port") + 1])
+    os.kill(pid, signal.SIGKILL)
+    heard, end = list[bytes](), time.monotonic() + 5
+    wait_until(lambda: not is_listening("127.0.0.1", port), 10)
+    with socket.create_server(("127.0.0.1", port)) as thief:
+        thief.settimeout(0.2)
+        while time.monotonic() < end:
+            with suppress(TimeoutError):
+                caller, _ = thief.accept()
+                with caller:
+                    caller.settimeout(2)
+                    heard.append(caller.recv(1000))
+    assert not [said for said in heard if b"/v1/" in said], heard
+    print(f"{len(heard)} calls")

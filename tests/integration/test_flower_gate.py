@@ -135,6 +135,12 @@ class Federation:
     def ca(self) -> str:
         return str(self.folder / "tls" / "ca.crt")
 
+    @property
+    def tls(self) -> list[str]:
+        """The certificate, which the SuperLink and the SuperNodes share here."""
+        files = (("ca-certfile", "ca.crt"), ("certfile", "server.crt"), ("keyfile", "server.key"))
+        return [f"--ssl-{option}={self.folder / 'tls' / file}" for option, file in files]
+
     def start(self, name: str, *command: str) -> subprocess.Popen[bytes]:
         with (self.folder / f"{name}.log").open("wb") as log:
             process = subprocess.Popen(command, env=self.env, stdout=log, stderr=log, start_new_session=True)
@@ -149,7 +155,7 @@ class Federation:
         command = supernode_command("--auth-supernode-private-key", str(key))
         where = ["--root-certificates", ca or self.ca, "--superlink", f"127.0.0.1:{self.public}"]
         patience = ["--max-retries", "1", "--host", "127.0.0.1", "--port", str(own)]
-        process = self.start(name, *command, *where, *patience, *more)
+        process = self.start(name, *command, *where, *patience, *self.tls, *more)
         self.ports = {**getattr(self, "ports", {}), name: own}
         return process
 
@@ -202,15 +208,13 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]
     }
     made = Federation(folder, free_port(), free_port(), env, [])
     try:
-        tls = [f"--ssl-{o}={folder / 'tls' / f}" for o, f in
-               (("ca-certfile", "ca.crt"), ("certfile", "server.crt"), ("keyfile", "server.key"))]  # fmt: skip
         trusted, signature = sign_app(folder / "app")
         (folder / "trusted.yaml").write_text(trusted)
         (folder / "signature.json").write_text(signature)
         gate = superlink_command(f"127.0.0.1:{made.public}", signature=folder / "signature.json")
         where = ["--host", "127.0.0.1", "--port", str(made.private)]
         more = ["--enable-supernode-auth", "--disable-runtime-dependency-installation"]
-        made.start("superlink", *gate, *where, *tls, *more)
+        made.start("superlink", *gate, *where, *made.tls, *more)
         assert waited(lambda: reachable(made.public)), made.log("superlink")
         key = key_pair(folder / "node")
         registered = made.flwr("supernode", "register", str(key.with_suffix(".pub")), "it")
@@ -344,32 +348,27 @@ def test_other_users_of_the_machine_are_refused(federation: Federation) -> None:
         "import os, socket, ssl, sys\n"
         "context = ssl.create_default_context()\n"
         "context.check_hostname, context.verify_mode = False, ssl.CERT_NONE\n"
-        "os.setgid(int(sys.argv[5]))\n"
-        "os.setuid(int(sys.argv[5]))  # from now on: that user may not be allowed to run, or read, this Python\n"
+        "os.setgid(int(sys.argv[4]))\n"
+        "os.setuid(int(sys.argv[4]))  # from now on: that user may not be allowed to run, or read, this Python\n"
         "raw = socket.socket()\n"
         "raw.connect(('127.0.0.1', int(sys.argv[1])))\n"
-        "if sys.argv[2] == 'tls':\n"
-        "    raw = context.wrap_socket(raw)\n"
-        "raw.sendall(b'POST /v1/' + sys.argv[3].encode() + b' HTTP/1.1\\r\\nhost: x\\r\\n'\n"
+        "raw = context.wrap_socket(raw)\n"
+        "raw.sendall(b'POST /v1/' + sys.argv[2].encode() + b' HTTP/1.1\\r\\nhost: x\\r\\n'\n"
         "    b'content-type: application/protobuf\\r\\ncontent-length: 0\\r\\n\\r\\n')\n"
-        "print(raw.recv(100)[:12].decode()) if sys.argv[4] == 'wait' else raw.close()\n"
+        "print(raw.recv(100)[:12].decode()) if sys.argv[3] == 'wait' else raw.close()\n"
     )
 
-    def tried(port: int, tls: str, path: str, how: str, user: int) -> str:
-        command = [sys.executable, "-c", program, str(port), tls, path, how, str(user)]
+    def tried(port: int, path: str, how: str, user: int) -> str:
+        command = [sys.executable, "-c", program, str(port), path, how, str(user)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         assert not done.returncode, done.stderr
         return done.stdout.strip()
 
-    places = (
-        (federation.private, "tls", "control/list-nodes"),
-        (federation.ports["node"], "plain", "runtime/acquire-task"),
-    )
-    for port, tls, path in places:
-        assert tried(port, tls, path, "wait", 65534) == "HTTP/1.1 403"
-        assert tried(port, tls, path, "wait", 0) not in ("HTTP/1.1 403", "")  # the same request of the owner's
+    for port, path in ((federation.private, "control/list-nodes"), (federation.ports["node"], "runtime/acquire-task")):
+        assert tried(port, path, "wait", 65534) == "HTTP/1.1 403"
+        assert tried(port, path, "wait", 0) not in ("HTTP/1.1 403", "")  # the same request of the owner's
     before = federation.log("superlink").count('list-nodes HTTP/1.1" 200')
     for _ in range(20):
-        tried(federation.private, "tls", "control/list-nodes", "go", 65534)
+        tried(federation.private, "control/list-nodes", "go", 65534)
     time.sleep(1)
     assert federation.log("superlink").count('list-nodes HTTP/1.1" 200') == before

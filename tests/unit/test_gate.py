@@ -186,3 +186,19 @@ def test_addresses() -> None:
 def test_commands_start_the_file_itself() -> None:
     command = gate.superlink_command("0.0.0.0:9092", "--host", "127.0.0.1")
     assert command[1:] == ["-P", gate.__file__, "superlink", "--public", "0.0.0.0:9092", "--host", "127.0.0.1"]
+
+
+def test_a_supernodes_port_has_a_certificate_or_is_not_opened(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without one its own processes would take an app from whoever takes the port when the SuperNode has ended."""
+    flower = pytest.importorskip("flwr.supernode.cli.flower_supernode")
+    uvicorn = pytest.importorskip("uvicorn")
+    mends = pytest.importorskip("fedcc.flower.mends")
+    monkeypatch.setattr(uvicorn, "Config", uvicorn.Config)
+    monkeypatch.setattr(sys, "argv", [])
+    monkeypatch.setattr(mends, "mend_flower", lambda: None)
+    for options in ({}, {"ssl_certfile": None, "ssl_keyfile": None}):
+        monkeypatch.setattr(
+            flower, "flower_supernode", lambda o=options: uvicorn.Config(None, host="127.0.0.1", port=1, **o)
+        )
+        with pytest.raises(ValueError, match="a SuperNode needs a certificate"):
+            gate.supernode([])

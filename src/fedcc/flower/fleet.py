@@ -10,12 +10,14 @@ This module imports nothing of the project, so that Flower's processes do not lo
 from __future__ import annotations
 
 import binascii
+import json
 import re
 from base64 import b64decode
-from collections import OrderedDict, defaultdict
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections import Counter, OrderedDict, defaultdict
+from collections.abc import Iterator, Mapping, MutableMapping, Set
+from dataclasses import dataclass, field, replace
 from datetime import datetime
+from hashlib import sha256
 from typing import Any
 
 KIB, MIB = 2**10, 2**20
@@ -36,6 +38,9 @@ ROUTES = {
 SERVER = 1  # the server's node
 DEPTH = 8  # levels of an object tree: message, records, record, array, chunk
 OBJECTS = 10_000  # in one tree
+ARRAYS, CHUNK = 8, 5 * MIB  # arrays of a reply, one for each number format; bytes of a full chunk
+DESCRIPTION = 64 * KIB  # of an array
+ANNOUNCEMENTS = 100  # of a reply: Flower keeps something of each
 KEPT = 8  # messages to a node that may still be replied to; the server asks for one thing at a time
 
 
@@ -61,7 +66,23 @@ class Expected:
     objects: frozenset[str]  # those of the message, which the node pulls
     budget: int  # bytes of the reply's objects
     reply: str | None = None  # its id
+    announced: int = 0  # how often
+    copies: Counter[str] = field(default_factory=Counter)  # how often each object is in the reply's tree
     sizes: dict[str, int] = field(default_factory=dict)  # bytes of the reply's objects so far
+    chunks: dict[str, int] = field(default_factory=dict)  # how many the reply's arrays name so far
+
+    def note(self, sizes: dict[str, int], chunks: dict[str, int]) -> None:
+        """Note objects of the reply; refused if it then has more than it may have.
+
+        The server reads an object as often as it is in the tree, and an array may name the same chunk many times: both
+        count as often as that.
+        """
+        sizes, chunks = self.sizes | sizes, self.chunks | chunks
+        if (total := sum(self.copies[name] * size for name, size in sizes.items())) > self.budget:
+            raise RefusedRequest(f"a reply may have {self.budget:,} bytes in this round, got at least {total:,}")
+        if (named := sum(chunks.values())) > (most := ARRAYS + self.budget // CHUNK):
+            raise RefusedRequest(f"the arrays of a reply may have {most:,} chunks in this round, got {named:,}")
+        self.sizes, self.chunks = sizes, chunks
 
 
 class Replies:
@@ -95,13 +116,15 @@ class Replies:
             self._check_reply(request, node, sent)
         elif kind == "push-object":
             _count_object(request, sent)
+        elif kind == "get-fab":
+            _check_digest("an app", request.hash_str)  # Flower writes it to its log
         elif kind == "pull-object":
             if not any(request.object_id in expected.objects for expected in sent.values()):
                 raise RefusedRequest(f"no message to node {node} has object {request.object_id[:64]!r}")
         elif kind == "confirm-message-received" and request.message_object_id not in sent:
             raise RefusedRequest(f"no message to node {node} has the id {request.message_object_id[:64]!r}")
 
-    def _check_reply(self, request: Any, node: int, sent: Mapping[str, Expected]) -> None:
+    def _check_reply(self, request: Any, node: int, sent: MutableMapping[str, Expected]) -> None:
         """Refuse all but one reply of the node to the server, to a message that the server has sent to it."""
         if (messages := len(request.messages_list)) != 1 or len(request.message_object_trees) != 1:
             raise RefusedRequest(f"a request must hold one message and its object tree, got {messages} messages")
@@ -121,24 +144,53 @@ class Replies:
             raise RefusedRequest("the content of a message must be sent as objects")
         if tree.object_id != about.message_id:
             raise RefusedRequest("the object tree must be the message's own: its root is another object")
-        objects = set(_object_ids(tree))
-        if expected.reply is not None and objects != expected.sizes.keys():
+        copies = Counter(_object_ids(tree))
+        if expected.reply is not None and copies != expected.copies:
             raise RefusedRequest("a reply that is sent again must have the same objects")
+        if expected.announced >= ANNOUNCEMENTS:
+            raise RefusedRequest(f"a reply may be announced {ANNOUNCEMENTS} times")
         if expected.reply is None:
-            expected.reply, expected.sizes = about.message_id, dict.fromkeys(objects, 0)
+            expected = replace(expected, reply=about.message_id, copies=copies, sizes=dict.fromkeys(copies, 0))
+            expected.note(*self._known(copies.keys()))
+            sent[about.reply_to_message_id] = expected
+        expected.announced += 1
+
+    def _known(self, names: Set[str]) -> tuple[dict[str, int], dict[str, int]]:
+        """Sizes and chunks of those of the objects that are in other replies: Flower has them, and asks for no more."""
+        sizes, chunks = dict[str, int](), dict[str, int]()
+        for sent in self.expected.values():
+            for expected in sent.values():
+                sizes |= {n: expected.sizes[n] for n in expected.sizes.keys() & names if expected.sizes[n]}
+                chunks |= {n: expected.chunks[n] for n in expected.chunks.keys() & names}
+        return sizes, chunks
 
 
 def _count_object(request: Any, sent: Mapping[str, Expected]) -> None:
     """Count an object of a reply; one that is sent again counts once, and one of no reply is refused."""
-    name, size = request.object_id, len(request.object_content)
+    name, content = request.object_id, request.object_content
     waiting = [expected for expected in sent.values() if name in expected.sizes]
     if not waiting:
         raise RefusedRequest(f"object {name[:64]!r} belongs to no reply that was announced")
-    expected = waiting[-1]
-    total = sum(expected.sizes.values()) - expected.sizes[name] + max(size, expected.sizes[name])
-    if total > expected.budget:
-        raise RefusedRequest(f"a reply may have {expected.budget:,} bytes in this round, got at least {total:,}")
-    expected.sizes[name] = max(size, expected.sizes[name])
+    if sha256(content).hexdigest() != name:  # its size counts for every reply that has it
+        raise RefusedRequest(f"object {name} must have the content with this sha256")
+    chunks = {name: number} if (number := _count_chunks(content)) else {}
+    for expected in waiting:
+        expected.note({name: len(content)}, chunks)
+
+
+def _count_chunks(content: bytes) -> int:
+    """How many chunks an array has in the server's memory; an object of another kind has none."""
+    from flwr.supercore.constant import HEAD_BODY_DIVIDER
+
+    head, _, body = content.partition(HEAD_BODY_DIVIDER)
+    if not head.startswith(b"Array "):
+        return 0
+    if (size := len(content)) > DESCRIPTION:
+        raise RefusedRequest(f"the description of an array may have {DESCRIPTION:,} bytes, got {size:,}")
+    try:
+        return len(json.loads(body.decode())["arraychunk_ids"])
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise RefusedRequest("an array must be described as Flower does it") from None
 
 
 def _parse(kind: str, body: bytes) -> Any:
@@ -164,20 +216,27 @@ def _parse(kind: str, body: bytes) -> Any:
 
 
 def _object_ids(tree: Any) -> Iterator[str]:
-    """The ids of a tree's objects, each a sha256."""
-    level, count = [tree], 0
+    """The ids of a tree's objects, each a sha256. An object has the same parts wherever it is, each of them once."""
+    level, count, parts = [tree], 0, dict[str, list[str]]()
     for _ in range(DEPTH):
         count += len(level)
         if count > OBJECTS:
             raise RefusedRequest(f"an object tree may have {OBJECTS:,} objects")
         for node in level:
-            if not re.fullmatch(r"[0-9a-f]{64}", node.object_id, re.ASCII):
-                raise RefusedRequest(f"an object's id is a sha256, got {node.object_id[:80]!r}")
+            _check_digest("an object", node.object_id)
+            names = [child.object_id for child in node.children]
+            if len(set(names)) < len(names) or parts.setdefault(node.object_id, names) != names:
+                raise RefusedRequest(f"object {node.object_id} must have the same parts everywhere, each of them once")
             yield node.object_id
         level = [child for node in level for child in node.children]
         if not level:
             return
     raise RefusedRequest(f"an object tree may have {DEPTH} levels")
+
+
+def _check_digest(what: str, name: str) -> None:
+    if not re.fullmatch(r"[0-9a-f]{64}", name, re.ASCII):
+        raise RefusedRequest(f"{what}'s id is a sha256, got {name[:80]!r}")
 
 
 # A message of the server says in its group how many bytes the reply may have.

@@ -12,7 +12,6 @@ This file runs by itself and imports nothing of the project that loads torch.
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import json
 import math
 import os
@@ -28,12 +27,11 @@ from typing import Any
 from fedcc.flower.door import BODY_SECONDS, HEADER_BYTES, SLOWEST, Busy, Door, Line, PrivateDoor
 from fedcc.flower.fleet import ROUTES, RefusedRequest, Replies, authenticated_node
 from fedcc.flower.gate_report import PATH, GateCounts
+from fedcc.flower.loopback import TABLES, check_loopback, is_owned_by
 
 SUCCESSION = "/v1/federation/succession"
 EXPECT = "/v1/runtime/push-messages"  # how the server's own app sends messages
-ESTABLISHED = "01"
 START_SECONDS = 120
-TABLES = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -234,33 +232,6 @@ def replayed(body: bytes, receive: Receive) -> Receive:
     return again
 
 
-def is_owned_by(client: Address, server: Address, user: int) -> bool:
-    """Whether the client's end of a connection on this machine belongs to the user.
-
-    The kernel's tables list it with its owner while it is open. A closed one would be listed as root's, so its state
-    is checked too, and its inode, which is 0 once no process holds it.
-    """
-    ends = [f"{_hex(host)}:{port:04X}" for host, port in (client[:2], server[:2])]
-    mapped_ends = [f"0000000000000000FFFF0000{end}" for end in ends]  # an IPv4 connection through an IPv6 socket
-    for table in TABLES:
-        for line in table.read_text().splitlines()[1:] if table.exists() else ():  # there may be no IPv6
-            column = line.split()
-            if column[1:3] in (ends, mapped_ends):
-                return column[3] == ESTABLISHED and int(column[7]) == user and column[9] != "0"
-    return False
-
-
-def _hex(host: str) -> str:
-    """An address as the kernel's tables write it: words of the machine's own byte order.
-
-    >>> _hex("127.0.0.1") if sys.byteorder == "little" else "0100007F"
-    '0100007F'
-    """
-    packed = ipaddress.ip_address(host.partition("%")[0]).packed
-    words = (packed[i : i + 4] for i in range(0, len(packed), 4))
-    return "".join(f"{int.from_bytes(word, sys.byteorder):08X}" for word in words)
-
-
 def parse_address(text: str) -> Address:
     """HOST:PORT.
 
@@ -296,6 +267,8 @@ def superlink(
     from flwr.supercore.corestate import in_memory_corestate
     from flwr.superlink.cli.flower_superlink import flower_superlink
 
+    from fedcc.flower.mends import mend_flower
+
     def run(app: Any, *, host: str, port: int, **options: Any) -> None:
         check_loopback(host)
         if port == public[1]:
@@ -314,8 +287,8 @@ def superlink(
         if not server.started:
             sys.exit("the SuperLink did not start")
 
-    # Flower builds the application and passes it to this function; nothing else of Flower is changed
-    uvicorn.run = run  # type: ignore[assignment]
+    mend_flower()
+    uvicorn.run = run  # type: ignore[assignment] # Flower builds the application and passes it to this function
     # a run's process has this long to start; Flower's 30 s are too few for one that imports torch on a busy machine
     in_memory_corestate.HEARTBEAT_DEFAULT_INTERVAL = START_SECONDS  # type: ignore[attr-defined]
     sys.argv = ["flower-superlink", *arguments]
@@ -349,11 +322,16 @@ def supernode(arguments: list[str]) -> None:
     import uvicorn
     from flwr.supernode.cli.flower_supernode import flower_supernode
 
+    from fedcc.flower.mends import mend_flower
+
     class Config(uvicorn.Config):
         def __init__(self, app: Any, *, host: str, port: int, **options: Any):
             check_loopback(host)
+            if not options.get("ssl_certfile"):  # Flower's own processes would run an app of whoever takes the port
+                raise ValueError("a SuperNode needs a certificate: --ssl-ca-certfile, --ssl-certfile, --ssl-keyfile")
             super().__init__(Gate(app, port), host=host, port=port, proxy_headers=False, **options)
 
+    mend_flower()
     uvicorn.Config = Config  # type: ignore[assignment,misc]
     sys.argv = ["flower-supernode", *arguments]
     flower_supernode()
@@ -362,11 +340,6 @@ def supernode(arguments: list[str]) -> None:
 def listen(address: Address) -> socket.socket:
     family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
     return socket.create_server(address, family=family, backlog=2048)
-
-
-def check_loopback(host: str) -> None:
-    if not ipaddress.ip_address(host).is_loopback:
-        raise ValueError(f"--host must be a loopback address, got {host}")
 
 
 def main(arguments: list[str]) -> None:

@@ -11,9 +11,11 @@ import ipaddress
 import json
 import os
 import secrets
+import shutil
 import time
 from base64 import urlsafe_b64encode
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from hashlib import sha256
 from pathlib import Path
@@ -77,6 +79,24 @@ def make_server_certificate(folder: Path, hosts: Sequence[str]) -> None:
     )
     _write_private(folder / "server.key", key, PrivateFormat.PKCS8)
     write_whole(folder / "server.crt", server.sign(ca_key, SHA256()).public_bytes(Encoding.PEM))
+
+
+@contextmanager
+def runtime_certificate(folder: Path) -> Iterator[Path]:
+    """A folder with a new CA and, for this machine only, a certificate; it exists as long as the program that uses it.
+
+    By it the processes of one program know each other: anybody on the machine can take a port that has become free.
+    Nobody can sign another certificate, since the CA's key is not kept.
+    """
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(mode=0o700)
+    try:
+        make_authority(folder)
+        make_server_certificate(folder, ["127.0.0.1"])
+        (folder / "ca.key").unlink()
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def read_certificates(path: Path) -> list[x509.Certificate]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import re
 import time
-from contextlib import closing
+from contextlib import ExitStack, closing
+from datetime import UTC, datetime, timedelta
 from itertools import count
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from fedcc.flower.data import errors_named, site_samples
 from fedcc.flower.folder import Site
 from fedcc.flower.fork_server import ForkServer
 from fedcc.flower.gate import supernode_command
+from fedcc.flower.keys import days_left, read_certificates, runtime_certificate
 from fedcc.flower.logs import LogFollower, Say, rotate
 from fedcc.flower.own_network import own_network
 from fedcc.flower.policy import Usage
@@ -216,31 +218,44 @@ def without_colours(line: str) -> str:
 
 
 def _run_supernode(site: Site, server: str, env: dict[str, str], credentials: Credentials, say: Say) -> None:
-    """Run a SuperNode until it ends, or until the server has a new CA: it would try the old one forever."""
-    arguments = supernode_command(
+    """Run a SuperNode until it ends, or its certificate does, or the server has a new CA: it would try the old one
+    forever."""
+    with ExitStack() as ends:
+        runtime = ends.enter_context(runtime_certificate(site.state / "runtime"))
+        (certificate,) = read_certificates(runtime / "server.crt")
+        last = datetime.now(UTC) + timedelta(days=days_left(certificate) - 1)
+        follower = LogFollower(site.state / "supernode.log", lambda line: explain(line, credentials, say))
+        command = supernode_command(*supernode_arguments(site, server, runtime))
+        child = ends.enter_context(closing(ChildProcess(command, env, follower.path)))
+        ended = False
+        while not ended and not credentials.other_authority and datetime.now(UTC) < last:
+            time.sleep(0.2)
+            ended = child.process.poll() is not None  # asked first, so that its last lines are there
+            follower.poll()
+            rotate(follower.path, copy=True)
+
+
+def supernode_arguments(site: Site, server: str, runtime: Path) -> tuple[str, ...]:
+    """What a site's SuperNode is told; ``runtime`` is the folder of the certificate for its own processes."""
+    return (
         *("--superlink", server, "--root-certificates", str(site.path / "ca.crt")),
         *("--auth-supernode-private-key", str(site.path / "site.key")),
         *("--trusted-entities", str(site.path / "app.yaml")),
         *("--node-config", str(site.state / "node.toml")),
         *("--host", "127.0.0.1", "--port", str(free_port())),
+        *("--ssl-ca-certfile", str(runtime / "ca.crt"), "--ssl-certfile", str(runtime / "server.crt")),
+        *("--ssl-keyfile", str(runtime / "server.key")),
     )
 
-    def explain(line: str) -> None:
-        line = without_colours(line)
-        text = line.partition("INFO")[2].partition(":")[2].strip() or line
-        for part, meaning in EXPLANATIONS.items():
-            if part in text:
-                credentials.note(part)
-                say(meaning, "warning" if part in PROBLEMS else "info")
-                return
-        if "ERROR" in line or "Error:" in line or "fedcc:" in line:
-            say(text, "warning")
 
-    follower = LogFollower(site.state / "supernode.log", explain)
-    with closing(ChildProcess(arguments, env, follower.path)) as child:
-        ended = False
-        while not ended and not credentials.other_authority:
-            time.sleep(0.2)
-            ended = child.process.poll() is not None  # asked first, so that its last lines are there
-            follower.poll()
-            rotate(follower.path, copy=True)
+def explain(line: str, credentials: Credentials, say: Say) -> None:
+    """Say what a line of Flower's log means to a site, if anything."""
+    line = without_colours(line)
+    text = line.partition("INFO")[2].partition(":")[2].strip() or line
+    for part, meaning in EXPLANATIONS.items():
+        if part in text:
+            credentials.note(part)
+            say(meaning, "warning" if part in PROBLEMS else "info")
+            return
+    if "ERROR" in line or "Error:" in line or "fedcc:" in line:
+        say(text, "warning")

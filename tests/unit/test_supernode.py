@@ -1,0 +1,71 @@
+"""How a site starts its SuperNode."""
+
+from __future__ import annotations
+
+import ssl
+from itertools import pairwise
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("flwr")
+
+from fedcc.flower import supernode
+from fedcc.flower.keys import runtime_certificate
+from fedcc.flower.supernode import Credentials
+
+
+def says(certificate: Path, authority: Path, host: str = "127.0.0.1") -> str:
+    """Why a program that trusts an authority does not believe who shows a certificate; empty if it does."""
+    client = ssl.create_default_context(cafile=str(authority))
+    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    server.load_cert_chain(certificate, certificate.with_name("server.key"))
+    ways = [ssl.MemoryBIO() for _ in range(2)]
+    ends = [
+        client.wrap_bio(ways[0], ways[1], server_hostname=host),
+        server.wrap_bio(ways[1], ways[0], server_side=True),
+    ]
+    for end in ends * 3:
+        try:
+            end.do_handshake()
+        except ssl.SSLWantReadError:
+            continue
+        except ssl.SSLCertVerificationError as error:
+            return error.verify_message
+    return ""
+
+
+def test_a_supernodes_processes_know_it_by_a_certificate_of_this_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever takes its port when it has ended cannot show it, so they take no app from there."""
+    site: Any = SimpleNamespace(path=tmp_path, state=tmp_path)
+    found: list[dict[str, bytes]] = []
+
+    class Ended:
+        def __init__(self, arguments: list[str], *_: Any):
+            files = dict(pairwise(arguments))
+            paths = [Path(files[f"--ssl-{name}"]) for name in ("ca-certfile", "certfile", "keyfile")]
+            folder = paths[0].parent
+            assert folder.stat().st_mode & 0o777 == 0o700
+            assert paths[2].stat().st_mode & 0o777 == 0o600
+            assert says(paths[1], paths[0]) == ""
+            assert "IP address mismatch" in says(paths[1], paths[0], "127.0.0.2")
+            assert sorted(path.name for path in folder.iterdir()) == ["ca.crt", "server.crt", "server.key"]
+            with runtime_certificate(tmp_path / "thief") as thief:
+                assert says(thief / "server.crt", paths[0])
+            found.append({path.name: path.read_bytes() for path in paths})
+            self.process = SimpleNamespace(poll=lambda: 0)
+
+        def close(self) -> None:
+            assert (tmp_path / "runtime").exists()
+
+    monkeypatch.setattr(supernode, "ChildProcess", Ended)
+    (tmp_path / "runtime").mkdir()
+    (tmp_path / "runtime" / "ca.crt").write_text("what a killed program has left")
+    for _ in range(2):
+        supernode._run_supernode(site, "server:1", {}, Credentials(tmp_path), lambda *_: None)  # type: ignore[arg-type]
+    assert not set(found[0].values()) & set(found[1].values())
+    assert not (tmp_path / "runtime").exists()
