@@ -91,7 +91,16 @@ def shares(kind: type[Any]) -> str:
 
 
 def which_table(names: Sequence[str] = tuple(METHODS)) -> str:
-    head = ["method", "clients share", "needs", "MB up", "MB down", "M images, client", "M images, server", "predicts with"]
+    head = [
+        "method",
+        "clients share",
+        "needs",
+        "MB up",
+        "MB down",
+        "M images, client",
+        "M images, server",
+        "predicts with",
+    ]
     runs = [r for r in find_records([ROOT / "results"]).runs if r.data == "cifar10" and r.seed == 0]
     runs = [r for r in runs if not r.protocol and not r.changed_settings]
     accuracy = {(r.method, r.skew): link(f"{r.final:.1f}", r, PAGE.parent) for r in runs}
