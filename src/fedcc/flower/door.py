@@ -23,9 +23,7 @@ BODY_SECONDS, SLOWEST = 20.0, 64 * 2**10  # for a body: this, and its length at 
 REFUSED_SECONDS = 1.0  # for a refusal to arrive
 LINE_SECONDS = 60.0  # in line, before a body is read
 PER_ADDRESS, STRANGERS = 128, 512  # connections of strangers: per address and in all
-PER_NODE = (
-    8  # connections of a client: a SuperNode has at most four, each may hold an answer of 5 MiB that nobody reads
-)
+PER_NODE = 8  # of a client: a SuperNode has at most four, and each may hold an answer of 5 MiB that nobody reads
 UNREAD, UNREAD_PER_NODE = 32 * 2**20, 12 * 2**20  # bytes of the bodies that are being read: in all, of a client
 REQUESTS_PER_NODE = 32  # that are read or in line
 HEADER_BYTES = 32 * 2**10
