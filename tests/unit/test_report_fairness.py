@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 import synthetic
+from fedcc.experiments.sweep import read as sweep
 from fedcc.report import markdown
-from fedcc.report.fairness import equal_compute, pairs
+from fedcc.report.fairness import compute_tables, pairs
 from fedcc.report.records import Records, find_records
 from fedcc.report.tables import tables
 from fedcc.report.write import write_report
@@ -88,7 +89,8 @@ def test_fedcc_after_the_rounds_that_cost_no_more(tmp_path: Path) -> None:
         with_curve(synthetic.record("fedmd", **short), [10.0, 20.0, 40.0], [30_000, 30_000, 39_000]),
     )
     (table,) = tables(found.runs)
-    rows = {cost.row.method: cost for cost in equal_compute(table, SCENARIO)}
+    (costs,) = compute_tables([table])
+    rows = {row[SCENARIO].row.method: row[SCENARIO] for row in costs.rows}
     assert {name: (c.images, c.final, c.fedcc, c.rounds) for name, c in rows.items()} == {
         "fedcc": (260_000, 70.0, 70.0, "3"),
         "fedavg": (180_000, 30.0, 60.0, "2"),  # 100,000 + 80,000
@@ -130,3 +132,27 @@ def test_scenarios_of_a_data_set_share_a_table_of_costs(tmp_path: Path) -> None:
     assert fedmd == "| FedMD | 2.0 | 8.0 | all clients' networks | yes | **70.0** | 50.0 (1) | – | – |"
     assert fedcc.startswith("| FedCC | 4.0 † | 8.0 | all clients' networks | yes | 60.0 (2 seeds) | 60.0 (2) |")
     assert "† In some of the runs images were counted afterwards" in text
+
+
+def test_rivals_with_fedccs_compute_stand_beside_fedcc_as_it_comes(tmp_path: Path) -> None:
+    """They have other rounds, epochs or settings, which FedCC does not have."""
+    file = Path(__file__).parents[2] / "experiments" / "compute.toml"
+    runs = [synthetic.record(r.method, 40.0, settings=dict(r.settings), **r.options) for r in sweep(file)]
+    found = read(
+        tmp_path, *runs, *finals("fedcc", 80.0), *finals("fedmd", 50.0), *finals("fedcc", 79.0, settings={"trust": 2.0})
+    )
+    text = markdown.compute_section(tables(found.runs))
+    usual, plain = text.split("### ")[1:]
+    names = [line.split(" | ")[0].removeprefix("| ") for line in usual.splitlines() if line.endswith(" |")]
+    assert names[1:] == [
+        "FedAvg, T=64",
+        "FedConcat, E=85",
+        "FedMD",
+        "FedMD, revisit\\_epochs=65",
+        "FedCC",
+        "Local",
+        "Centralized",
+    ]
+    assert "| FedAvg, T=64 | 63.9 | 1408.0 | one network | no | 40.0 | **80.0** (15) |" in usual
+    assert plain.startswith("Table I: no crop and flip: CIFAR-10\n")
+    assert plain.count("\n| Fed") == 2

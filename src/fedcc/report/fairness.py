@@ -5,15 +5,18 @@ from __future__ import annotations
 import statistics
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 
 from fedcc.methods import METHODS
 from fedcc.report.cells import Cell, MethodRow, Table
 from fedcc.report.paper import Scenario, Value
 from fedcc.report.records import Pairs, RunRecord
+from fedcc.report.tables import WORDS
+from fedcc.report.values import position
 
 LAST = 3  # rounds whose mean is compared beside the final one
+LENGTH = ("rounds", "epochs")  # the protocol's options that decide how long a run trains
 OTHERWISE = {
     "fedconcat": "one network per cluster, joined",
     "fens": "all clients' networks and an aggregator",
@@ -114,20 +117,6 @@ class EqualCompute:
         return kind().needs_public if kind else None
 
 
-def equal_compute(table: Table, scenario: Scenario) -> list[EqualCompute]:
-    """Every method beside FedCC with its compute, in a scenario where both counted the images of shared seeds."""
-    own = next((r for r in table.rows if r.method == "fedcc" and not r.extra), None)
-    if own is None:
-        return []
-    ours = {r.seed: r for r in own.cells[scenario].runs if r.work.trained}
-    found = []
-    for row in [*table.new_rows, *([] if own in table.new_rows else [own])]:
-        theirs = {r.seed: r for r in row.cells.get(scenario, Cell()).runs if r.work.trained}
-        if shared := sorted(ours.keys() & theirs.keys()):
-            found.append(_equal(row, [(theirs[seed], ours[seed]) for seed in shared]))
-    return found if len(found) > 1 else []
-
-
 def _equal(row: MethodRow, runs: Sequence[tuple[RunRecord, RunRecord]]) -> EqualCompute:
     def mean(value: Callable[[RunRecord], float]) -> float:
         return statistics.fmean(value(run) for run, _ in runs)
@@ -157,9 +146,50 @@ def _span(numbers: Sequence[int]) -> str:
     return str(numbers[0]) if len(set(numbers)) == 1 else f"{min(numbers)} to {max(numbers)}"
 
 
-def compute_tables(tables: Sequence[Table]) -> Iterator[tuple[Table, str, dict[Scenario, list[EqualCompute]]]]:
-    """What the scenarios of each data set of the tables of methods cost; variants have no such table."""
+@dataclass(frozen=True)
+class ComputeTable:
+    """What methods cost on one data set, each with FedCC's accuracy after as many images."""
+
+    table: Table  # FedCC's
+    data: str
+    scenarios: tuple[Scenario, ...]
+    rows: Sequence[Mapping[Scenario, EqualCompute]]
+
+
+def compute_tables(tables: Sequence[Table]) -> Iterator[ComputeTable]:
+    """Where FedCC and another method counted the images of shared seeds, by FedCC's protocol and data set.
+
+    Other settings, rounds or epochs are compared with FedCC as it comes, unless FedCC has the same rounds and epochs.
+    """
+    usual = {(t.topic, t.changed): (t, row) for t in tables if not t.variants for row in t.rows if _is_fedcc(row)}
+    rows = {key: [row] for key, (_, row) in usual.items()}
     for table in tables:
-        for data in table.data if not table.variants else ():
-            if found := {s: rows for s in table.scenarios_of(data) if (rows := equal_compute(table, s))}:
-                yield table, data, found
+        same_length = tuple(pair for pair in table.changed if pair[0] not in LENGTH)
+        key = next((k for k in ((table.topic, table.changed), (table.topic, same_length)) if k in usual), None)
+        if key is not None:
+            length = [WORDS[name](value) for name, value in table.changed if (name, value) not in key[1]]
+            others = [row for row in table.new_rows if row.method != "fedcc"]
+            rows[key] += [replace(row, extra=", ".join(filter(None, (row.extra, *length)))) for row in others]
+    for key, (table, fedcc) in usual.items():
+        ordered = sorted(rows[key], key=lambda row: position(row.method, list(METHODS)))
+        for data in table.data:
+            found = [
+                {s: cost for s in table.scenarios_of(data) if (cost := _equal_compute(row, fedcc, s))}
+                for row in ordered
+            ]
+            scenarios = tuple(s for s in table.scenarios_of(data) if sum(s in costs for costs in found) > 1)
+            if shown := list(filter(None, ({s: c[s] for s in scenarios if s in c} for c in found))):
+                yield ComputeTable(table, data, scenarios, shown)
+
+
+def _is_fedcc(row: MethodRow) -> bool:
+    return row.method == "fedcc" and not row.extra
+
+
+def _equal_compute(row: MethodRow, fedcc: MethodRow, scenario: Scenario) -> EqualCompute | None:
+    """A row beside FedCC, if both counted the images of shared seeds."""
+    ours, theirs = (
+        {r.seed: r for r in each.cells.get(scenario, Cell()).runs if r.work.trained} for each in (fedcc, row)
+    )
+    shared = sorted(ours.keys() & theirs.keys())
+    return _equal(row, [(theirs[seed], ours[seed]) for seed in shared]) if shared else None

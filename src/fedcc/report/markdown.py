@@ -201,7 +201,8 @@ What each method costs, and what FedCC has for as much: its accuracy after the r
 on no more images than the method did in all, `–` where its first round costs more. **Bold** is the higher of the two.
 "Images" are trained on, in millions, by all clients and the server, whatever their networks; "MB" go up and down in
 all, with the models that clients send at the end for prediction. Both are means over the scenarios. "Public" says who
-needs public images. Only runs whose images are known, means over the seeds that both have.
+needs public images. Only runs whose images are known, means over the seeds that both have. A method with other
+settings, rounds or epochs is compared with FedCC as it comes.
 """
 AFTERWARDS = """\
 † In some of the runs images were counted afterwards: from the method, its options and the split, without training
@@ -212,18 +213,16 @@ AFTERWARDS = """\
 def compute_section(tables: Sequence[Table]) -> str:
     """Costs of the methods, and FedCC at equal compute, by data set; empty without such runs."""
     parts, afterwards = [], False
-    for table, data, by_scenario in compute_tables(tables):
+    for found in compute_tables(tables):
         head = ["method", "images", "MB", "predicts with", "public"]
-        for _, skew in by_scenario:
+        for _, skew in found.scenarios:
             head += [f"{code(skew)} final", "FedCC (rounds)"]
-        lines = []
-        for row in table.rows:
-            costs = {s: cost for s, rows in by_scenario.items() for cost in rows if cost.row is row}
-            if costs:
-                line = _price(list(costs.values()))
-                lines.append(line + [part for s in by_scenario for part in _equal_compute(costs.get(s))])
-        afterwards |= any(cost.afterwards for rows in by_scenario.values() for cost in rows)
-        titles = dict.fromkeys((table.title, title_of(data)))
+        lines = [
+            [*_price(list(costs.values())), *(part for s in found.scenarios for part in _equal_compute(costs.get(s)))]
+            for costs in found.rows
+        ]
+        afterwards |= any(cost.afterwards for costs in found.rows for cost in costs.values())
+        titles = dict.fromkeys((found.table.title, title_of(found.data)))
         parts += [f"### {plain(': '.join(titles))}\n", grid(head, lines)]
     about = [HOW_COMPUTE, *([AFTERWARDS] if afterwards else [])]
     return "\n".join(["## At equal compute\n", *about, *parts]) if parts else ""

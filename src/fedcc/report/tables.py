@@ -138,6 +138,8 @@ def _table(topic: str, changed: Pairs, runs: Sequence[RunRecord], reference: Seq
     name = {"paper": "Table I", "beyond": "Beyond the paper"}.get(topic) or title_of(topic)
     words = ("table1" if topic == "paper" else topic, differs, "variants" if variants else "")
     return Table(
+        topic=topic,
+        changed=changed,
         slug=slug("-".join(filter(None, words))),
         title=name + (f": {differs}" if differs else "") + (", variants" if variants else ""),
         protocol=_protocol(runs),
@@ -146,7 +148,6 @@ def _table(topic: str, changed: Pairs, runs: Sequence[RunRecord], reference: Seq
         of_paper=of_paper,
         with_paper=with_paper and not variants,
         variants=variants,
-        beyond=topic == "beyond",
     )
 
 
