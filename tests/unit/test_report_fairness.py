@@ -63,6 +63,20 @@ def test_differences_are_taken_seed_by_seed(tmp_path: Path) -> None:
     assert " (3) |" in text
 
 
+def test_runs_on_other_samples_are_not_paired(tmp_path: Path) -> None:
+    """A share of the data, other clients, held-out samples, or a data set that changed since; augmentation is none."""
+    other = [*finals("fedcc", 3.0, 4.0), *finals("fedavg", 3.0, 4.0, augment="none")]
+    for options in ({"fraction": 0.5}, {"clients": 5}, {"validation": 0.1}, {"public": 0.2}):
+        other += finals("fedcc", 1.0, 2.0, **options)
+    for made in other[:2]:
+        made |= {"data_sha256": "a" * 64, "partition_sha256": "b" * 64}
+    changed = finals("fedavg", 5.0, 6.0)
+    for made in changed:
+        made |= {"data_sha256": "a" * 64, "partition_sha256": "c" * 64}
+    found = read(tmp_path, *other, *changed)
+    assert [(p.what, p.reference) for p in pairs(found.runs)] == [("FedAvg, augment=none", "FedAvg")]
+
+
 def test_the_last_three_rounds_are_compared_by_their_mean(tmp_path: Path) -> None:
     mine, theirs = finals("fedcc", 0.0, 0.0, rounds=4), finals("fedavg", 0.0, 0.0, rounds=4)
     images = [10, 10, 10, 10]

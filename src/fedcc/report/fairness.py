@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
+from fedcc.core.options import options_of
+from fedcc.experiments.options import Split
 from fedcc.methods import METHODS
 from fedcc.report.cells import Cell, MethodRow, Table
 from fedcc.report.paper import Scenario, Value
@@ -17,6 +19,7 @@ from fedcc.report.values import position
 
 LAST = 3  # rounds whose mean is compared beside the final one
 LENGTH = ("rounds", "epochs")  # the protocol's options that decide how long a run trains
+DATA_OPTIONS = options_of(Split).keys() - {"models", "assignment", "augment"}
 OTHERWISE = {
     "fedconcat": "one network per cluster, joined",
     "fens": "all clients' networks and an aggregator",
@@ -49,7 +52,7 @@ class Pair:
 def pairs(runs: Sequence[RunRecord]) -> list[Pair]:
     """Every kind of run less FedCC, less its method's defaults and less the usual protocol, where two seeds are shared.
 
-    A kind is a method with settings and a protocol. A reference has the same scenario and seeds.
+    A kind is a method with settings and a protocol. A reference has the same data, split and seeds.
     """
     kinds: dict[Key, dict[Scenario, dict[int, RunRecord]]] = {}
     for run in runs:
@@ -61,7 +64,7 @@ def pairs(runs: Sequence[RunRecord]) -> list[Pair]:
         others: list[Key] = [("fedcc", (), protocol), (method, (), protocol), (method, settings, ())]
         for other in dict.fromkeys(others):
             theirs = kinds.get(other)
-            if other == key or theirs is None:
+            if other == key or theirs is None or _data(other[2]) != _data(protocol):
                 continue
             by_scenario = {s: d for s, mine in own.items() if (d := _difference(mine, theirs.get(s, {})))}
             if by_scenario:
@@ -69,8 +72,15 @@ def pairs(runs: Sequence[RunRecord]) -> list[Pair]:
     return found
 
 
+def _data(protocol: Pairs) -> Pairs:
+    """What decides which samples are private, public and tested on."""
+    return tuple(pair for pair in protocol if pair[0] in DATA_OPTIONS)
+
+
 def _difference(mine: Mapping[int, RunRecord], theirs: Mapping[int, RunRecord]) -> Difference | None:
-    shared = sorted(mine.keys() & theirs.keys())
+    shared = [
+        s for s in sorted(mine.keys() & theirs.keys()) if not _differ(mine[s].fingerprints, theirs[s].fingerprints)
+    ]
     if len(shared) < 2:
         return None
     final = Value.of(mine[seed].final - theirs[seed].final for seed in shared)
@@ -78,6 +88,11 @@ def _difference(mine: Mapping[int, RunRecord], theirs: Mapping[int, RunRecord]) 
     last = Value.of(a - b for a, b in ends if a is not None and b is not None) if None not in sum(ends, ()) else None
     assert final is not None
     return Difference(len(shared), final, last)
+
+
+def _differ(one: tuple[str, str], other: tuple[str, str]) -> bool:
+    """Whether two runs had other data or another partition, as far as both recorded it."""
+    return any(a and b and a != b for a, b in zip(one, other, strict=True))
 
 
 def _end(run: RunRecord) -> float | None:

@@ -255,8 +255,8 @@ def _equal_compute(cost: EqualCompute | None) -> list[str]:
 
 HOW_PAIRED = f"""\
 The first less the second, seed by seed, after the final round and, after the slash, by the mean of the last {LAST}
-rounds: mean and sample standard deviation of the differences, and the number of seeds. Both have the same data, split
-and first weights. Only where two seeds or more are shared.
+rounds: mean and sample standard deviation of the differences, and the number of seeds. Both have the same private,
+public and test samples. Only where two seeds or more are shared.
 """
 
 
