@@ -122,6 +122,26 @@ def test_fedcc_after_the_rounds_that_cost_no_more(tmp_path: Path) -> None:
     assert "At equal compute" in markdown.page(found, [table], tmp_path)
 
 
+def test_fedcc_is_read_after_the_last_evaluated_round_that_it_can_afford(tmp_path: Path) -> None:
+    fedcc = finals("fedcc", 90.0, 90.0, rounds=4)
+    for made, curve in zip(fedcc, ([None, 60.0, None, 90.0], [50.0, 70.0, 80.0, 90.0]), strict=True):
+        with_curve(made, [v or 0.0 for v in curve], [10_000] * 4)
+        made["accuracy"]["rounds"] = curve
+    methods = {
+        "fedavg": (35_000, "**70.0** (2 to 3)"),
+        "fedprox": (15_000, "–"),
+    }  # no evaluated round of the first seed
+    rivals = [
+        with_curve(made, [1.0, 2.0, 3.0, 40.0], [0, 0, 0, images])
+        for method, (images, _) in methods.items()
+        for made in finals(method, 40.0, 40.0, rounds=4)
+    ]
+    text = markdown.compute_section(tables(read(tmp_path, *fedcc, *rivals).runs))
+    for method, (_, said) in zip(("FedAvg", "FedProx"), methods.values(), strict=True):
+        (line,) = (line for line in text.splitlines() if line.startswith(f"| {method} "))
+        assert line.endswith(f"| 40.0 (2 seeds) | {said} |")
+
+
 def test_scenarios_of_a_data_set_share_a_table_of_costs(tmp_path: Path) -> None:
     """A mark says that images were counted after the run."""
     short: dict[str, Any] = {"data": "cifar10", "rounds": 2}

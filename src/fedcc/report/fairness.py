@@ -115,7 +115,9 @@ class EqualCompute:
     images: float  # trained on, by all clients and the server
     sent: float | None  # bytes up and down, models for prediction included
     final: float
-    fedcc: float | None  # after the rounds that cost no more; None: its first round costs more
+    fedcc: (
+        float | None
+    )  # after the rounds that cost no more; None: with some seed, its first evaluated round costs more
     rounds: str  # FedCC's rounds
     afterwards: bool  # whether images were counted after the runs
 
@@ -152,9 +154,10 @@ def _equal(row: MethodRow, runs: Sequence[tuple[RunRecord, RunRecord]]) -> Equal
 
 
 def _after(fedcc: RunRecord, images: int) -> tuple[int, float | None]:
-    """The last round of a run that ends within this many images, and the accuracy after it, where it was evaluated."""
-    rounds = bisect_right(list(accumulate(fedcc.work.trained)), images)
-    return rounds, fedcc.curve[rounds - 1] if rounds else None
+    """The last evaluated round of a run that ends within this many images, and the accuracy after it; 0 if none."""
+    affordable = bisect_right(list(accumulate(fedcc.work.trained)), images)
+    evaluated = [(t, accuracy) for t, accuracy in enumerate(fedcc.curve[:affordable], 1) if accuracy is not None]
+    return evaluated[-1] if evaluated else (0, None)
 
 
 def _span(numbers: Sequence[int]) -> str:

@@ -197,8 +197,9 @@ def lead_section(table: Table) -> str:
 
 
 HOW_COMPUTE = """\
-What each method costs, and what FedCC has for as much: its accuracy after the rounds (in brackets) in which it trained
-on no more images than the method did in all, `–` where its first round costs more. **Bold** is the higher of the two.
+What each method costs, and what FedCC has for as much: its accuracy after the last evaluated round (in brackets) up to
+which it trained on no more images than the method did in all. **Bold** is the higher of the two. One `–`: with some
+seed, FedCC's first evaluated round costs more. Two: no shared seed with a run whose images are known.
 "Images" are trained on, in millions, by all clients and the server, whatever their networks; "MB" go up and down in
 all, with the models that clients send at the end for prediction. Both are means over the scenarios. "Public" says who
 needs public images. Only runs whose images are known, means over the seeds that both have. A method with other
