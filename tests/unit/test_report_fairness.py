@@ -153,17 +153,20 @@ def test_scenarios_of_a_data_set_share_a_table_of_costs(tmp_path: Path) -> None:
     for skew, seed, final in (("classes:1", 0, 55.0), ("classes:2", 0, 40.0), ("classes:2", 1, 42.0)):
         runs.append(with_curve(synthetic.record("fedavg", skew=skew, seed=seed, **short), [9.0, final], [10**6] * 2))
     runs.append(with_curve(synthetic.record("fedmd", skew="classes:2", **short), [9.0, 70.0], [10**6] * 2))
+    for skew, each in (("classes:1", 10**6), ("classes:2", 2 * 10**6)):
+        runs.append(with_curve(synthetic.record("feddf", skew=skew, **short), [9.0, 30.0], [each] * 2))
     runs[0]["images"]["counted"] = "afterwards, by a script"
     found = read(tmp_path, *runs)
     assert [run.work.afterwards for run in found.runs].count(True) == 1
     text = markdown.compute_section(tables(found.runs))
-    head, fedavg, fedmd, fedcc = (line for line in text.splitlines() if line.startswith("| "))
+    head, fedavg, fedmd, feddf, fedcc = (line for line in text.splitlines() if line.startswith("| "))
     assert head == (
         "| method | images | MB | predicts with | public | `classes:2` final | FedCC (rounds) | `classes:1` final "
         "| FedCC (rounds) |"
     )
     assert fedavg == "| FedAvg | 2.0 | 44.0 | one network | no | 41.0 (2 seeds) | **50.0** (1) | **55.0** | 50.0 (1) |"
     assert fedmd == "| FedMD | 2.0 | 8.0 | all clients' networks | yes | **70.0** | 50.0 (1) | – | – |"
+    assert feddf.startswith("| FedDF | 2.0 to 4.0 |")  # a mean would be of other scenarios than FedMD's
     assert fedcc.startswith("| FedCC | 4.0 † | 8.0 | all clients' networks | yes | 60.0 (2 seeds) | 60.0 (2) |")
     assert "† In some of the runs images were counted afterwards" in text
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import statistics
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
@@ -200,10 +199,10 @@ HOW_COMPUTE = """\
 What each method costs, and what FedCC has for as much: its accuracy after the last evaluated round (in brackets) up to
 which it trained on no more images than the method did in all. **Bold** is the higher of the two. One `–`: with some
 seed, FedCC's first evaluated round costs more. Two: no shared seed with a run whose images are known.
-"Images" are trained on, in millions, by all clients and the server, whatever their networks; "MB" go up and down in
-all, with the models that clients send at the end for prediction. Both are means over the scenarios. "Public" says who
-needs public images. Only runs whose images are known, means over the seeds that both have. A method with other
-settings, rounds or epochs is compared with FedCC as it comes.
+"Images" went forward and backward, in millions, at all clients and the server, whatever their networks; those of FedSAM
+do so twice a step, and count twice. "MB" go up and down in all, with the models that clients send at the end for
+prediction. Both are the least and the most of the method's scenarios. "Public" says who needs public images. All are
+means over the seeds that both have. A method with other settings, rounds or epochs is compared with FedCC as it comes.
 """
 AFTERWARDS = """\
 † In some of the runs images were counted afterwards: from the method, its options and the split, without training
@@ -230,16 +229,20 @@ def compute_section(tables: Sequence[Table]) -> str:
 
 
 def _price(costs: Sequence[EqualCompute]) -> list[str]:
-    """What a method costs, over scenarios, and what it needs."""
-    one, images = costs[0], statistics.fmean(cost.images for cost in costs) / 1e6
-    sent = [cost.sent for cost in costs if cost.sent is not None]
+    """What a method costs, the least and the most over the scenarios, and what it needs."""
+    one, images = costs[0], [cost.images / 1e6 for cost in costs]
+    sent = [cost.sent / 1e6 for cost in costs if cost.sent is not None]
     return [
         plain(one.row.title),
-        f"{images:.{1 if images >= 1 else 3}f}{' †' if any(cost.afterwards for cost in costs) else ''}",
-        f"{statistics.fmean(sent) / 1e6:.1f}" if len(sent) == len(costs) else MISSING,
+        _range(images, 1 if max(images) >= 1 else 3) + (" †" if any(cost.afterwards for cost in costs) else ""),
+        _range(sent, 1) if len(sent) == len(costs) else MISSING,
         one.predictor,
         MISSING if one.needs_public is None else "yes" if one.needs_public else "no",
     ]
+
+
+def _range(numbers: Sequence[float], digits: int) -> str:
+    return " to ".join(dict.fromkeys(f"{end:.{digits}f}" for end in (min(numbers), max(numbers))))
 
 
 def _equal_compute(cost: EqualCompute | None) -> list[str]:
