@@ -10,7 +10,7 @@ import pytest
 import synthetic
 from fedcc.experiments.sweep import read as sweep
 from fedcc.report import markdown
-from fedcc.report.fairness import compute_tables, pairs
+from fedcc.report.fairness import compute_tables, paired_comparisons
 from fedcc.report.records import Records, find_records
 from fedcc.report.tables import tables
 from fedcc.report.write import write_report
@@ -48,7 +48,7 @@ def test_differences_are_taken_seed_by_seed(tmp_path: Path) -> None:
         *finals("fedcc", 73.0, 83.0, 93.0, augment="strong"),
         *finals("fedmd", 50.0),
     )
-    by_name = {(p.what, p.reference): p.by_scenario[SCENARIO] for p in pairs(found.runs)}
+    by_name = {(c.kind, c.reference): c.differences[SCENARIO] for c in paired_comparisons(found.runs)}
     assert set(by_name) == {
         ("FedAvg", "FedCC"),
         ("FedCC, trust=0.0", "FedCC"),
@@ -74,7 +74,7 @@ def test_runs_on_other_samples_are_not_paired(tmp_path: Path) -> None:
     for made in changed:
         made |= {"data_sha256": "a" * 64, "partition_sha256": "c" * 64}
     found = read(tmp_path, *other, *changed)
-    assert [(p.what, p.reference) for p in pairs(found.runs)] == [("FedAvg, augment=none", "FedAvg")]
+    assert [(c.kind, c.reference) for c in paired_comparisons(found.runs)] == [("FedAvg, augment=none", "FedAvg")]
 
 
 def test_the_last_three_rounds_are_compared_by_their_mean(tmp_path: Path) -> None:
@@ -86,8 +86,8 @@ def test_the_last_three_rounds_are_compared_by_their_mean(tmp_path: Path) -> Non
         *(with_curve(made, curve, images) for made, curve in zip(mine, curves, strict=True)),
         *(with_curve(made, [0.0, 60.0, 60.0, 60.0], images) for made in theirs),
     )
-    (pair,) = pairs(found.runs)
-    (difference,) = pair.by_scenario.values()
+    (comparison,) = paired_comparisons(found.runs)
+    (difference,) = comparison.differences.values()
     assert difference.final == (pytest.approx(-20.0), pytest.approx(0.0), None)
     assert difference.last is not None
     assert difference.last.mean == pytest.approx(-(10 + 32 / 3) / 2)

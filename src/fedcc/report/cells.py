@@ -10,7 +10,7 @@ from typing import Literal
 
 from fedcc.methods import BEYOND, METHODS
 from fedcc.report.paper import Scenario, Value
-from fedcc.report.records import Pairs, RunRecord
+from fedcc.report.records import Changes, RunRecord
 
 Accuracy = Literal["final", "best"]
 ACCURACIES: tuple[Accuracy, ...] = ("final", "best")
@@ -94,7 +94,7 @@ class Table:
     """Methods by scenarios, all of one protocol."""
 
     topic: str  # "paper", "beyond" (methods that the paper leaves out, next to its own) or a data set
-    changed: Pairs  # the protocol, where it is not the data sets' own
+    changed: Changes  # the protocol, where it is not the data sets' own
     slug: str  # names its files and its place on a page
     title: str
     protocol: str  # in words

@@ -13,7 +13,7 @@ from fedcc.experiments.options import Split
 from fedcc.methods import METHODS
 from fedcc.report.cells import Cell, MethodRow, Table
 from fedcc.report.paper import Scenario, Value
-from fedcc.report.records import Pairs, RunRecord
+from fedcc.report.records import Changes, RunRecord
 from fedcc.report.tables import WORDS
 from fedcc.report.values import position
 
@@ -28,7 +28,8 @@ OTHERWISE = {
 }
 """What predicts, of methods whose answer does not follow from whether clients upload their models at the end."""
 
-Key = tuple[str, Pairs, Pairs]  # method, its changed settings, its changed protocol
+Kind = tuple[str, Changes, Changes]  # method, its changed settings, its changed protocol
+RunsOfKind = dict[Scenario, dict[int, RunRecord]]  # by scenario and seed
 
 
 @dataclass(frozen=True)
@@ -41,50 +42,51 @@ class Difference:
 
 
 @dataclass(frozen=True)
-class Pair:
-    """Two kinds of runs, in words, and how they differ by scenario."""
+class Comparison:
+    """One kind of run less another, both in words, by scenario."""
 
-    what: str
+    kind: str
     reference: str
-    by_scenario: Mapping[Scenario, Difference]
+    differences: Mapping[Scenario, Difference]
 
 
-def pairs(runs: Sequence[RunRecord]) -> list[Pair]:
+def paired_comparisons(runs: Sequence[RunRecord]) -> list[Comparison]:
     """Every kind of run less FedCC, less its method's defaults and less the usual protocol, where two seeds are shared.
 
     A kind is a method with settings and a protocol. A reference has the same data, split and seeds.
     """
-    kinds: dict[Key, dict[Scenario, dict[int, RunRecord]]] = {}
+    kinds: dict[Kind, RunsOfKind] = {}
     for run in runs:
-        key = run.method, run.changed_settings, run.protocol
-        kinds.setdefault(key, {}).setdefault(run.scenario, {})[run.seed] = run
+        kind = run.method, run.changed_settings, run.protocol
+        kinds.setdefault(kind, {}).setdefault(run.scenario, {})[run.seed] = run
     found = []
-    for key, own in kinds.items():
-        method, settings, protocol = key
-        others: list[Key] = [("fedcc", (), protocol), (method, (), protocol), (method, settings, ())]
-        for other in dict.fromkeys(others):
-            theirs = kinds.get(other)
-            if other == key or theirs is None or _data(other[2]) != _data(protocol):
+    for kind, runs_of_kind in kinds.items():
+        method, settings, protocol = kind
+        references: list[Kind] = [("fedcc", (), protocol), (method, (), protocol), (method, settings, ())]
+        for reference in dict.fromkeys(references):
+            if reference == kind or reference not in kinds or _data(reference[2]) != _data(protocol):
                 continue
-            by_scenario = {s: d for s, mine in own.items() if (d := _difference(mine, theirs.get(s, {})))}
-            if by_scenario:
-                found.append(Pair(_title(key, own), _title(other, theirs), by_scenario))
+            by_scenario = kinds[reference]
+            differences = {
+                s: d for s, by_seed in runs_of_kind.items() if (d := _difference(by_seed, by_scenario.get(s, {})))
+            }
+            if differences:
+                found.append(Comparison(_title(kind, runs_of_kind), _title(reference, by_scenario), differences))
     return found
 
 
-def _data(protocol: Pairs) -> Pairs:
+def _data(protocol: Changes) -> Changes:
     """What decides which samples are private, public and tested on."""
-    return tuple(pair for pair in protocol if pair[0] in DATA_OPTIONS)
+    return tuple((name, value) for name, value in protocol if name in DATA_OPTIONS)
 
 
-def _difference(mine: Mapping[int, RunRecord], theirs: Mapping[int, RunRecord]) -> Difference | None:
-    shared = [
-        s for s in sorted(mine.keys() & theirs.keys()) if not _differ(mine[s].fingerprints, theirs[s].fingerprints)
-    ]
+def _difference(by_seed: Mapping[int, RunRecord], reference: Mapping[int, RunRecord]) -> Difference | None:
+    shared = [(run, reference[seed]) for seed, run in sorted(by_seed.items()) if seed in reference]
+    shared = [(run, other) for run, other in shared if not _differ(run.fingerprints, other.fingerprints)]
     if len(shared) < 2:
         return None
-    final = Value.of(mine[seed].final - theirs[seed].final for seed in shared)
-    ends = [(_end(mine[seed]), _end(theirs[seed])) for seed in shared]
+    final = Value.of(run.final - other.final for run, other in shared)
+    ends = [(_end(run), _end(other)) for run, other in shared]
     last = Value.of(a - b for a, b in ends if a is not None and b is not None) if None not in sum(ends, ()) else None
     assert final is not None
     return Difference(len(shared), final, last)
@@ -101,9 +103,9 @@ def _end(run: RunRecord) -> float | None:
     return statistics.fmean(v for v in last if v is not None) if len(last) == LAST and None not in last else None
 
 
-def _title(key: Key, own: Mapping[Scenario, Mapping[int, RunRecord]]) -> str:
-    label = next(run.label for by_seed in own.values() for run in by_seed.values())
-    return ", ".join([label, *(f"{n}={v}" for n, v in (*key[1], *key[2]))])
+def _title(kind: Kind, runs: RunsOfKind) -> str:
+    label = next(run.label for by_seed in runs.values() for run in by_seed.values())
+    return ", ".join([label, *(f"{n}={v}" for n, v in (*kind[1], *kind[2]))])
 
 
 @dataclass(frozen=True)
@@ -182,7 +184,7 @@ def compute_tables(tables: Sequence[Table]) -> Iterator[ComputeTable]:
     usual = {(t.topic, t.changed): (t, row) for t in tables if not t.variants for row in t.rows if _is_fedcc(row)}
     rows = {key: [row] for key, (_, row) in usual.items()}
     for table in tables:
-        same_length = tuple(pair for pair in table.changed if pair[0] not in LENGTH)
+        same_length = tuple((name, value) for name, value in table.changed if name not in LENGTH)
         key = next((k for k in ((table.topic, table.changed), (table.topic, same_length)) if k in usual), None)
         if key is not None:
             length = [WORDS[name](value) for name, value in table.changed if (name, value) not in key[1]]
@@ -206,8 +208,8 @@ def _is_fedcc(row: MethodRow) -> bool:
 
 def _equal_compute(row: MethodRow, fedcc: MethodRow, scenario: Scenario) -> EqualCompute | None:
     """A row beside FedCC, if both counted the images of shared seeds."""
-    ours, theirs = (
-        {r.seed: r for r in each.cells.get(scenario, Cell()).runs if r.work.trained} for each in (fedcc, row)
+    reference, by_seed = (
+        {run.seed: run for run in each.cells.get(scenario, Cell()).runs if run.work.trained} for each in (fedcc, row)
     )
-    shared = sorted(ours.keys() & theirs.keys())
-    return _equal(row, [(theirs[seed], ours[seed]) for seed in shared]) if shared else None
+    shared = sorted(reference.keys() & by_seed.keys())
+    return _equal(row, [(by_seed[seed], reference[seed]) for seed in shared]) if shared else None

@@ -10,7 +10,7 @@ from pathlib import Path
 from fedcc.methods import BEYOND
 from fedcc.report import paper
 from fedcc.report.cells import ACCURACIES, TESTS, Accuracy, Cell, MethodRow, Table
-from fedcc.report.fairness import LAST, EqualCompute, compute_tables, pairs
+from fedcc.report.fairness import LAST, EqualCompute, compute_tables, paired_comparisons
 from fedcc.report.records import Records, RunRecord
 from fedcc.report.standings import duels, filled, leads, standings
 from fedcc.report.tables import client_table, reading_tables
@@ -266,19 +266,19 @@ public and test samples. Only where two seeds or more are shared.
 
 def paired_section(records: Records) -> str:
     """Differences paired by seed: to FedCC, to a method's defaults, to the usual protocol; empty without seeds."""
-    found = pairs(records.runs)
-    scenarios = list(dict.fromkeys(s for pair in found for s in pair.by_scenario))
+    comparisons = paired_comparisons(records.runs)
+    scenarios = list(dict.fromkeys(s for comparison in comparisons for s in comparison.differences))
     lines = []
-    for pair in found:
+    for comparison in comparisons:
         cells = []
-        for difference in map(pair.by_scenario.get, scenarios):
+        for difference in map(comparison.differences.get, scenarios):
             if difference is None:
                 cells.append(MISSING)
                 continue
             values = [difference.final, *([difference.last] if difference.last else [])]
             texts = [f"{v.mean:+.1f}" + (f" ±{v.spread:.1f}" if v.spread is not None else "") for v in values]
             cells.append(f"{' / '.join(texts)} ({difference.seeds})")
-        lines.append([plain(pair.what), plain(pair.reference), *cells])
+        lines.append([plain(comparison.kind), plain(comparison.reference), *cells])
     head = ["runs", "less", *(plain(scenario_title(s)) for s in scenarios)]
     return f"## Differences, paired by seed\n\n{HOW_PAIRED}\n{grid(head, lines)}" if lines else ""
 
