@@ -12,7 +12,7 @@ from fedcc.report import paper
 from fedcc.report.cells import ACCURACIES, TESTS, Accuracy, Cell, MethodRow, Table
 from fedcc.report.fairness import LAST, EqualCompute, compute_tables, paired_comparisons
 from fedcc.report.records import Records, RunRecord
-from fedcc.report.standings import duels, filled, leads, standings
+from fedcc.report.standings import duels, filled, leads, nearest_rivals, standings
 from fedcc.report.tables import client_table, reading_tables
 from fedcc.report.titles import scenario_title, title_of
 from fedcc.report.values import relative_link
@@ -192,7 +192,18 @@ def lead_section(table: Table) -> str:
             names = other and ", ".join(filter(None, (other.rival, other.note)))
             row.append(f"{other.points:+.1f} ({plain(names)})" if other and names else MISSING)
         rows.append(row)
-    return f"{HOW_AHEAD}\n{grid(head, rows)}" if rows else ""
+    rivals = rivals_line(table) if table.of_paper else ""
+    return "\n".join(filter(None, (HOW_AHEAD, grid(head, rows), rivals))) if rows else ""
+
+
+def rivals_line(table: Table) -> str:
+    """The three baselines with the highest means."""
+    ranking = nearest_rivals(table)
+    if ranking is None:
+        return ""
+    names = ", ".join(f"{plain(label)} {mean:.1f}" for label, mean in ranking.means)
+    where = f"the {len(ranking.scenarios)} of {ranking.of} scenarios in which all {len(paper.METHODS) - 1} have run"
+    return f"The nearest rivals, by the mean final accuracy with seed 0 over {where}: {names}.\n"
 
 
 HOW_COMPUTE = """\
