@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 import synthetic
+from fedcc.experiments.sweep import read as sweep
 from fedcc.report import markdown
-from fedcc.report.fairness import equal_compute, pairs
+from fedcc.report.fairness import compute_tables, paired_comparisons
 from fedcc.report.records import Records, find_records
 from fedcc.report.tables import tables
 from fedcc.report.write import write_report
@@ -47,7 +48,7 @@ def test_differences_are_taken_seed_by_seed(tmp_path: Path) -> None:
         *finals("fedcc", 73.0, 83.0, 93.0, augment="strong"),
         *finals("fedmd", 50.0),
     )
-    by_name = {(p.what, p.reference): p.by_scenario[SCENARIO] for p in pairs(found.runs)}
+    by_name = {(c.kind, c.reference): c.differences[SCENARIO] for c in paired_comparisons(found.runs)}
     assert set(by_name) == {
         ("FedAvg", "FedCC"),
         ("FedCC, trust=0.0", "FedCC"),
@@ -62,6 +63,20 @@ def test_differences_are_taken_seed_by_seed(tmp_path: Path) -> None:
     assert " (3) |" in text
 
 
+def test_runs_on_other_samples_are_not_paired(tmp_path: Path) -> None:
+    """A share of the data, other clients, held-out samples, or a data set that changed since; augmentation is none."""
+    other = [*finals("fedcc", 3.0, 4.0), *finals("fedavg", 3.0, 4.0, augment="none")]
+    for options in ({"fraction": 0.5}, {"clients": 5}, {"validation": 0.1}, {"public": 0.2}):
+        other += finals("fedcc", 1.0, 2.0, **options)
+    for made in other[:2]:
+        made |= {"data_sha256": "a" * 64, "partition_sha256": "b" * 64}
+    changed = finals("fedavg", 5.0, 6.0)
+    for made in changed:
+        made |= {"data_sha256": "a" * 64, "partition_sha256": "c" * 64}
+    found = read(tmp_path, *other, *changed)
+    assert [(c.kind, c.reference) for c in paired_comparisons(found.runs)] == [("FedAvg, augment=none", "FedAvg")]
+
+
 def test_the_last_three_rounds_are_compared_by_their_mean(tmp_path: Path) -> None:
     mine, theirs = finals("fedcc", 0.0, 0.0, rounds=4), finals("fedavg", 0.0, 0.0, rounds=4)
     images = [10, 10, 10, 10]
@@ -71,8 +86,8 @@ def test_the_last_three_rounds_are_compared_by_their_mean(tmp_path: Path) -> Non
         *(with_curve(made, curve, images) for made, curve in zip(mine, curves, strict=True)),
         *(with_curve(made, [0.0, 60.0, 60.0, 60.0], images) for made in theirs),
     )
-    (pair,) = pairs(found.runs)
-    (difference,) = pair.by_scenario.values()
+    (comparison,) = paired_comparisons(found.runs)
+    (difference,) = comparison.differences.values()
     assert difference.final == (pytest.approx(-20.0), pytest.approx(0.0), None)
     assert difference.last is not None
     assert difference.last.mean == pytest.approx(-(10 + 32 / 3) / 2)
@@ -88,7 +103,8 @@ def test_fedcc_after_the_rounds_that_cost_no_more(tmp_path: Path) -> None:
         with_curve(synthetic.record("fedmd", **short), [10.0, 20.0, 40.0], [30_000, 30_000, 39_000]),
     )
     (table,) = tables(found.runs)
-    rows = {cost.row.method: cost for cost in equal_compute(table, SCENARIO)}
+    (costs,) = compute_tables([table])
+    rows = {row[SCENARIO].row.method: row[SCENARIO] for row in costs.rows}
     assert {name: (c.images, c.final, c.fedcc, c.rounds) for name, c in rows.items()} == {
         "fedcc": (260_000, 70.0, 70.0, "3"),
         "fedavg": (180_000, 30.0, 60.0, "2"),  # 100,000 + 80,000
@@ -106,6 +122,26 @@ def test_fedcc_after_the_rounds_that_cost_no_more(tmp_path: Path) -> None:
     assert "At equal compute" in markdown.page(found, [table], tmp_path)
 
 
+def test_fedcc_is_read_after_the_last_evaluated_round_that_it_can_afford(tmp_path: Path) -> None:
+    fedcc = finals("fedcc", 90.0, 90.0, rounds=4)
+    for made, curve in zip(fedcc, ([None, 60.0, None, 90.0], [50.0, 70.0, 80.0, 90.0]), strict=True):
+        with_curve(made, [v or 0.0 for v in curve], [10_000] * 4)
+        made["accuracy"]["rounds"] = curve
+    methods = {
+        "fedavg": (35_000, "**70.0** (2 to 3)"),
+        "fedprox": (15_000, "–"),
+    }  # no evaluated round of the first seed
+    rivals = [
+        with_curve(made, [1.0, 2.0, 3.0, 40.0], [0, 0, 0, images])
+        for method, (images, _) in methods.items()
+        for made in finals(method, 40.0, 40.0, rounds=4)
+    ]
+    text = markdown.compute_section(tables(read(tmp_path, *fedcc, *rivals).runs))
+    for method, (_, said) in zip(("FedAvg", "FedProx"), methods.values(), strict=True):
+        (line,) = (line for line in text.splitlines() if line.startswith(f"| {method} "))
+        assert line.endswith(f"| 40.0 (2 seeds) | {said} |")
+
+
 def test_scenarios_of_a_data_set_share_a_table_of_costs(tmp_path: Path) -> None:
     """A mark says that images were counted after the run."""
     short: dict[str, Any] = {"data": "cifar10", "rounds": 2}
@@ -117,16 +153,43 @@ def test_scenarios_of_a_data_set_share_a_table_of_costs(tmp_path: Path) -> None:
     for skew, seed, final in (("classes:1", 0, 55.0), ("classes:2", 0, 40.0), ("classes:2", 1, 42.0)):
         runs.append(with_curve(synthetic.record("fedavg", skew=skew, seed=seed, **short), [9.0, final], [10**6] * 2))
     runs.append(with_curve(synthetic.record("fedmd", skew="classes:2", **short), [9.0, 70.0], [10**6] * 2))
+    for skew, each in (("classes:1", 10**6), ("classes:2", 2 * 10**6)):
+        runs.append(with_curve(synthetic.record("feddf", skew=skew, **short), [9.0, 30.0], [each] * 2))
     runs[0]["images"]["counted"] = "afterwards, by a script"
     found = read(tmp_path, *runs)
     assert [run.work.afterwards for run in found.runs].count(True) == 1
     text = markdown.compute_section(tables(found.runs))
-    head, fedavg, fedmd, fedcc = (line for line in text.splitlines() if line.startswith("| "))
+    head, fedavg, fedmd, feddf, fedcc = (line for line in text.splitlines() if line.startswith("| "))
     assert head == (
         "| method | images | MB | predicts with | public | `classes:2` final | FedCC (rounds) | `classes:1` final "
         "| FedCC (rounds) |"
     )
     assert fedavg == "| FedAvg | 2.0 | 44.0 | one network | no | 41.0 (2 seeds) | **50.0** (1) | **55.0** | 50.0 (1) |"
     assert fedmd == "| FedMD | 2.0 | 8.0 | all clients' networks | yes | **70.0** | 50.0 (1) | – | – |"
+    assert feddf.startswith("| FedDF | 2.0 to 4.0 |")  # a mean would be of other scenarios than FedMD's
     assert fedcc.startswith("| FedCC | 4.0 † | 8.0 | all clients' networks | yes | 60.0 (2 seeds) | 60.0 (2) |")
     assert "† In some of the runs images were counted afterwards" in text
+
+
+def test_rivals_with_fedccs_compute_stand_beside_fedcc_as_it_comes(tmp_path: Path) -> None:
+    """They have other rounds, epochs or settings, which FedCC does not have."""
+    file = Path(__file__).parents[2] / "experiments" / "compute.toml"
+    runs = [synthetic.record(r.method, 40.0, settings=dict(r.settings), **r.options) for r in sweep(file)]
+    found = read(
+        tmp_path, *runs, *finals("fedcc", 80.0), *finals("fedmd", 50.0), *finals("fedcc", 79.0, settings={"trust": 2.0})
+    )
+    text = markdown.compute_section(tables(found.runs))
+    usual, plain = text.split("### ")[1:]
+    names = [line.split(" | ")[0].removeprefix("| ") for line in usual.splitlines() if line.endswith(" |")]
+    assert names[1:] == [
+        "FedAvg, T=64",
+        "FedConcat, E=85",
+        "FedMD",
+        "FedMD, revisit\\_epochs=65",
+        "FedCC",
+        "Local",
+        "Centralized",
+    ]
+    assert "| FedAvg, T=64 | 63.9 | 1408.0 | one network | no | 40.0 | **80.0** (15) |" in usual
+    assert plain.startswith("Table I: no crop and flip: CIFAR-10\n")
+    assert plain.count("\n| Fed") == 2

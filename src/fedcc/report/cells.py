@@ -10,7 +10,7 @@ from typing import Literal
 
 from fedcc.methods import BEYOND, METHODS
 from fedcc.report.paper import Scenario, Value
-from fedcc.report.records import RunRecord
+from fedcc.report.records import Changes, RunRecord
 
 Accuracy = Literal["final", "best"]
 ACCURACIES: tuple[Accuracy, ...] = ("final", "best")
@@ -93,6 +93,8 @@ Rows = list[tuple[MethodRow, tuple[RunRecord, ...]]]  # of one scenario
 class Table:
     """Methods by scenarios, all of one protocol."""
 
+    topic: str  # "paper", "beyond" (methods that the paper leaves out, next to its own) or a data set
+    changed: Changes  # the protocol, where it is not the data sets' own
     slug: str  # names its files and its place on a page
     title: str
     protocol: str  # in words
@@ -101,8 +103,11 @@ class Table:
     of_paper: bool  # the paper's protocol on the paper's data sets: Table I
     with_paper: bool  # the paper's numbers can be compared with these
     variants: bool = False
-    beyond: bool = False  # methods beyond the paper, next to the paper's in the same scenarios
     about: str = ""  # what it shows, if that is not the methods' accuracies
+
+    @property
+    def beyond(self) -> bool:
+        return self.topic == "beyond"
 
     @property
     def runs(self) -> list[RunRecord]:

@@ -5,15 +5,21 @@ from __future__ import annotations
 import statistics
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 
+from fedcc.core.options import options_of
+from fedcc.experiments.options import Split
 from fedcc.methods import METHODS
 from fedcc.report.cells import Cell, MethodRow, Table
 from fedcc.report.paper import Scenario, Value
-from fedcc.report.records import Pairs, RunRecord
+from fedcc.report.records import Changes, RunRecord
+from fedcc.report.tables import WORDS
+from fedcc.report.values import position
 
 LAST = 3  # rounds whose mean is compared beside the final one
+LENGTH = ("rounds", "epochs")  # the protocol's options that decide how long a run trains
+DATA_OPTIONS = options_of(Split).keys() - {"models", "assignment", "augment"}
 OTHERWISE = {
     "fedconcat": "one network per cluster, joined",
     "fens": "all clients' networks and an aggregator",
@@ -22,7 +28,8 @@ OTHERWISE = {
 }
 """What predicts, of methods whose answer does not follow from whether clients upload their models at the end."""
 
-Key = tuple[str, Pairs, Pairs]  # method, its changed settings, its changed protocol
+Kind = tuple[str, Changes, Changes]  # method, its changed settings, its changed protocol
+RunsOfKind = dict[Scenario, dict[int, RunRecord]]  # by scenario and seed
 
 
 @dataclass(frozen=True)
@@ -35,46 +42,59 @@ class Difference:
 
 
 @dataclass(frozen=True)
-class Pair:
-    """Two kinds of runs, in words, and how they differ by scenario."""
+class Comparison:
+    """One kind of run less another, both in words, by scenario."""
 
-    what: str
+    kind: str
     reference: str
-    by_scenario: Mapping[Scenario, Difference]
+    differences: Mapping[Scenario, Difference]
 
 
-def pairs(runs: Sequence[RunRecord]) -> list[Pair]:
+def paired_comparisons(runs: Sequence[RunRecord]) -> list[Comparison]:
     """Every kind of run less FedCC, less its method's defaults and less the usual protocol, where two seeds are shared.
 
-    A kind is a method with settings and a protocol. A reference has the same scenario and seeds.
+    A kind is a method with settings and a protocol. A reference has the same data, split and seeds.
     """
-    kinds: dict[Key, dict[Scenario, dict[int, RunRecord]]] = {}
+    kinds: dict[Kind, RunsOfKind] = {}
     for run in runs:
-        key = run.method, run.changed_settings, run.protocol
-        kinds.setdefault(key, {}).setdefault(run.scenario, {})[run.seed] = run
+        kind = run.method, run.changed_settings, run.protocol
+        kinds.setdefault(kind, {}).setdefault(run.scenario, {})[run.seed] = run
     found = []
-    for key, own in kinds.items():
-        method, settings, protocol = key
-        others: list[Key] = [("fedcc", (), protocol), (method, (), protocol), (method, settings, ())]
-        for other in dict.fromkeys(others):
-            theirs = kinds.get(other)
-            if other == key or theirs is None:
+    for kind, runs_of_kind in kinds.items():
+        method, settings, protocol = kind
+        references: list[Kind] = [("fedcc", (), protocol), (method, (), protocol), (method, settings, ())]
+        for reference in dict.fromkeys(references):
+            if reference == kind or reference not in kinds or _data(reference[2]) != _data(protocol):
                 continue
-            by_scenario = {s: d for s, mine in own.items() if (d := _difference(mine, theirs.get(s, {})))}
-            if by_scenario:
-                found.append(Pair(_title(key, own), _title(other, theirs), by_scenario))
+            by_scenario = kinds[reference]
+            differences = {
+                s: d for s, by_seed in runs_of_kind.items() if (d := _difference(by_seed, by_scenario.get(s, {})))
+            }
+            if differences:
+                found.append(Comparison(_title(kind, runs_of_kind), _title(reference, by_scenario), differences))
     return found
 
 
-def _difference(mine: Mapping[int, RunRecord], theirs: Mapping[int, RunRecord]) -> Difference | None:
-    shared = sorted(mine.keys() & theirs.keys())
+def _data(protocol: Changes) -> Changes:
+    """What decides which samples are private, public and tested on."""
+    return tuple((name, value) for name, value in protocol if name in DATA_OPTIONS)
+
+
+def _difference(by_seed: Mapping[int, RunRecord], reference: Mapping[int, RunRecord]) -> Difference | None:
+    shared = [(run, reference[seed]) for seed, run in sorted(by_seed.items()) if seed in reference]
+    shared = [(run, other) for run, other in shared if not _differ(run.fingerprints, other.fingerprints)]
     if len(shared) < 2:
         return None
-    final = Value.of(mine[seed].final - theirs[seed].final for seed in shared)
-    ends = [(_end(mine[seed]), _end(theirs[seed])) for seed in shared]
+    final = Value.of(run.final - other.final for run, other in shared)
+    ends = [(_end(run), _end(other)) for run, other in shared]
     last = Value.of(a - b for a, b in ends if a is not None and b is not None) if None not in sum(ends, ()) else None
     assert final is not None
     return Difference(len(shared), final, last)
+
+
+def _differ(one: tuple[str, str], other: tuple[str, str]) -> bool:
+    """Whether two runs had other data or another partition, as far as both recorded it."""
+    return any(a and b and a != b for a, b in zip(one, other, strict=True))
 
 
 def _end(run: RunRecord) -> float | None:
@@ -83,9 +103,9 @@ def _end(run: RunRecord) -> float | None:
     return statistics.fmean(v for v in last if v is not None) if len(last) == LAST and None not in last else None
 
 
-def _title(key: Key, own: Mapping[Scenario, Mapping[int, RunRecord]]) -> str:
-    label = next(run.label for by_seed in own.values() for run in by_seed.values())
-    return ", ".join([label, *(f"{n}={v}" for n, v in (*key[1], *key[2]))])
+def _title(kind: Kind, runs: RunsOfKind) -> str:
+    label = next(run.label for by_seed in runs.values() for run in by_seed.values())
+    return ", ".join([label, *(f"{n}={v}" for n, v in (*kind[1], *kind[2]))])
 
 
 @dataclass(frozen=True)
@@ -97,7 +117,9 @@ class EqualCompute:
     images: float  # trained on, by all clients and the server
     sent: float | None  # bytes up and down, models for prediction included
     final: float
-    fedcc: float | None  # after the rounds that cost no more; None: its first round costs more
+    fedcc: (
+        float | None
+    )  # after the rounds that cost no more; None: with some seed, its first evaluated round costs more
     rounds: str  # FedCC's rounds
     afterwards: bool  # whether images were counted after the runs
 
@@ -112,20 +134,6 @@ class EqualCompute:
     def needs_public(self) -> bool | None:
         kind = METHODS.get(self.row.method)
         return kind().needs_public if kind else None
-
-
-def equal_compute(table: Table, scenario: Scenario) -> list[EqualCompute]:
-    """Every method beside FedCC with its compute, in a scenario where both counted the images of shared seeds."""
-    own = next((r for r in table.rows if r.method == "fedcc" and not r.extra), None)
-    if own is None:
-        return []
-    ours = {r.seed: r for r in own.cells[scenario].runs if r.work.trained}
-    found = []
-    for row in [*table.new_rows, *([] if own in table.new_rows else [own])]:
-        theirs = {r.seed: r for r in row.cells.get(scenario, Cell()).runs if r.work.trained}
-        if shared := sorted(ours.keys() & theirs.keys()):
-            found.append(_equal(row, [(theirs[seed], ours[seed]) for seed in shared]))
-    return found if len(found) > 1 else []
 
 
 def _equal(row: MethodRow, runs: Sequence[tuple[RunRecord, RunRecord]]) -> EqualCompute:
@@ -148,18 +156,60 @@ def _equal(row: MethodRow, runs: Sequence[tuple[RunRecord, RunRecord]]) -> Equal
 
 
 def _after(fedcc: RunRecord, images: int) -> tuple[int, float | None]:
-    """The last round of a run that ends within this many images, and the accuracy after it, where it was evaluated."""
-    rounds = bisect_right(list(accumulate(fedcc.work.trained)), images)
-    return rounds, fedcc.curve[rounds - 1] if rounds else None
+    """The last evaluated round of a run that ends within this many images, and the accuracy after it; 0 if none."""
+    affordable = bisect_right(list(accumulate(fedcc.work.trained)), images)
+    evaluated = [(t, accuracy) for t, accuracy in enumerate(fedcc.curve[:affordable], 1) if accuracy is not None]
+    return evaluated[-1] if evaluated else (0, None)
 
 
 def _span(numbers: Sequence[int]) -> str:
     return str(numbers[0]) if len(set(numbers)) == 1 else f"{min(numbers)} to {max(numbers)}"
 
 
-def compute_tables(tables: Sequence[Table]) -> Iterator[tuple[Table, str, dict[Scenario, list[EqualCompute]]]]:
-    """What the scenarios of each data set of the tables of methods cost; variants have no such table."""
+@dataclass(frozen=True)
+class ComputeTable:
+    """What methods cost on one data set, each with FedCC's accuracy after as many images."""
+
+    table: Table  # FedCC's
+    data: str
+    scenarios: tuple[Scenario, ...]
+    rows: Sequence[Mapping[Scenario, EqualCompute]]
+
+
+def compute_tables(tables: Sequence[Table]) -> Iterator[ComputeTable]:
+    """Where FedCC and another method counted the images of shared seeds, by FedCC's protocol and data set.
+
+    Other settings, rounds or epochs are compared with FedCC as it comes, unless FedCC has the same rounds and epochs.
+    """
+    usual = {(t.topic, t.changed): (t, row) for t in tables if not t.variants for row in t.rows if _is_fedcc(row)}
+    rows = {key: [row] for key, (_, row) in usual.items()}
     for table in tables:
-        for data in table.data if not table.variants else ():
-            if found := {s: rows for s in table.scenarios_of(data) if (rows := equal_compute(table, s))}:
-                yield table, data, found
+        same_length = tuple((name, value) for name, value in table.changed if name not in LENGTH)
+        key = next((k for k in ((table.topic, table.changed), (table.topic, same_length)) if k in usual), None)
+        if key is not None:
+            length = [WORDS[name](value) for name, value in table.changed if (name, value) not in key[1]]
+            others = [row for row in table.new_rows if row.method != "fedcc"]
+            rows[key] += [replace(row, extra=", ".join(filter(None, (row.extra, *length)))) for row in others]
+    for key, (table, fedcc) in usual.items():
+        ordered = sorted(rows[key], key=lambda row: position(row.method, list(METHODS)))
+        for data in table.data:
+            found = [
+                {s: cost for s in table.scenarios_of(data) if (cost := _equal_compute(row, fedcc, s))}
+                for row in ordered
+            ]
+            scenarios = tuple(s for s in table.scenarios_of(data) if sum(s in costs for costs in found) > 1)
+            if shown := list(filter(None, ({s: c[s] for s in scenarios if s in c} for c in found))):
+                yield ComputeTable(table, data, scenarios, shown)
+
+
+def _is_fedcc(row: MethodRow) -> bool:
+    return row.method == "fedcc" and not row.extra
+
+
+def _equal_compute(row: MethodRow, fedcc: MethodRow, scenario: Scenario) -> EqualCompute | None:
+    """A row beside FedCC, if both counted the images of shared seeds."""
+    reference, by_seed = (
+        {run.seed: run for run in each.cells.get(scenario, Cell()).runs if run.work.trained} for each in (fedcc, row)
+    )
+    shared = sorted(reference.keys() & by_seed.keys())
+    return _equal(row, [(by_seed[seed], reference[seed]) for seed in shared]) if shared else None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import statistics
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,9 +10,9 @@ from pathlib import Path
 from fedcc.methods import BEYOND
 from fedcc.report import paper
 from fedcc.report.cells import ACCURACIES, TESTS, Accuracy, Cell, MethodRow, Table
-from fedcc.report.fairness import LAST, EqualCompute, compute_tables, pairs
+from fedcc.report.fairness import LAST, EqualCompute, compute_tables, paired_comparisons
 from fedcc.report.records import Records, RunRecord
-from fedcc.report.standings import duels, filled, leads, standings
+from fedcc.report.standings import duels, filled, leads, nearest_rivals, standings
 from fedcc.report.tables import client_table, reading_tables
 from fedcc.report.titles import scenario_title, title_of
 from fedcc.report.values import relative_link
@@ -193,15 +192,28 @@ def lead_section(table: Table) -> str:
             names = other and ", ".join(filter(None, (other.rival, other.note)))
             row.append(f"{other.points:+.1f} ({plain(names)})" if other and names else MISSING)
         rows.append(row)
-    return f"{HOW_AHEAD}\n{grid(head, rows)}" if rows else ""
+    rivals = rivals_line(table) if table.of_paper else ""
+    return "\n".join(filter(None, (HOW_AHEAD, grid(head, rows), rivals))) if rows else ""
+
+
+def rivals_line(table: Table) -> str:
+    """The three baselines with the highest means."""
+    ranking = nearest_rivals(table)
+    if ranking is None:
+        return ""
+    names = ", ".join(f"{plain(label)} {mean:.1f}" for label, mean in ranking.means)
+    where = f"the {len(ranking.scenarios)} of {ranking.of} scenarios in which all {len(paper.METHODS) - 1} have run"
+    return f"The nearest rivals, by the mean final accuracy with seed 0 over {where}: {names}.\n"
 
 
 HOW_COMPUTE = """\
-What each method costs, and what FedCC has for as much: its accuracy after the rounds (in brackets) in which it trained
-on no more images than the method did in all, `–` where its first round costs more. **Bold** is the higher of the two.
-"Images" are trained on, in millions, by all clients and the server, whatever their networks; "MB" go up and down in
-all, with the models that clients send at the end for prediction. Both are means over the scenarios. "Public" says who
-needs public images. Only runs whose images are known, means over the seeds that both have.
+What each method costs, and what FedCC has for as much: its accuracy after the last evaluated round (in brackets) up to
+which it trained on no more images than the method did in all. **Bold** is the higher of the two. One `–`: with some
+seed, FedCC's first evaluated round costs more. Two: no shared seed with a run whose images are known.
+"Images" went forward and backward, in millions, at all clients and the server, whatever their networks; those of FedSAM
+do so twice a step, and count twice. "MB" go up and down in all, with the models that clients send at the end for
+prediction. Both are the least and the most of the method's scenarios. "Public" says who needs public images. All are
+means over the seeds that both have. A method with other settings, rounds or epochs is compared with FedCC as it comes.
 """
 AFTERWARDS = """\
 † In some of the runs images were counted afterwards: from the method, its options and the split, without training
@@ -212,34 +224,36 @@ AFTERWARDS = """\
 def compute_section(tables: Sequence[Table]) -> str:
     """Costs of the methods, and FedCC at equal compute, by data set; empty without such runs."""
     parts, afterwards = [], False
-    for table, data, by_scenario in compute_tables(tables):
+    for found in compute_tables(tables):
         head = ["method", "images", "MB", "predicts with", "public"]
-        for _, skew in by_scenario:
+        for _, skew in found.scenarios:
             head += [f"{code(skew)} final", "FedCC (rounds)"]
-        lines = []
-        for row in table.rows:
-            costs = {s: cost for s, rows in by_scenario.items() for cost in rows if cost.row is row}
-            if costs:
-                line = _price(list(costs.values()))
-                lines.append(line + [part for s in by_scenario for part in _equal_compute(costs.get(s))])
-        afterwards |= any(cost.afterwards for rows in by_scenario.values() for cost in rows)
-        titles = dict.fromkeys((table.title, title_of(data)))
+        lines = [
+            [*_price(list(costs.values())), *(part for s in found.scenarios for part in _equal_compute(costs.get(s)))]
+            for costs in found.rows
+        ]
+        afterwards |= any(cost.afterwards for costs in found.rows for cost in costs.values())
+        titles = dict.fromkeys((found.table.title, title_of(found.data)))
         parts += [f"### {plain(': '.join(titles))}\n", grid(head, lines)]
     about = [HOW_COMPUTE, *([AFTERWARDS] if afterwards else [])]
     return "\n".join(["## At equal compute\n", *about, *parts]) if parts else ""
 
 
 def _price(costs: Sequence[EqualCompute]) -> list[str]:
-    """What a method costs, over scenarios, and what it needs."""
-    one, images = costs[0], statistics.fmean(cost.images for cost in costs) / 1e6
-    sent = [cost.sent for cost in costs if cost.sent is not None]
+    """What a method costs, the least and the most over the scenarios, and what it needs."""
+    one, images = costs[0], [cost.images / 1e6 for cost in costs]
+    sent = [cost.sent / 1e6 for cost in costs if cost.sent is not None]
     return [
         plain(one.row.title),
-        f"{images:.{1 if images >= 1 else 3}f}{' †' if any(cost.afterwards for cost in costs) else ''}",
-        f"{statistics.fmean(sent) / 1e6:.1f}" if len(sent) == len(costs) else MISSING,
+        _range(images, 1 if max(images) >= 1 else 3) + (" †" if any(cost.afterwards for cost in costs) else ""),
+        _range(sent, 1) if len(sent) == len(costs) else MISSING,
         one.predictor,
         MISSING if one.needs_public is None else "yes" if one.needs_public else "no",
     ]
+
+
+def _range(numbers: Sequence[float], digits: int) -> str:
+    return " to ".join(dict.fromkeys(f"{end:.{digits}f}" for end in (min(numbers), max(numbers))))
 
 
 def _equal_compute(cost: EqualCompute | None) -> list[str]:
@@ -256,26 +270,26 @@ def _equal_compute(cost: EqualCompute | None) -> list[str]:
 
 HOW_PAIRED = f"""\
 The first less the second, seed by seed, after the final round and, after the slash, by the mean of the last {LAST}
-rounds: mean and sample standard deviation of the differences, and the number of seeds. Both have the same data, split
-and first weights. Only where two seeds or more are shared.
+rounds: mean and sample standard deviation of the differences, and the number of seeds. Both have the same private,
+public and test samples. Only where two seeds or more are shared.
 """
 
 
 def paired_section(records: Records) -> str:
     """Differences paired by seed: to FedCC, to a method's defaults, to the usual protocol; empty without seeds."""
-    found = pairs(records.runs)
-    scenarios = list(dict.fromkeys(s for pair in found for s in pair.by_scenario))
+    comparisons = paired_comparisons(records.runs)
+    scenarios = list(dict.fromkeys(s for comparison in comparisons for s in comparison.differences))
     lines = []
-    for pair in found:
+    for comparison in comparisons:
         cells = []
-        for difference in map(pair.by_scenario.get, scenarios):
+        for difference in map(comparison.differences.get, scenarios):
             if difference is None:
                 cells.append(MISSING)
                 continue
             values = [difference.final, *([difference.last] if difference.last else [])]
             texts = [f"{v.mean:+.1f}" + (f" ±{v.spread:.1f}" if v.spread is not None else "") for v in values]
             cells.append(f"{' / '.join(texts)} ({difference.seeds})")
-        lines.append([plain(pair.what), plain(pair.reference), *cells])
+        lines.append([plain(comparison.kind), plain(comparison.reference), *cells])
     head = ["runs", "less", *(plain(scenario_title(s)) for s in scenarios)]
     return f"## Differences, paired by seed\n\n{HOW_PAIRED}\n{grid(head, lines)}" if lines else ""
 

@@ -16,7 +16,7 @@ from fedcc.report.paper import Scenario
 from fedcc.report.parts import AccuracyCurve, Log, Traffic, Work, read_record
 from fedcc.report.values import InvalidRecord, natural, position, printable
 
-Pairs = tuple[tuple[str, str], ...]  # names and values, as text
+Changes = tuple[tuple[str, str], ...]  # names and values, as text, that are not the defaults
 ORDER = ("clients", "models", "rounds", "epochs", *OPTIONS)  # of options in titles: the most telling first
 ASIDE = ("method", "version", "data", "skew", "seed", "settings", *MEASUREMENT, *MACHINE)  # not part of the protocol
 
@@ -85,7 +85,7 @@ class RunRecord:
         return list(self.tests.get(test, {}).values())
 
     @property
-    def changed_settings(self) -> Pairs:
+    def changed_settings(self) -> Changes:
         """The method's settings that are not its defaults."""
         kind = METHODS.get(self.method)
         usual = dict(self.defaults.get("settings", {}))
@@ -96,7 +96,7 @@ class RunRecord:
         return tuple((n, setting_text(v)) for n, v in settings.items() if n not in usual or usual[n] != v)
 
     @property
-    def protocol(self) -> Pairs:
+    def protocol(self) -> Changes:
         """The values of the run, other than its method's settings, that are not the data set's defaults."""
         usual = {**DEFAULTS, **self.defaults.get("options", {})}
         if self.data in DATASETS:

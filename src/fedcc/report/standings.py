@@ -108,6 +108,30 @@ def leads(table: Table) -> list[Lead]:
 
 
 @dataclass(frozen=True)
+class Ranking:
+    """Methods by their mean final accuracy over the scenarios in which all of them have a run with one seed."""
+
+    means: tuple[tuple[str, float], ...]  # by label, the highest first
+    scenarios: tuple[Scenario, ...]
+    of: int  # scenarios in which any of them has such a run
+
+
+def nearest_rivals(table: Table, seed: int = 0, number: int = 3) -> Ranking | None:
+    """The baselines of the paper with the highest means; None before all have run in one scenario."""
+    rows = [r for r in table.rows if r.method in paper.METHODS and r.method != "fedcc" and not r.extra]
+    finals = {
+        r.label: {s: by_seed[seed] for s, c in r.cells.items() if seed in (by_seed := c.by_seed("final"))} for r in rows
+    }
+    run = [s for s in table.scenarios if any(s in found for found in finals.values())]
+    complete = tuple(s for s in run if all(s in found for found in finals.values()))
+    if not complete:
+        return None
+    means = {label: statistics.fmean(found[s] for s in complete) for label, found in finals.items()}
+    highest = sorted(means.items(), key=lambda item: -item[1])[:number]
+    return Ranking(tuple(highest), complete, len(run))
+
+
+@dataclass(frozen=True)
 class Duel:
     """FedCC's final accuracy beside that of its nearest rival."""
 

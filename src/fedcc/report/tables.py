@@ -19,7 +19,7 @@ from fedcc.methods import BEYOND, METHODS
 from fedcc.report import paper
 from fedcc.report.cells import ACCURACIES, TESTS, Accuracy, Cell, MethodRow, Table
 from fedcc.report.paper import Scenario, Value
-from fedcc.report.records import Pairs, RunRecord
+from fedcc.report.records import Changes, RunRecord
 from fedcc.report.titles import slug, title_of
 from fedcc.report.values import natural, position
 
@@ -69,14 +69,14 @@ Training and messages are the same; the first row shows the same runs unchanged.
 
 def tables(runs: Sequence[RunRecord]) -> list[Table]:
     """All tables that these runs fill: the paper's protocol first, then others, each followed by its variants."""
-    groups: dict[tuple[str, Pairs], list[RunRecord]] = {}
+    groups: dict[tuple[str, Changes], list[RunRecord]] = {}
     for run in runs:
         topic = "paper" if run.data in paper.DATA else run.data
         if topic == "paper" and METHODS.get(run.method) in BEYOND:
             topic = "beyond"
         groups.setdefault((topic, () if budget_matched(run) else run.protocol), []).append(run)
 
-    def order(key: tuple[str, Pairs]) -> tuple[Any, ...]:
+    def order(key: tuple[str, Changes]) -> tuple[Any, ...]:
         topic, changed = key
         return topic != "paper", topic != "beyond", natural(topic), len(changed), [(n, natural(v)) for n, v in changed]
 
@@ -102,7 +102,7 @@ def budget_matched(run: RunRecord) -> bool:
     return run.data in paper.DATA and run.method == method and run.protocol == (("epochs", str(epochs)),)
 
 
-def _table(topic: str, changed: Pairs, runs: Sequence[RunRecord], reference: Sequence[RunRecord] = ()) -> Table:
+def _table(topic: str, changed: Changes, runs: Sequence[RunRecord], reference: Sequence[RunRecord] = ()) -> Table:
     variants = bool(runs[0].changed_settings)
     of_paper = topic == "paper" and not changed and not variants
     with_paper = topic == "paper" and not {n for n, _ in changed} & set(STATED)
@@ -138,6 +138,8 @@ def _table(topic: str, changed: Pairs, runs: Sequence[RunRecord], reference: Seq
     name = {"paper": "Table I", "beyond": "Beyond the paper"}.get(topic) or title_of(topic)
     words = ("table1" if topic == "paper" else topic, differs, "variants" if variants else "")
     return Table(
+        topic=topic,
+        changed=changed,
         slug=slug("-".join(filter(None, words))),
         title=name + (f": {differs}" if differs else "") + (", variants" if variants else ""),
         protocol=_protocol(runs),
@@ -146,7 +148,6 @@ def _table(topic: str, changed: Pairs, runs: Sequence[RunRecord], reference: Seq
         of_paper=of_paper,
         with_paper=with_paper and not variants,
         variants=variants,
-        beyond=topic == "beyond",
     )
 
 
