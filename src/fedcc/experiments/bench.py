@@ -7,9 +7,10 @@ import statistics
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from threading import Event
 from typing import Any
 
 import torch
@@ -29,6 +30,7 @@ from fedcc.nets import build, network
 
 CLASSES, SHAPE, PRIVATE, PUBLIC = 10, IMAGE, 1024, 1024
 VIEW = View(1 / 255, (0.49, 0.48, 0.45), (0.25, 0.24, 0.26), pad=4, flip=True)
+READINGS = 20  # of the device's utilisation, of which the second half counts
 PHASES = ("fit", "refine", "predict")
 PLAIN_PRECISIONS: tuple[Precision, ...] = ("fp32", "bf16")
 
@@ -49,17 +51,17 @@ class Row:
 
 def bench(device: torch.device, clients: list[int], steps: int, model: str, batch: int, augment: str) -> Iterator[Row]:
     """Measure the engines on made-up images: 32x32x3 uint8, augmented as CIFAR's."""
-    gpu, arch = device.type == "cuda", Arch((network(model, SHAPE),), CLASSES + 1, SHAPE)
+    arch = Arch((network(model, SHAPE),), CLASSES + 1, SHAPE)
     for phase in PHASES:
         base: float | None = None
         units = PUBLIC / 1000 if phase == "predict" else steps
         for name, make in engines(device).items():
             for number in clients if name.startswith("fused") else [1]:  # a loop costs the same for each client
                 requests = work(phase, number, steps, arch, batch, device, VIEW.with_augment(augment))
-                with _device_use(gpu) as use:
-                    first, seconds, memory = timed(partial(make().serve, requests), device)
-                ms, busy = 1000 * seconds / number / units, statistics.median(use) if use else None
-                yield Row(phase, name, number, ms, base and base / ms, first, memory, busy)
+                serve = partial(make().serve, requests)
+                first, seconds, memory = timed(serve, device)
+                ms = 1000 * seconds / number / units
+                yield Row(phase, name, number, ms, base and base / ms, first, memory, busy(serve, device))
                 base = base or ms
 
 
@@ -110,6 +112,29 @@ def timed(serve: Callable[[], Any], device: torch.device) -> tuple[float, float,
         torch.cuda.reset_peak_memory_stats(device)
     seconds = min(_seconds(serve, gpu) for _ in range(2))
     return first, seconds, torch.cuda.max_memory_allocated(device) / 2**30 if gpu else None
+
+
+def busy(serve: Callable[[], Any], device: torch.device) -> float | None:
+    """The device's utilisation in percent while calls that are warm repeat, as nvidia-smi reads it."""
+    tool = shutil.which("nvidia-smi") if device.type == "cuda" else None
+    if tool is None:
+        return None
+    own = f"--id=GPU-{torch.cuda.get_device_properties(device).uuid}"
+    query, readings, over = [tool, own, "--query-gpu=utilization.gpu", "--format=csv,noheader,nounits"], [], Event()
+
+    def read() -> None:
+        while not over.wait(0.1):
+            readings.append(subprocess.run(query, capture_output=True, text=True, check=False).stdout.strip())
+
+    with ThreadPoolExecutor(1) as thread:
+        reader = thread.submit(read)
+        try:
+            while len(readings) < READINGS and not reader.done():
+                serve()
+        finally:
+            over.set()
+    use = [float(text) for text in readings[len(readings) // 2 :] if text.isdigit()]  # one reading is of up to a second
+    return statistics.median(use) if use else None
 
 
 def work_of_a_step(arch: Arch, batch: int) -> int:
@@ -178,20 +203,3 @@ def _seconds(call: Callable[[], Any], gpu: bool) -> float:
     if gpu:
         torch.cuda.synchronize()
     return time.perf_counter() - start
-
-
-@contextmanager
-def _device_use(gpu: bool) -> Iterator[list[float]]:
-    """The device's utilisation in percent, as nvidia-smi reads it ten times a second while the block runs."""
-    use: list[float] = []
-    tool = shutil.which("nvidia-smi") if gpu else None
-    if tool is None:
-        yield use
-        return
-    query = [tool, "--query-gpu=utilization.gpu", "--format=csv,noheader,nounits", "-lms", "100"]
-    with subprocess.Popen(query, stdout=subprocess.PIPE, text=True) as watcher:
-        try:
-            yield use
-        finally:
-            watcher.terminate()
-            use += [float(line) for line in (watcher.communicate()[0] or "").split() if line.strip().isdigit()]
