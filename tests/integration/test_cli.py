@@ -302,7 +302,7 @@ def test_bench_compares_engines_in_one_table(capsys: Capsys, monkeypatch: pytest
     options = ("--device", "cpu", "--model", "resnet8", "--steps", 1, "--batch", 4, "--clients", "1,2")
     found = json.loads(call(capsys, "bench", *options, "--json").out)
     rows = found["rows"]
-    assert found["settings"] == {"model": "resnet8", "batch": 4, "steps": 1, "augment": "standard"}
+    assert found["settings"] == {"model": "resnet8", "batch": 4, "steps": 1, "augment": "standard", "precision": "fp32"}
     assert {"torch", "commit", "gpu"} <= set(found["machine"])
     assert {row["phase"] for row in rows} == {"fit", "refine", "predict"}
     for phase in ("fit", "refine", "predict"):
@@ -322,7 +322,7 @@ def test_bench_compares_networks_in_one_table(tmp_path: Path, capsys: Capsys, mo
     options = ("--all", "--device", "cpu", "--steps", 1, "--batch", 2, "--out", tmp_path / "bench.json")
     shown = call(capsys, "bench", *options).out
     found = json.loads((tmp_path / "bench.json").read_text())
-    assert found["settings"] == {"model": "all", "batch": 2, "steps": 1, "augment": "standard"}
+    assert found["settings"] == {"model": "all", "batch": 2, "steps": 1, "augment": "standard", "precision": "fp32"}
     assert found["machine"]["arguments"] is not None
     ways = {row["network"]: row["way"] for row in found["rows"]}
     assert ways == dict(zip(names, ("stacked", "mapped", "mapped", "stacked"), strict=True))

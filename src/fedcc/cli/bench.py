@@ -34,7 +34,7 @@ def bench(
 ) -> None:
     """Measure the engines on this machine and print one table; ratios are within one run."""
     from fedcc.core.files import write_whole
-    from fedcc.engine import choose_device
+    from fedcc.engine import choose_device, default_precision
     from fedcc.engine.threads import check_threads, fixed_threads
     from fedcc.experiments.environment import environment
 
@@ -54,15 +54,17 @@ def bench(
     for what, number in (("steps", length), ("batch", batch), *(("clients", n) for n in numbers)):
         check_value(what, number, int, 1, 65_536)
     terminal = console(stderr=as_json)
+    usual = default_precision(device)
     measured = f"batch {batch}, {length} steps, {device}"
     settings = {"model": "all" if every else model, "batch": batch, "steps": length, "augment": augment}
+    settings["precision"] = usual
     with fixed_threads(threads):
         if every:
             terminal.out(f"a fit of {numbers[0]} clients, {measured}; ms per client-step")
-            rows, listing = _networks(terminal, device, numbers[0], length, batch, augment)
+            rows, listing = _networks(terminal, device, usual, numbers[0], length, batch, augment)
         else:
             terminal.out(f"{model}, 32x32 images, {measured}; predict is per 1,000 images")
-            rows, listing = _engines(terminal, device, numbers, length, model, batch, augment)
+            rows, listing = _engines(terminal, device, usual, numbers, length, model, batch, augment)
     record = {"settings": settings, "machine": environment(str(device), threads), "rows": rows}
     if out is not None:
         write_whole(out, json.dumps(record, indent=1) + "\n")
@@ -88,21 +90,20 @@ def _engines(terminal: Console, device: Any, *settings: Any) -> tuple[list[dict[
 
 
 def _networks(
-    terminal: Console, device: Any, clients: int, steps: int, batch: int, augment: str
+    terminal: Console, device: Any, usual: Any, clients: int, steps: int, batch: int, augment: str
 ) -> tuple[list[dict[str, Any]], Table]:
     """Each of the networks by the plain and the fused engine."""
     from fedcc.experiments.bench import bench_all
     from fedcc.experiments.bench_networks import BENCH_NETWORKS
 
     rows = []
-    fused = "fused bf16" if device.type == "cuda" else "fused fp32"
-    names = ("plain fp32", "plain bf16", fused, "faster", "GFLOP", "% of a product", "first s", "GiB")
+    names = ("plain fp32", "plain bf16", f"fused {usual}", "faster", "GFLOP", "% of a product", "first s", "GiB")
     listing = table("network", "together", *names)
     with terminal.status("measuring") as status:
-        for row in bench_all(device, clients, steps, batch, augment, BENCH_NETWORKS):
+        for row in bench_all(device, usual, clients, steps, batch, augment, BENCH_NETWORKS):
             rows.append(asdict(row))
             status.update(f"measuring, {len(rows)} of {len(BENCH_NETWORKS)} networks")
-            times = [f"{ms:.3f}" for ms in (row.plain, row.plain_bf16, row.fused)]
+            times = ["" if ms is None else f"{ms:.3f}" for ms in (row.plain, row.plain_bf16, row.fused)]
             rest = [f"{row.ratio:.1f}x", f"{row.gflop:.2f}", f"{row.share:.1f}", f"{row.first:.1f}"]
             listing.add_row(row.network, row.way, *times, *rest, "" if row.memory is None else f"{row.memory:.2f}")
     return rows, listing

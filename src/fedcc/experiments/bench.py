@@ -32,7 +32,6 @@ CLASSES, SHAPE, PRIVATE, PUBLIC = 10, IMAGE, 1024, 1024
 VIEW = View(1 / 255, (0.49, 0.48, 0.45), (0.25, 0.24, 0.26), pad=4, flip=True)
 READINGS = 20  # of the device's utilisation, of which the second half counts
 PHASES = ("fit", "refine", "predict")
-PLAIN_PRECISIONS: tuple[Precision, ...] = ("fp32", "bf16")
 
 
 @dataclass(frozen=True)
@@ -49,13 +48,15 @@ class Row:
     busy: float | None  # the device's utilisation, percent
 
 
-def bench(device: torch.device, clients: list[int], steps: int, model: str, batch: int, augment: str) -> Iterator[Row]:
+def bench(
+    device: torch.device, usual: Precision, clients: list[int], steps: int, model: str, batch: int, augment: str
+) -> Iterator[Row]:
     """Measure the engines on made-up images: 32x32x3 uint8, augmented as CIFAR's."""
     arch = Arch((network(model, SHAPE),), CLASSES + 1, SHAPE)
     for phase in PHASES:
         base: float | None = None
         units = PUBLIC / 1000 if phase == "predict" else steps
-        for name, make in engines(device).items():
+        for name, make in engines(device, usual).items():
             for number in clients if name.startswith("fused") else [1]:  # a loop costs the same for each client
                 requests = work(phase, number, steps, arch, batch, device, VIEW.with_augment(augment))
                 serve = partial(make().serve, requests)
@@ -72,8 +73,8 @@ class NetworkRow:
     network: str
     clients: int
     plain: float  # fp32, one client after another
-    plain_bf16: float
-    fused: float  # bf16 on a GPU, fp32 on a CPU, all clients together
+    plain_bf16: float | None  # None on a GPU that has no bf16
+    fused: float  # bf16 on a GPU that has it, else fp32; all clients together
     ratio: float  # how many times faster than the faster plain one
     way: str  # how the fused engine trains it
     gflop: float  # of a client-step
@@ -83,25 +84,31 @@ class NetworkRow:
 
 
 def bench_all(
-    device: torch.device, clients: int, steps: int, batch: int, augment: str, networks: Sequence[BenchNetwork]
+    device: torch.device,
+    usual: Precision,
+    clients: int,
+    steps: int,
+    batch: int,
+    augment: str,
+    networks: Sequence[BenchNetwork],
 ) -> Iterator[NetworkRow]:
     """Measure a fit of each network by the plain and the fused engine."""
-    gpu = device.type == "cuda"
-    product_rate = matrix_product_rate(device, torch.bfloat16 if gpu else torch.float32)
+    product_rate = matrix_product_rate(device, torch.bfloat16 if usual == "bf16" else torch.float32)
     for own in networks:
         arch = Arch((own.factory,), CLASSES + 1, own.shape, own.tokens)
         view = View() if own.tokens else VIEW.with_augment(augment)
         alone, together = (work("fit", n, steps, arch, batch, device, view) for n in (1, clients))
-        plain, low = (
-            1000 * timed(partial(Plain(device, precision).serve, alone), device)[1] / steps
-            for precision in PLAIN_PRECISIONS
-        )
-        engine = Fused(device, "bf16" if gpu else "fp32")
+        plain = {
+            precision: 1000 * timed(partial(Plain(device, precision).serve, alone), device)[1] / steps
+            for precision in plain_precisions(device, usual)
+        }
+        engine = Fused(device, usual)
         first, seconds, memory = timed(partial(engine.serve, together), device)
         ms, gflop = 1000 * seconds / clients / steps, work_of_a_step(arch, batch) / 1e9
         share = 100 * (gflop / ms * 1e12) / product_rate
-        ratio, way = min(plain, low) / ms, engine.way(arch)
-        yield NetworkRow(own.name, clients, plain, low, ms, ratio, way, gflop, share, first, memory)
+        ratio, way = min(plain.values()) / ms, engine.way(arch)
+        slow, low = plain["fp32"], plain.get("bf16")
+        yield NetworkRow(own.name, clients, slow, low, ms, ratio, way, gflop, share, first, memory)
 
 
 def timed(serve: Callable[[], Any], device: torch.device) -> tuple[float, float, float | None]:
@@ -158,15 +165,20 @@ def matrix_product_rate(device: torch.device, dtype: torch.dtype) -> float:
     return 2 * size**3 * number / seconds
 
 
-def engines(device: torch.device) -> dict[str, Callable[[], Plain | Fused]]:
-    """What there is to compare on a device; the plain engine in fp32 first."""
-    plain = {f"plain {precision}": partial(Plain, device, precision) for precision in PLAIN_PRECISIONS}
+def engines(device: torch.device, usual: Precision) -> dict[str, Callable[[], Plain | Fused]]:
+    """What there is to compare on a device of which ``usual`` is the number format; the plain engine in fp32 first."""
+    plain = {f"plain {precision}": partial(Plain, device, precision) for precision in plain_precisions(device, usual)}
     if device.type == "cpu":
-        return {**plain, "fused fp32": partial(Fused, device, "fp32")}
-    fused = {"fused bf16, library kernels": partial(Fused, device, "bf16", kernels=False)}
-    if Fused(device, "bf16").kernels:
-        fused["fused bf16, own kernels"] = partial(Fused, device, "bf16")
+        return {**plain, f"fused {usual}": partial(Fused, device, usual)}
+    fused = {f"fused {usual}, library kernels": partial(Fused, device, usual, kernels=False)}
+    if Fused(device, usual).kernels:
+        fused[f"fused {usual}, own kernels"] = partial(Fused, device, usual)
     return {**plain, **fused}
+
+
+def plain_precisions(device: torch.device, usual: Precision) -> tuple[Precision, ...]:
+    """The number formats to compare: fp32, and bf16 but on GPUs that lack it."""
+    return ("fp32",) if device.type == "cuda" and usual == "fp32" else ("fp32", "bf16")
 
 
 def work(
