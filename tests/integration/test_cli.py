@@ -8,11 +8,14 @@ import os
 import pty
 import re
 import shutil
+import signal
 import struct
 import subprocess
 import sys
 import termios
+from dataclasses import replace
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -22,6 +25,7 @@ from fedcc.cli.run import read_config
 from fedcc.core.digests import write_json
 from fedcc.data.dataset import Dataset
 from fedcc.experiments.experiment import Experiment
+from fedcc.signals import Interrupted
 from program import QUICK, Running, call
 
 Capsys = pytest.CaptureFixture[str]
@@ -334,6 +338,34 @@ def test_bench_compares_networks_in_one_table(tmp_path: Path, capsys: Capsys, mo
     mlp = found["rows"][0]["gflop"]  # two per weight and sample, three times; nothing for the inputs' gradient
     inputs, hidden = 3 * 32 * 32 * 128, 128 * 128 + 128 * 11
     assert mlp == pytest.approx(2 * 2 * (2 * inputs + 3 * hidden) / 1e9)
+
+
+def test_bench_keeps_the_rows_before_one_that_fails_and_goes_on(
+    tmp_path: Path, capsys: Capsys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first network cannot be built, the second is measured, at the third the user presses Ctrl-C."""
+    from fedcc.experiments import bench_networks
+
+    def broken(outputs: int) -> NoReturn:
+        raise RuntimeError(f"no layers\nfor {outputs} outputs")
+
+    def stops(_: int) -> NoReturn:
+        raise Interrupted(signal.SIGINT)
+
+    mlp = next(own for own in bench_networks.BENCH_NETWORKS if own.name == "MLP")
+    networks = [replace(mlp, name="broken", factory=broken), mlp, replace(mlp, name="endless", factory=stops)]
+    options = ("bench", "--all", "--device", "cpu", "--steps", 1, "--batch", 2, "--out", tmp_path / "bench.json")
+    monkeypatch.setattr(bench_networks, "BENCH_NETWORKS", networks[:2])
+    shown = call(capsys, *options)
+    assert shown.code == 0
+    assert "RuntimeError: no layers" in shown.out
+    monkeypatch.setattr(bench_networks, "BENCH_NETWORKS", networks)
+    stopped = call(capsys, *options)
+    assert stopped.code == 130
+    assert f"the rows until then are in {tmp_path / 'bench.json'}" in stopped.err
+    failed, measured = json.loads((tmp_path / "bench.json").read_text())["rows"]
+    assert failed == {"network": "broken", "clients": 2, "reason": "RuntimeError: no layers"}
+    assert measured["network"] == "MLP"
 
 
 @pytest.mark.parametrize(

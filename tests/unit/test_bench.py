@@ -11,7 +11,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from fedcc.core.options import Precision
 from fedcc.experiments import bench
 from program import call
 
@@ -36,7 +35,7 @@ def test_busy_is_read_after_the_warm_up(tmp_path: Path, monkeypatch: pytest.Monk
 
     monkeypatch.setattr(bench, "engines", lambda *_: {"plain fp32": Engine})
     monkeypatch.setattr(bench, "work", lambda *_: [None])
-    row = next(bench.bench(torch.device("cuda"), "fp32", [1], 1, "resnet8", 4, "none"))
+    row = next(bench.bench(bench.Setup(torch.device("cuda"), "fp32", 1, 4, "none"), [1], "resnet8"))
     assert (row.busy, row.memory) == (90, 1)
 
 
@@ -58,8 +57,8 @@ def test_an_old_gpu_is_measured_in_the_format_that_runs_use_there(
     def fused(device: object, precision: str, kernels: bool = True) -> SimpleNamespace:  # noqa: ARG001
         return SimpleNamespace(kernels=kernels and precision == "bf16")
 
-    def measure(device: torch.device, usual: Precision, *_: object) -> Iterator[bench.Row]:
-        found.extend(bench.engines(device, usual))
+    def measure(setup: bench.Setup, *_: object) -> Iterator[bench.Row]:
+        found.extend(bench.engines(setup.device, setup.usual))
         return iter(())
 
     monkeypatch.setattr(bench, "Fused", fused)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer import Option
 
-from fedcc.cli.console import console, table
+from fedcc.cli.console import console, noted, table
 from fedcc.cli.options import Json, run_options
 from fedcc.code import allow
 from fedcc.core.options import check_value
@@ -18,6 +20,10 @@ from fedcc.core.options import check_value
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
+
+    from fedcc.experiments.bench import Setup
+
+    Keep = Callable[[Any], None]  # of a row
 
 
 @run_options("device", "batch", "augment", "threads")
@@ -36,6 +42,7 @@ def bench(
     from fedcc.core.files import write_whole
     from fedcc.engine import choose_device, default_precision
     from fedcc.engine.threads import check_threads, fixed_threads
+    from fedcc.experiments.bench import Setup
     from fedcc.experiments.environment import environment
 
     allow(model)
@@ -54,56 +61,60 @@ def bench(
     for what, number in (("steps", length), ("batch", batch), *(("clients", n) for n in numbers)):
         check_value(what, number, int, 1, 65_536)
     terminal = console(stderr=as_json)
-    usual = default_precision(device)
+    setup = Setup(device, default_precision(device), length, batch, augment)
     measured = f"batch {batch}, {length} steps, {device}"
     settings = {"model": "all" if every else model, "batch": batch, "steps": length, "augment": augment}
-    settings["precision"] = usual
-    with fixed_threads(threads):
+    settings["precision"] = setup.usual
+    rows: list[dict[str, Any]] = []
+    record = {"settings": settings, "machine": environment(str(device), threads), "rows": rows}
+
+    def keep(row: Any) -> None:
+        rows.append(asdict(row))
+        if out is not None:
+            write_whole(out, json.dumps(record, indent=1) + "\n")
+
+    with fixed_threads(threads), noted(f"the rows until then are in {out}") if out else nullcontext():
         if every:
             terminal.out(f"a fit of {numbers[0]} clients, {measured}; ms per client-step")
-            rows, listing = _networks(terminal, device, usual, numbers[0], length, batch, augment)
+            listing = _networks(terminal, keep, setup, numbers[0])
         else:
             terminal.out(f"{model}, 32x32 images, {measured}; predict is per 1,000 images")
-            rows, listing = _engines(terminal, device, usual, numbers, length, model, batch, augment)
-    record = {"settings": settings, "machine": environment(str(device), threads), "rows": rows}
-    if out is not None:
-        write_whole(out, json.dumps(record, indent=1) + "\n")
+            listing = _engines(terminal, keep, setup, numbers, model)
     if as_json:
         typer.echo(json.dumps(record, indent=1))
     else:
         terminal.print(listing)
 
 
-def _engines(terminal: Console, device: Any, *settings: Any) -> tuple[list[dict[str, Any]], Table]:
+def _engines(terminal: Console, keep: Keep, setup: Setup, clients: list[int], model: str) -> Table:
     """One network by each engine."""
     from fedcc.experiments.bench import bench as measure
 
-    rows = []
     listing = table("phase", "engine", "clients", "ms / client-step", "faster", "first s", "GiB", "busy %")
+    formats = {"ratio": "{:.1f}x", "first": "{:.1f}", "memory": "{:.2f}", "busy": "{:.0f}"}
     with terminal.status("measuring"):
-        for row in measure(device, *settings):
-            rows.append(asdict(row))
-            formats = {"ratio": "{:.1f}x", "first": "{:.1f}", "memory": "{:.2f}", "busy": "{:.0f}"}
-            rest = ["" if rows[-1][n] is None else text.format(rows[-1][n]) for n, text in formats.items()]
+        for row in measure(setup, clients, model):
+            keep(row)
+            rest = ["" if (value := getattr(row, n)) is None else text.format(value) for n, text in formats.items()]
             listing.add_row(row.phase, row.engine, str(row.clients), f"{row.ms:.3f}", *rest)
-    return rows, listing
+    return listing
 
 
-def _networks(
-    terminal: Console, device: Any, usual: Any, clients: int, steps: int, batch: int, augment: str
-) -> tuple[list[dict[str, Any]], Table]:
+def _networks(terminal: Console, keep: Keep, setup: Setup, clients: int) -> Table:
     """Each of the networks by the plain and the fused engine."""
-    from fedcc.experiments.bench import bench_all
+    from fedcc.experiments.bench import FailedRow, bench_all
     from fedcc.experiments.bench_networks import BENCH_NETWORKS
 
-    rows = []
-    names = ("plain fp32", "plain bf16", f"fused {usual}", "faster", "GFLOP", "% of a product", "first s", "GiB")
+    names = ("plain fp32", "plain bf16", f"fused {setup.usual}", "faster", "GFLOP", "% of a product", "first s", "GiB")
     listing = table("network", "together", *names)
     with terminal.status("measuring") as status:
-        for row in bench_all(device, usual, clients, steps, batch, augment, BENCH_NETWORKS):
-            rows.append(asdict(row))
-            status.update(f"measuring, {len(rows)} of {len(BENCH_NETWORKS)} networks")
+        for number, row in enumerate(bench_all(setup, clients, BENCH_NETWORKS), 1):
+            keep(row)
+            status.update(f"measuring, {number} of {len(BENCH_NETWORKS)} networks")
+            if isinstance(row, FailedRow):
+                listing.add_row(row.network, row.reason)
+                continue
             times = ["" if ms is None else f"{ms:.3f}" for ms in (row.plain, row.plain_bf16, row.fused)]
             rest = [f"{row.ratio:.1f}x", f"{row.gflop:.2f}", f"{row.share:.1f}", f"{row.first:.1f}"]
             listing.add_row(row.network, row.way, *times, *rest, "" if row.memory is None else f"{row.memory:.2f}")
-    return rows, listing
+    return listing

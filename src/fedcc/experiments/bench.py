@@ -35,6 +35,17 @@ PHASES = ("fit", "refine", "predict")
 
 
 @dataclass(frozen=True)
+class Setup:
+    """What all rows of a table have in common."""
+
+    device: torch.device
+    usual: Precision  # the number format of runs on the device
+    steps: int
+    batch: int
+    augment: str
+
+
+@dataclass(frozen=True)
 class Row:
     """One measurement. ``ms`` is per client and step; for ``predict`` per client and thousand images."""
 
@@ -48,21 +59,19 @@ class Row:
     busy: float | None  # the device's utilisation, percent
 
 
-def bench(
-    device: torch.device, usual: Precision, clients: list[int], steps: int, model: str, batch: int, augment: str
-) -> Iterator[Row]:
+def bench(setup: Setup, clients: list[int], model: str) -> Iterator[Row]:
     """Measure the engines on made-up images: 32x32x3 uint8, augmented as CIFAR's."""
     arch = Arch((network(model, SHAPE),), CLASSES + 1, SHAPE)
     for phase in PHASES:
         base: float | None = None
-        units = PUBLIC / 1000 if phase == "predict" else steps
-        for name, make in engines(device, usual).items():
+        units = PUBLIC / 1000 if phase == "predict" else setup.steps
+        for name, make in engines(setup.device, setup.usual).items():
             for number in clients if name.startswith("fused") else [1]:  # a loop costs the same for each client
-                requests = work(phase, number, steps, arch, batch, device, VIEW.with_augment(augment))
+                requests = work(phase, number, setup, arch, VIEW.with_augment(setup.augment))
                 serve = partial(make().serve, requests)
-                first, seconds, memory = timed(serve, device)
+                first, seconds, memory = timed(serve, setup.device)
                 ms = 1000 * seconds / number / units
-                yield Row(phase, name, number, ms, base and base / ms, first, memory, busy(serve, device))
+                yield Row(phase, name, number, ms, base and base / ms, first, memory, busy(serve, setup.device))
                 base = base or ms
 
 
@@ -83,32 +92,44 @@ class NetworkRow:
     memory: float | None  # its peak on the device, GiB
 
 
-def bench_all(
-    device: torch.device,
-    usual: Precision,
-    clients: int,
-    steps: int,
-    batch: int,
-    augment: str,
-    networks: Sequence[BenchNetwork],
-) -> Iterator[NetworkRow]:
-    """Measure a fit of each network by the plain and the fused engine."""
-    product_rate = matrix_product_rate(device, torch.bfloat16 if usual == "bf16" else torch.float32)
+@dataclass(frozen=True)
+class FailedRow:
+    """A network that could not be measured."""
+
+    network: str
+    clients: int
+    reason: str
+
+
+def bench_all(setup: Setup, clients: int, networks: Sequence[BenchNetwork]) -> Iterator[NetworkRow | FailedRow]:
+    """Measure a fit of each network by the plain and the fused engine; one that fails does not end the others."""
+    product_rate = matrix_product_rate(setup.device, torch.bfloat16 if setup.usual == "bf16" else torch.float32)
     for own in networks:
-        arch = Arch((own.factory,), CLASSES + 1, own.shape, own.tokens)
-        view = View() if own.tokens else VIEW.with_augment(augment)
-        alone, together = (work("fit", n, steps, arch, batch, device, view) for n in (1, clients))
-        plain = {
-            precision: 1000 * timed(partial(Plain(device, precision).serve, alone), device)[1] / steps
-            for precision in plain_precisions(device, usual)
-        }
-        engine = Fused(device, usual)
-        first, seconds, memory = timed(partial(engine.serve, together), device)
-        ms, gflop = 1000 * seconds / clients / steps, work_of_a_step(arch, batch) / 1e9
-        share = 100 * (gflop / ms * 1e12) / product_rate
-        ratio, way = min(plain.values()) / ms, engine.way(arch)
-        slow, low = plain["fp32"], plain.get("bf16")
-        yield NetworkRow(own.name, clients, slow, low, ms, ratio, way, gflop, share, first, memory)
+        row: NetworkRow | FailedRow
+        try:
+            row = _network_row(setup, clients, own, product_rate)
+        except Exception as error:
+            row = FailedRow(own.name, clients, f"{type(error).__name__}: {error}".splitlines()[0])
+        yield row
+        if isinstance(row, FailedRow) and setup.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+
+def _network_row(setup: Setup, clients: int, own: BenchNetwork, product_rate: float) -> NetworkRow:
+    device, arch = setup.device, Arch((own.factory,), CLASSES + 1, own.shape, own.tokens)
+    view = View() if own.tokens else VIEW.with_augment(setup.augment)
+    alone, together = (work("fit", n, setup, arch, view) for n in (1, clients))
+    plain = {
+        precision: 1000 * timed(partial(Plain(device, precision).serve, alone), device)[1] / setup.steps
+        for precision in plain_precisions(device, setup.usual)
+    }
+    engine = Fused(device, setup.usual)
+    first, seconds, memory = timed(partial(engine.serve, together), device)
+    ms, gflop = 1000 * seconds / clients / setup.steps, work_of_a_step(arch, setup.batch) / 1e9
+    share = 100 * (gflop / ms * 1e12) / product_rate
+    ratio, way = min(plain.values()) / ms, engine.way(arch)
+    slow, low = plain["fp32"], plain.get("bf16")
+    return NetworkRow(own.name, clients, slow, low, ms, ratio, way, gflop, share, first, memory)
 
 
 def timed(serve: Callable[[], Any], device: torch.device) -> tuple[float, float, float | None]:
@@ -181,10 +202,9 @@ def plain_precisions(device: torch.device, usual: Precision) -> tuple[Precision,
     return ("fp32",) if device.type == "cuda" and usual == "fp32" else ("fp32", "bf16")
 
 
-def work(
-    phase: str, clients: int, steps: int, arch: Arch, batch: int, device: torch.device, view: View
-) -> list[Request[Any]]:
+def work(phase: str, clients: int, setup: Setup, arch: Arch, view: View) -> list[Request[Any]]:
     """The requests of a phase: FedAvg's fit, FedCC's refine on two streams, or predictions on the public inputs."""
+    device, recipe = setup.device, Recipe(batch=setup.batch, steps=setup.steps)
     generator = torch.Generator().manual_seed(0)
     most, dtype = (VOCABULARY, torch.long) if arch.tokens else (256, torch.uint8)
 
@@ -205,7 +225,7 @@ def work(
             target = torch.rand(PUBLIC, CLASSES + 1, generator=generator).to(device)
             streams["public"] = public.with_(target=target)
             loss = loss + 0.2 * SoftCrossEntropy("public")
-        requests.append(Fit(first, loss, streams, Key(0, 1, k, phase), Recipe(batch=batch, steps=steps)))
+        requests.append(Fit(first, loss, streams, Key(0, 1, k, phase), recipe))
     return requests
 
 
