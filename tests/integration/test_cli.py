@@ -74,7 +74,7 @@ COMMANDS = {
     "export": "--code",
     "demo": "--out --rounds --epochs --clients --seed --jobs --json",
     "methods": "--json",
-    "bench": "--device --clients --steps --model --all --batch --augment --threads --out --json",
+    "bench": "--device --clients --steps --model --shape --tokens --all --batch --augment --threads --out --json",
     "skew": "--data --skew --clients --seed --public --resize --label --test --out --data-dir --json",
     "data list": "--data-dir --json",
     "data fetch": "--data-dir",
@@ -306,7 +306,8 @@ def test_bench_compares_engines_in_one_table(capsys: Capsys, monkeypatch: pytest
     options = ("--device", "cpu", "--model", "resnet8", "--steps", 1, "--batch", 4, "--clients", "1,2")
     found = json.loads(call(capsys, "bench", *options, "--json").out)
     rows = found["rows"]
-    assert found["settings"] == {"model": "resnet8", "batch": 4, "steps": 1, "augment": "standard", "precision": "fp32"}
+    settings = {"model": "resnet8", "shape": [3, 32, 32], "tokens": 0, "batch": 4, "steps": 1, "augment": "standard"}
+    assert found["settings"] == settings | {"precision": "fp32"}
     assert {"torch", "commit", "gpu"} <= set(found["machine"])
     assert {row["phase"] for row in rows} == {"fit", "refine", "predict"}
     for phase in ("fit", "refine", "predict"):
@@ -314,6 +315,52 @@ def test_bench_compares_engines_in_one_table(capsys: Capsys, monkeypatch: pytest
         assert (plain["engine"], plain["ratio"]) == ("plain fp32", None)
         assert all(row["ratio"] == pytest.approx(plain["ms"] / row["ms"]) for row in others)
         assert [row["clients"] for row in others if row["engine"] == "fused fp32"] == [1, 2]
+
+
+OWN_NETWORKS = """
+from torch import nn
+
+class Words(nn.Module):
+    def __init__(self, outputs):
+        super().__init__()
+        self.embedding, self.head = nn.Embedding(50, 4), nn.Linear(4, outputs)
+
+    def forward(self, x):
+        return self.head(self.embedding(x).mean(1))
+
+def grey(outputs):
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, outputs))
+
+class Moody(nn.Linear):
+    def forward(self, x):
+        return super().forward(x if x.sum().item() > 9 else 2 * x)
+
+def numbers(outputs):
+    return Moody(5, outputs)
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "way"),
+    [
+        ("Words", ("--shape", "7", "--tokens", 50), "vmap"),
+        ("grey", ("--shape", "1,8,8"), "stacked"),
+        ("numbers", ("--shape", "5"), "plain (stacked networks do not compute"),
+    ],
+)
+def test_bench_measures_a_network_of_ones_own(
+    name: str, options: tuple[object, ...], way: str, tmp_path: Path, capsys: Capsys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tokens, small grey images and numbers; one by vmap, one stacked, one that can only train alone."""
+    (tmp_path / "benchnets.py").write_text(OWN_NETWORKS)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr("fedcc.experiments.bench.PUBLIC", 30)
+    common = ("bench", "--device", "cpu", "--steps", 1, "--batch", 4, "--clients", "2")
+    done = call(capsys, *common, "--model", f"benchnets:{name}", *options, "--json")
+    assert done.code == 0, done.err
+    ways = {row["engine"]: row["way"] for row in json.loads(done.out)["rows"]}
+    assert ways["plain fp32"] == "plain"
+    assert ways["fused fp32"].startswith(way)
 
 
 def test_bench_compares_networks_in_one_table(tmp_path: Path, capsys: Capsys, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -329,7 +376,7 @@ def test_bench_compares_networks_in_one_table(tmp_path: Path, capsys: Capsys, mo
     assert found["settings"] == {"model": "all", "batch": 2, "steps": 1, "augment": "standard", "precision": "fp32"}
     assert found["machine"]["arguments"] is not None
     ways = {row["network"]: row["way"] for row in found["rows"]}
-    assert ways == dict(zip(names, ("stacked", "mapped", "mapped", "stacked"), strict=True))
+    assert ways == dict(zip(names, ("stacked", "vmap", "vmap", "stacked"), strict=True))
     for row in found["rows"]:
         assert row["network"] in shown
         assert row["clients"] == 2
@@ -376,6 +423,10 @@ def test_bench_keeps_the_rows_before_one_that_fails_and_goes_on(
         ("--clients", "0"),
         ("--all", "--clients", "1,2"),
         ("--all", "--model", "mlp"),
+        ("--all", "--shape", "1,28,28"),
+        ("--shape", "3,32,wide"),
+        ("--shape", "3,0,32"),
+        ("--model", "mlp", "--shape", "16", "--augment", "strong"),
     ],
 )
 def test_bench_refuses(wrong: tuple[str, object], capsys: Capsys) -> None:

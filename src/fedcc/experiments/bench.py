@@ -19,17 +19,15 @@ from fedcc.core.model import Arch
 from fedcc.core.options import Precision
 from fedcc.core.requests import Fit, Init, Predict, Recipe, Request
 from fedcc.core.rng import Key
-from fedcc.core.samples import Samples, View
 from fedcc.core.step import Loss
 from fedcc.engine import Fused, Plain
 from fedcc.engine.mapped import attention_by_products
 from fedcc.engine.recurrent import unroll_recurrent
-from fedcc.experiments.bench_networks import IMAGE, VOCABULARY, BenchNetwork
+from fedcc.experiments.bench_networks import CLASSES, BenchNetwork
 from fedcc.losses import CrossEntropy, SoftCrossEntropy
-from fedcc.nets import build, network
+from fedcc.nets import build
 
-CLASSES, SHAPE, PRIVATE, PUBLIC = 10, IMAGE, 1024, 1024
-VIEW = View(1 / 255, (0.49, 0.48, 0.45), (0.25, 0.24, 0.26), pad=4, flip=True)
+PRIVATE, PUBLIC = 1024, 1024
 READINGS = 20  # of the device's utilisation, of which the second half counts
 PHASES = ("fit", "refine", "predict")
 
@@ -57,21 +55,23 @@ class Row:
     first: float  # seconds of the first call: compiling, capturing, warming up
     memory: float | None  # peak on the device, GiB
     busy: float | None  # the device's utilisation, percent
+    way: str  # how the engine computes: own kernels, stacked, vmap, or plain and why
 
 
-def bench(setup: Setup, clients: list[int], model: str) -> Iterator[Row]:
-    """Measure the engines on made-up images: 32x32x3 uint8, augmented as CIFAR's."""
-    arch = Arch((network(model, SHAPE),), CLASSES + 1, SHAPE)
+def bench(setup: Setup, clients: list[int], own: BenchNetwork) -> Iterator[Row]:
+    """Measure the engines on made-up inputs."""
     for phase in PHASES:
         base: float | None = None
         units = PUBLIC / 1000 if phase == "predict" else setup.steps
         for name, make in engines(setup.device, setup.usual).items():
             for number in clients if name.startswith("fused") else [1]:  # a loop costs the same for each client
-                requests = work(phase, number, setup, arch, VIEW.with_augment(setup.augment))
-                serve = partial(make().serve, requests)
+                requests = work(phase, number, setup, own)
+                engine = make()
+                serve = partial(engine.serve, requests)
                 first, seconds, memory = timed(serve, setup.device)
                 ms = 1000 * seconds / number / units
-                yield Row(phase, name, number, ms, base and base / ms, first, memory, busy(serve, setup.device))
+                way = engine.way(own.arch) if isinstance(engine, Fused) else "plain"
+                yield Row(phase, name, number, ms, base and base / ms, first, memory, busy(serve, setup.device), way)
                 base = base or ms
 
 
@@ -116,9 +116,8 @@ def bench_all(setup: Setup, clients: int, networks: Sequence[BenchNetwork]) -> I
 
 
 def _network_row(setup: Setup, clients: int, own: BenchNetwork, product_rate: float) -> NetworkRow:
-    device, arch = setup.device, Arch((own.factory,), CLASSES + 1, own.shape, own.tokens)
-    view = View() if own.tokens else VIEW.with_augment(setup.augment)
-    alone, together = (work("fit", n, setup, arch, view) for n in (1, clients))
+    device, arch = setup.device, own.arch
+    alone, together = (work("fit", n, setup, own) for n in (1, clients))
     plain = {
         precision: 1000 * timed(partial(Plain(device, precision).serve, alone), device)[1] / setup.steps
         for precision in plain_precisions(device, setup.usual)
@@ -202,24 +201,19 @@ def plain_precisions(device: torch.device, usual: Precision) -> tuple[Precision,
     return ("fp32",) if device.type == "cuda" and usual == "fp32" else ("fp32", "bf16")
 
 
-def work(phase: str, clients: int, setup: Setup, arch: Arch, view: View) -> list[Request[Any]]:
+def work(phase: str, clients: int, setup: Setup, own: BenchNetwork) -> list[Request[Any]]:
     """The requests of a phase: FedAvg's fit, FedCC's refine on two streams, or predictions on the public inputs."""
     device, recipe = setup.device, Recipe(batch=setup.batch, steps=setup.steps)
     generator = torch.Generator().manual_seed(0)
-    most, dtype = (VOCABULARY, torch.long) if arch.tokens else (256, torch.uint8)
-
-    def inputs(n: int) -> Samples:
-        x = torch.randint(0, most, (n, *arch.shape), dtype=dtype, generator=generator)
-        return Samples({"x": x.to(device)}, view)
-
-    engine, public, requests = Plain(device), inputs(PUBLIC), list[Request[Any]]()
+    public = own.samples(PUBLIC, setup.augment, generator).to(device)
+    engine, requests = Plain(device), list[Request[Any]]()
     for k in range(clients):
-        first = engine.init(Init(arch, Key(0, 0, k)))
+        first = engine.init(Init(own.arch, Key(0, 0, k)))
         if phase == "predict":
             requests.append(Predict(first, public))
             continue
         labels = torch.randint(0, CLASSES, (PRIVATE,), generator=generator)
-        streams = {"private": inputs(PRIVATE).with_(y=labels.to(device))}
+        streams = {"private": own.samples(PRIVATE, setup.augment, generator).with_(y=labels).to(device)}
         loss: Loss = CrossEntropy("private")
         if phase == "refine":
             target = torch.rand(PUBLIC, CLASSES + 1, generator=generator).to(device)
