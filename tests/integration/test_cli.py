@@ -23,7 +23,10 @@ import fedcc
 from fedcc.cli import app
 from fedcc.cli.run import read_config
 from fedcc.core.digests import write_json
+from fedcc.core.model import Outputs
+from fedcc.core.requests import Predict
 from fedcc.data.dataset import Dataset
+from fedcc.engine import Plain
 from fedcc.experiments.experiment import Experiment
 from fedcc.signals import Interrupted
 from program import QUICK, Running, call
@@ -74,7 +77,9 @@ COMMANDS = {
     "export": "--code",
     "demo": "--out --rounds --epochs --clients --seed --jobs --json",
     "methods": "--json",
-    "bench": "--device --clients --steps --model --shape --tokens --all --batch --augment --threads --out --json",
+    "bench": (
+        "--device --clients --steps --model --shape --tokens --images --all --batch --augment --threads --out --json"
+    ),
     "skew": "--data --skew --clients --seed --public --resize --label --test --out --data-dir --json",
     "data list": "--data-dir --json",
     "data fetch": "--data-dir",
@@ -302,12 +307,22 @@ def test_skew_prints_the_table_and_writes_the_picture(
 
 
 def test_bench_compares_engines_in_one_table(capsys: Capsys, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedcc.experiments.bench.PUBLIC", 300)
-    options = ("--device", "cpu", "--model", "resnet8", "--steps", 1, "--batch", 4, "--clients", "1,2")
+    predicted: list[int] = []
+
+    class Observed(Plain):
+        def predict(self, request: Predict) -> Outputs:
+            predicted.append(len(request.samples))
+            return super().predict(request)
+
+    monkeypatch.setattr("fedcc.experiments.bench.Plain", Observed)
+    options = ("--device", "cpu", "--model", "resnet8", "--steps", 1, "--batch", 4, "--clients", "1,2", "--images", 70)
     found = json.loads(call(capsys, "bench", *options, "--json").out)
     rows = found["rows"]
-    settings = {"model": "resnet8", "shape": [3, 32, 32], "tokens": 0, "batch": 4, "steps": 1, "augment": "standard"}
-    assert found["settings"] == settings | {"precision": "fp32"}
+    assert found["settings"] == {
+        "model": "resnet8", "shape": [3, 32, 32], "tokens": 0, "images": 70, "batch": 4, "steps": 1,
+        "augment": "standard", "precision": "fp32",
+    }  # fmt: skip
+    assert set(predicted) == {70}
     assert {"torch", "commit", "gpu"} <= set(found["machine"])
     assert {row["phase"] for row in rows} == {"fit", "refine", "predict"}
     for phase in ("fit", "refine", "predict"):
@@ -354,8 +369,7 @@ def test_bench_measures_a_network_of_ones_own(
     """Tokens, small grey images and numbers; one by vmap, one stacked, one that can only train alone."""
     (tmp_path / "benchnets.py").write_text(OWN_NETWORKS)
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr("fedcc.experiments.bench.PUBLIC", 30)
-    common = ("bench", "--device", "cpu", "--steps", 1, "--batch", 4, "--clients", "2")
+    common = ("bench", "--device", "cpu", "--steps", 1, "--batch", 4, "--clients", "2", "--images", 30)
     done = call(capsys, *common, "--model", f"benchnets:{name}", *options, "--json")
     assert done.code == 0, done.err
     ways = {row["engine"]: row["way"] for row in json.loads(done.out)["rows"]}
@@ -424,6 +438,7 @@ def test_bench_keeps_the_rows_before_one_that_fails_and_goes_on(
         ("--all", "--clients", "1,2"),
         ("--all", "--model", "mlp"),
         ("--all", "--shape", "1,28,28"),
+        ("--images", 0),
         ("--shape", "3,32,wide"),
         ("--shape", "3,0,32"),
         ("--model", "mlp", "--shape", "16", "--augment", "strong"),

@@ -38,7 +38,7 @@ def test_busy_is_read_after_the_warm_up(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(bench, "engines", lambda *_: {"plain fp32": Engine})
     monkeypatch.setattr(bench, "work", lambda *_: [None])
     row = next(
-        bench.bench(bench.Setup(torch.device("cuda"), "fp32", 1, 4, "none"), [1], BenchNetwork("mlp", Mlp(3072)))
+        bench.bench(bench.Setup(torch.device("cuda"), "fp32", 1, 4, "none", 8), [1], BenchNetwork("mlp", Mlp(3072)))
     )
     assert (row.busy, row.memory) == (90, 1)
 

@@ -38,6 +38,9 @@ def bench(
         str, Option(help="shape of an input: channels,height,width of an image; another is of numbers or --tokens")
     ] = "3,32,32",
     tokens: Annotated[int, Option(help="inputs are tokens, of which there are this many; --shape is their number")] = 0,
+    predicted: Annotated[
+        int | None, Option("--images", help="images, or other inputs, to predict; 10,000 on a GPU, 1,000 on a CPU")
+    ] = None,
     every: Annotated[
         bool, Option("--all", help="compare nine networks instead, by a fit of 10 clients (CPU: 2)")
     ] = False,
@@ -59,9 +62,11 @@ def bench(
     device = choose_device(options.get("device", "auto"))
     gpu = device.type == "cuda"
     numbers = _numbers("clients", clients or (("10" if gpu else "2") if every else "1,10,100" if gpu else "1,4"))
-    if every and (len(numbers) > 1 or (model, shape, tokens) != ("resnet20", "3,32,32", 0)):
-        raise ValueError("--all compares networks of its own: give --clients one number, and no --model")
+    if every and (len(numbers) > 1 or (model, shape, tokens, predicted) != ("resnet20", "3,32,32", 0, None)):
+        raise ValueError("--all compares networks of its own: give --clients one number, and no network or inputs")
     length = steps if steps is not None else 200 if gpu else 4
+    images = predicted if predicted is not None else 10_000 if gpu else 1_000
+    check_value("images", images, int, 1, 1_000_000)
     check_value("steps", length, int, 1, 65_536)
     check_value("batch", batch, int, 1, 65_536)
     check_value("tokens", tokens, int, 0, 10_000_000)
@@ -70,9 +75,9 @@ def bench(
     if not own.images and "augment" in options:
         raise ValueError("--augment is for images: --shape channels,height,width")
     terminal = console(stderr=as_json)
-    setup = Setup(device, default_precision(device), length, batch, augment)
+    setup = Setup(device, default_precision(device), length, batch, augment, images)
     measured = f"batch {batch}, {length} steps, {device}"
-    settings = {"model": "all"} if every else {"model": model, "shape": size, "tokens": tokens}
+    settings = {"model": "all"} if every else {"model": model, "shape": size, "tokens": tokens, "images": images}
     settings |= {"batch": batch, "steps": length, "augment": augment, "precision": setup.usual}
     rows: list[dict[str, Any]] = []
     record = {"settings": settings, "machine": environment(str(device), threads), "rows": rows}

@@ -41,11 +41,12 @@ class Setup:
     steps: int
     batch: int
     augment: str
+    predicted: int  # number of inputs
 
 
 @dataclass(frozen=True)
 class Row:
-    """One measurement. ``ms`` is per client and step; for ``predict`` per client and thousand images."""
+    """One measurement. ``ms`` is per client and step; for ``predict`` per client and thousand inputs."""
 
     phase: str
     engine: str
@@ -62,7 +63,7 @@ def bench(setup: Setup, clients: list[int], own: BenchNetwork) -> Iterator[Row]:
     """Measure the engines on made-up inputs."""
     for phase in PHASES:
         base: float | None = None
-        units = PUBLIC / 1000 if phase == "predict" else setup.steps
+        units = setup.predicted / 1000 if phase == "predict" else setup.steps
         for name, make in engines(setup.device, setup.usual).items():
             for number in clients if name.startswith("fused") else [1]:  # a loop costs the same for each client
                 requests = work(phase, number, setup, own)
@@ -205,7 +206,8 @@ def work(phase: str, clients: int, setup: Setup, own: BenchNetwork) -> list[Requ
     """The requests of a phase: FedAvg's fit, FedCC's refine on two streams, or predictions on the public inputs."""
     device, recipe = setup.device, Recipe(batch=setup.batch, steps=setup.steps)
     generator = torch.Generator().manual_seed(0)
-    public = own.samples(PUBLIC, setup.augment, generator).to(device)
+    number = setup.predicted if phase == "predict" else PUBLIC
+    public = own.samples(number, setup.augment, generator).to(device)
     engine, requests = Plain(device), list[Request[Any]]()
     for k in range(clients):
         first = engine.init(Init(own.arch, Key(0, 0, k)))
