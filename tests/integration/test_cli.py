@@ -8,11 +8,14 @@ import os
 import pty
 import re
 import shutil
+import signal
 import struct
 import subprocess
 import sys
 import termios
+from dataclasses import replace
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -20,8 +23,12 @@ import fedcc
 from fedcc.cli import app
 from fedcc.cli.run import read_config
 from fedcc.core.digests import write_json
+from fedcc.core.model import Outputs
+from fedcc.core.requests import Predict
 from fedcc.data.dataset import Dataset
+from fedcc.engine import Plain
 from fedcc.experiments.experiment import Experiment
+from fedcc.signals import Interrupted
 from program import QUICK, Running, call
 
 Capsys = pytest.CaptureFixture[str]
@@ -70,7 +77,9 @@ COMMANDS = {
     "export": "--code",
     "demo": "--out --rounds --epochs --clients --seed --jobs --json",
     "methods": "--json",
-    "bench": "--device --clients --steps --model --all --batch --augment --threads --out --json",
+    "bench": (
+        "--device --clients --steps --model --shape --tokens --images --all --batch --augment --threads --out --json"
+    ),
     "skew": "--data --skew --clients --seed --public --resize --label --test --out --data-dir --json",
     "data list": "--data-dir --json",
     "data fetch": "--data-dir",
@@ -298,11 +307,22 @@ def test_skew_prints_the_table_and_writes_the_picture(
 
 
 def test_bench_compares_engines_in_one_table(capsys: Capsys, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedcc.experiments.bench.PUBLIC", 300)
-    options = ("--device", "cpu", "--model", "resnet8", "--steps", 1, "--batch", 4, "--clients", "1,2")
+    predicted: list[int] = []
+
+    class Observed(Plain):
+        def predict(self, request: Predict) -> Outputs:
+            predicted.append(len(request.samples))
+            return super().predict(request)
+
+    monkeypatch.setattr("fedcc.experiments.bench.Plain", Observed)
+    options = ("--device", "cpu", "--model", "resnet8", "--steps", 1, "--batch", 4, "--clients", "1,2", "--images", 70)
     found = json.loads(call(capsys, "bench", *options, "--json").out)
     rows = found["rows"]
-    assert found["settings"] == {"model": "resnet8", "batch": 4, "steps": 1, "augment": "standard"}
+    assert found["settings"] == {
+        "model": "resnet8", "shape": [3, 32, 32], "tokens": 0, "images": 70, "batch": 4, "steps": 1,
+        "augment": "standard", "precision": "fp32",
+    }  # fmt: skip
+    assert set(predicted) == {70}
     assert {"torch", "commit", "gpu"} <= set(found["machine"])
     assert {row["phase"] for row in rows} == {"fit", "refine", "predict"}
     for phase in ("fit", "refine", "predict"):
@@ -310,6 +330,51 @@ def test_bench_compares_engines_in_one_table(capsys: Capsys, monkeypatch: pytest
         assert (plain["engine"], plain["ratio"]) == ("plain fp32", None)
         assert all(row["ratio"] == pytest.approx(plain["ms"] / row["ms"]) for row in others)
         assert [row["clients"] for row in others if row["engine"] == "fused fp32"] == [1, 2]
+
+
+OWN_NETWORKS = """
+from torch import nn
+
+class Words(nn.Module):
+    def __init__(self, outputs):
+        super().__init__()
+        self.embedding, self.head = nn.Embedding(50, 4), nn.Linear(4, outputs)
+
+    def forward(self, x):
+        return self.head(self.embedding(x).mean(1))
+
+def grey(outputs):
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, outputs))
+
+class Moody(nn.Linear):
+    def forward(self, x):
+        return super().forward(x if x.sum().item() > 9 else 2 * x)
+
+def numbers(outputs):
+    return Moody(5, outputs)
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "way"),
+    [
+        ("Words", ("--shape", "7", "--tokens", 50), "vmap"),
+        ("grey", ("--shape", "1,8,8"), "stacked"),
+        ("numbers", ("--shape", "5"), "plain (stacked networks do not compute"),
+    ],
+)
+def test_bench_measures_a_network_of_ones_own(
+    name: str, options: tuple[object, ...], way: str, tmp_path: Path, capsys: Capsys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tokens, small grey images and numbers; one by vmap, one stacked, one that can only train alone."""
+    (tmp_path / "benchnets.py").write_text(OWN_NETWORKS)
+    monkeypatch.syspath_prepend(tmp_path)
+    common = ("bench", "--device", "cpu", "--steps", 1, "--batch", 4, "--clients", "2", "--images", 30)
+    done = call(capsys, *common, "--model", f"benchnets:{name}", *options, "--json")
+    assert done.code == 0, done.err
+    ways = {row["engine"]: row["way"] for row in json.loads(done.out)["rows"]}
+    assert ways["plain fp32"] == "plain"
+    assert ways["fused fp32"].startswith(way)
 
 
 def test_bench_compares_networks_in_one_table(tmp_path: Path, capsys: Capsys, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -322,10 +387,10 @@ def test_bench_compares_networks_in_one_table(tmp_path: Path, capsys: Capsys, mo
     options = ("--all", "--device", "cpu", "--steps", 1, "--batch", 2, "--out", tmp_path / "bench.json")
     shown = call(capsys, "bench", *options).out
     found = json.loads((tmp_path / "bench.json").read_text())
-    assert found["settings"] == {"model": "all", "batch": 2, "steps": 1, "augment": "standard"}
+    assert found["settings"] == {"model": "all", "batch": 2, "steps": 1, "augment": "standard", "precision": "fp32"}
     assert found["machine"]["arguments"] is not None
     ways = {row["network"]: row["way"] for row in found["rows"]}
-    assert ways == dict(zip(names, ("stacked", "mapped", "mapped", "stacked"), strict=True))
+    assert ways == dict(zip(names, ("stacked", "vmap", "vmap", "stacked"), strict=True))
     for row in found["rows"]:
         assert row["network"] in shown
         assert row["clients"] == 2
@@ -336,6 +401,34 @@ def test_bench_compares_networks_in_one_table(tmp_path: Path, capsys: Capsys, mo
     assert mlp == pytest.approx(2 * 2 * (2 * inputs + 3 * hidden) / 1e9)
 
 
+def test_bench_keeps_the_rows_before_one_that_fails_and_goes_on(
+    tmp_path: Path, capsys: Capsys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first network cannot be built, the second is measured, at the third the user presses Ctrl-C."""
+    from fedcc.experiments import bench_networks
+
+    def broken(outputs: int) -> NoReturn:
+        raise RuntimeError(f"no layers\nfor {outputs} outputs")
+
+    def stops(_: int) -> NoReturn:
+        raise Interrupted(signal.SIGINT)
+
+    mlp = next(own for own in bench_networks.BENCH_NETWORKS if own.name == "MLP")
+    networks = [replace(mlp, name="broken", factory=broken), mlp, replace(mlp, name="endless", factory=stops)]
+    options = ("bench", "--all", "--device", "cpu", "--steps", 1, "--batch", 2, "--out", tmp_path / "bench.json")
+    monkeypatch.setattr(bench_networks, "BENCH_NETWORKS", networks[:2])
+    shown = call(capsys, *options)
+    assert shown.code == 0
+    assert "RuntimeError: no layers" in shown.out
+    monkeypatch.setattr(bench_networks, "BENCH_NETWORKS", networks)
+    stopped = call(capsys, *options)
+    assert stopped.code == 130
+    assert f"the rows until then are in {tmp_path / 'bench.json'}" in stopped.err
+    failed, measured = json.loads((tmp_path / "bench.json").read_text())["rows"]
+    assert failed == {"network": "broken", "clients": 2, "reason": "RuntimeError: no layers"}
+    assert measured["network"] == "MLP"
+
+
 @pytest.mark.parametrize(
     "wrong",
     [
@@ -344,6 +437,11 @@ def test_bench_compares_networks_in_one_table(tmp_path: Path, capsys: Capsys, mo
         ("--clients", "0"),
         ("--all", "--clients", "1,2"),
         ("--all", "--model", "mlp"),
+        ("--all", "--shape", "1,28,28"),
+        ("--images", 0),
+        ("--shape", "3,32,wide"),
+        ("--shape", "3,0,32"),
+        ("--model", "mlp", "--shape", "16", "--augment", "strong"),
     ],
 )
 def test_bench_refuses(wrong: tuple[str, object], capsys: Capsys) -> None:

@@ -18,7 +18,8 @@ from program import call
 
 pytest.importorskip("flwr")
 
-from fedcc.experiments.experiment import Experiment
+from fedcc.experiments.experiment import Experiment, resolve_machine
+from fedcc.flower.create import _own_experiment
 from fedcc.flower.data import site_samples
 from fedcc.flower.folder import FederationFolder, Site, Task, disagreement_reason, parse_clients
 from fedcc.flower.keys import public_bytes
@@ -362,3 +363,14 @@ def test_a_file_that_is_far_too_large_is_not_read(
     (site / "site.toml").write_text((site / "site.toml").read_text() + "# filler\n" * 2000)
     with pytest.raises(ValueError, match=r"site\.toml is not valid TOML: it has \d\d,\d{3} bytes, at most 10,000"):
         Site.read(site)
+
+
+def test_the_device_is_asked_for_its_precision_only_if_none_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(device: object) -> str:
+        raise AssertionError(f"{device} was asked")
+
+    monkeypatch.setattr("fedcc.experiments.experiment.default_precision", refuse)
+    monkeypatch.setattr("fedcc.flower.create.default_precision", refuse, raising=False)
+    options = {"clients": 2, "models": "resnet8", "device": "cpu", "precision": "bf16"}
+    assert resolve_machine(options)["precision"] == "bf16"
+    assert _own_experiment("fedavg", {}, options).machine.precision == "bf16"

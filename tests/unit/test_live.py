@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from fedcc.cli.console import show
+from fedcc.cli.console import console, say, show
 from fedcc.cli.live import RunRows
 from fedcc.experiments.experiment import Experiment
 from fedcc.experiments.progress import Progress, steps
@@ -62,6 +62,35 @@ def test_a_long_line_breaks_between_words_on_a_terminal_only() -> None:
     log = Console(file=io.StringIO(), width=20)
     show(log, "ten clients, seed 0, cpu fp32 plain")
     assert shown(log) == "ten clients, seed 0, cpu fp32 plain\n"
+
+
+def test_a_terminal_that_does_not_tell_its_width_has_the_usual_one(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    monkeypatch.setattr("sys.stderr.fileno", lambda: 2)
+
+    def refuse(_: int) -> os.terminal_size:
+        raise OSError("not a terminal")
+
+    for answer in (lambda _: os.terminal_size((0, 0)), refuse):
+        monkeypatch.setattr(os, "get_terminal_size", answer)
+        say("word " * 30)
+        assert [len(line) for line in capsys.readouterr().err.splitlines()] == [76, 79]
+    monkeypatch.setenv("COLUMNS", "0")
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    assert console().width == 80
+
+
+def test_a_command_to_copy_is_not_broken(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    monkeypatch.setattr("sys.stderr.fileno", lambda: 2)
+    monkeypatch.setattr(os, "get_terminal_size", lambda _: os.terminal_size((30, 24)))
+    say("stopped (resume with `fedcc resume /home/me/runs/a/b/seed0`)")
+    assert capsys.readouterr().err.splitlines()[1] == "`fedcc resume /home/me/runs/a/b/seed0`)"
+    narrow = Console(file=io.StringIO(), force_terminal=True, width=20)
+    show(narrow, "resume with `fedcc resume runs/digits_classes-1/seed0`")
+    assert shown(narrow) == "resume with\n`fedcc resume runs/digits_classes-1/seed0`\n"
 
 
 def test_without_a_terminal_steps_print_nothing() -> None:

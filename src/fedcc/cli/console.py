@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -13,6 +15,8 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
+USUAL_WIDTH = 80  # of a terminal that does not tell its own
+
 
 def console(stderr: bool = False) -> Console:
     """The terminal, or text wide enough for tables."""
@@ -21,12 +25,29 @@ def console(stderr: bool = False) -> Console:
     terminal = Console(stderr=stderr, highlight=False, markup=False, emoji=False)
     if not terminal.is_terminal:
         terminal.width = 120
+    elif not terminal.width:
+        terminal.width = USUAL_WIDTH
     return terminal
 
 
 def show(terminal: Console, text: str) -> None:
     """A line, broken between words on a terminal that is too narrow; elsewhere it stays whole."""
-    terminal.print(text, soft_wrap=not terminal.is_terminal)
+    terminal.print(broken(text, terminal.width) if terminal.is_terminal else text, soft_wrap=True)
+
+
+def broken(text: str, width: int) -> str:
+    """A text broken between words; a command, which is between backticks, stays on one line so that it can be copied.
+
+    >>> print(broken("it stopped; resume it with `fedcc resume runs/a` or remove it", 20))
+    it stopped; resume
+    it with
+    `fedcc resume runs/a`
+    or remove it
+    """
+    import textwrap
+
+    whole = re.sub("`[^`]*`", lambda command: command[0].replace(" ", "\0"), text)
+    return textwrap.fill(whole, width, break_long_words=False, break_on_hyphens=False).replace("\0", " ")
 
 
 def say_starting(terminal: Console) -> None:
@@ -50,11 +71,11 @@ def say(text: str) -> None:
     """A line for the user on stderr; on a terminal it is broken between words."""
     line = f"fedcc: {text}"
     if sys.stderr.isatty():
-        import os
-        import textwrap
-
-        width = max(20, os.get_terminal_size(sys.stderr.fileno()).columns)
-        line = textwrap.fill(line, width, break_long_words=False, break_on_hyphens=False)
+        try:
+            width = os.get_terminal_size(sys.stderr.fileno()).columns
+        except OSError:
+            width = 0
+        line = broken(line, max(20, width or USUAL_WIDTH))
     print(line, file=sys.stderr)
 
 

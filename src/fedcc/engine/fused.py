@@ -195,9 +195,9 @@ class Fused:
     def way(self, arch: Arch) -> str:
         """How networks of an architecture that was trained are computed."""
         if self.alone[arch]:
-            return f"one by one ({self.alone[arch]})"
+            return f"plain ({self.alone[arch]})"
         networks = self.compute.together(arch)
-        return "own kernels" if networks.fast else "stacked" if isinstance(networks, Stacked) else "mapped"
+        return "own kernels" if networks.fast else "stacked" if isinstance(networks, Stacked) else "vmap"
 
     def _together(self, *models: Model) -> bool:
         for arch in (model.arch for model in models):

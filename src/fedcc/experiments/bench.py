@@ -7,9 +7,10 @@ import statistics
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from threading import Event
 from typing import Any
 
 import torch
@@ -18,24 +19,34 @@ from fedcc.core.model import Arch
 from fedcc.core.options import Precision
 from fedcc.core.requests import Fit, Init, Predict, Recipe, Request
 from fedcc.core.rng import Key
-from fedcc.core.samples import Samples, View
 from fedcc.core.step import Loss
 from fedcc.engine import Fused, Plain
 from fedcc.engine.mapped import attention_by_products
 from fedcc.engine.recurrent import unroll_recurrent
-from fedcc.experiments.bench_networks import IMAGE, VOCABULARY, BenchNetwork
+from fedcc.experiments.bench_networks import CLASSES, BenchNetwork
 from fedcc.losses import CrossEntropy, SoftCrossEntropy
-from fedcc.nets import build, network
+from fedcc.nets import build
 
-CLASSES, SHAPE, PRIVATE, PUBLIC = 10, IMAGE, 1024, 1024
-VIEW = View(1 / 255, (0.49, 0.48, 0.45), (0.25, 0.24, 0.26), pad=4, flip=True)
+PRIVATE, PUBLIC = 1024, 1024
+READINGS = 20  # of the device's utilisation, of which the second half counts
 PHASES = ("fit", "refine", "predict")
-PLAIN_PRECISIONS: tuple[Precision, ...] = ("fp32", "bf16")
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What all rows of a table have in common."""
+
+    device: torch.device
+    usual: Precision  # the number format of runs on the device
+    steps: int
+    batch: int
+    augment: str
+    predicted: int  # number of inputs
 
 
 @dataclass(frozen=True)
 class Row:
-    """One measurement. ``ms`` is per client and step; for ``predict`` per client and thousand images."""
+    """One measurement. ``ms`` is per client and step; for ``predict`` per client and thousand inputs."""
 
     phase: str
     engine: str
@@ -45,21 +56,23 @@ class Row:
     first: float  # seconds of the first call: compiling, capturing, warming up
     memory: float | None  # peak on the device, GiB
     busy: float | None  # the device's utilisation, percent
+    way: str  # how the engine computes: own kernels, stacked, vmap, or plain and why
 
 
-def bench(device: torch.device, clients: list[int], steps: int, model: str, batch: int, augment: str) -> Iterator[Row]:
-    """Measure the engines on made-up images: 32x32x3 uint8, augmented as CIFAR's."""
-    gpu, arch = device.type == "cuda", Arch((network(model, SHAPE),), CLASSES + 1, SHAPE)
+def bench(setup: Setup, clients: list[int], own: BenchNetwork) -> Iterator[Row]:
+    """Measure the engines on made-up inputs."""
     for phase in PHASES:
         base: float | None = None
-        units = PUBLIC / 1000 if phase == "predict" else steps
-        for name, make in engines(device).items():
+        units = setup.predicted / 1000 if phase == "predict" else setup.steps
+        for name, make in engines(setup.device, setup.usual).items():
             for number in clients if name.startswith("fused") else [1]:  # a loop costs the same for each client
-                requests = work(phase, number, steps, arch, batch, device, VIEW.with_augment(augment))
-                with _device_use(gpu) as use:
-                    first, seconds, memory = timed(partial(make().serve, requests), device)
-                ms, busy = 1000 * seconds / number / units, statistics.median(use) if use else None
-                yield Row(phase, name, number, ms, base and base / ms, first, memory, busy)
+                requests = work(phase, number, setup, own)
+                engine = make()
+                serve = partial(engine.serve, requests)
+                first, seconds, memory = timed(serve, setup.device)
+                ms = 1000 * seconds / number / units
+                way = engine.way(own.arch) if isinstance(engine, Fused) else "plain"
+                yield Row(phase, name, number, ms, base and base / ms, first, memory, busy(serve, setup.device), way)
                 base = base or ms
 
 
@@ -70,8 +83,8 @@ class NetworkRow:
     network: str
     clients: int
     plain: float  # fp32, one client after another
-    plain_bf16: float
-    fused: float  # bf16 on a GPU, fp32 on a CPU, all clients together
+    plain_bf16: float | None  # None on a GPU that has no bf16
+    fused: float  # bf16 on a GPU that has it, else fp32; all clients together
     ratio: float  # how many times faster than the faster plain one
     way: str  # how the fused engine trains it
     gflop: float  # of a client-step
@@ -80,26 +93,43 @@ class NetworkRow:
     memory: float | None  # its peak on the device, GiB
 
 
-def bench_all(
-    device: torch.device, clients: int, steps: int, batch: int, augment: str, networks: Sequence[BenchNetwork]
-) -> Iterator[NetworkRow]:
-    """Measure a fit of each network by the plain and the fused engine."""
-    gpu = device.type == "cuda"
-    product_rate = matrix_product_rate(device, torch.bfloat16 if gpu else torch.float32)
+@dataclass(frozen=True)
+class FailedRow:
+    """A network that could not be measured."""
+
+    network: str
+    clients: int
+    reason: str
+
+
+def bench_all(setup: Setup, clients: int, networks: Sequence[BenchNetwork]) -> Iterator[NetworkRow | FailedRow]:
+    """Measure a fit of each network by the plain and the fused engine; one that fails does not end the others."""
+    product_rate = matrix_product_rate(setup.device, torch.bfloat16 if setup.usual == "bf16" else torch.float32)
     for own in networks:
-        arch = Arch((own.factory,), CLASSES + 1, own.shape, own.tokens)
-        view = View() if own.tokens else VIEW.with_augment(augment)
-        alone, together = (work("fit", n, steps, arch, batch, device, view) for n in (1, clients))
-        plain, low = (
-            1000 * timed(partial(Plain(device, precision).serve, alone), device)[1] / steps
-            for precision in PLAIN_PRECISIONS
-        )
-        engine = Fused(device, "bf16" if gpu else "fp32")
-        first, seconds, memory = timed(partial(engine.serve, together), device)
-        ms, gflop = 1000 * seconds / clients / steps, work_of_a_step(arch, batch) / 1e9
-        share = 100 * (gflop / ms * 1e12) / product_rate
-        ratio, way = min(plain, low) / ms, engine.way(arch)
-        yield NetworkRow(own.name, clients, plain, low, ms, ratio, way, gflop, share, first, memory)
+        row: NetworkRow | FailedRow
+        try:
+            row = _network_row(setup, clients, own, product_rate)
+        except Exception as error:
+            row = FailedRow(own.name, clients, f"{type(error).__name__}: {error}".splitlines()[0])
+        yield row
+        if isinstance(row, FailedRow) and setup.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+
+def _network_row(setup: Setup, clients: int, own: BenchNetwork, product_rate: float) -> NetworkRow:
+    device, arch = setup.device, own.arch
+    alone, together = (work("fit", n, setup, own) for n in (1, clients))
+    plain = {
+        precision: 1000 * timed(partial(Plain(device, precision).serve, alone), device)[1] / setup.steps
+        for precision in plain_precisions(device, setup.usual)
+    }
+    engine = Fused(device, setup.usual)
+    first, seconds, memory = timed(partial(engine.serve, together), device)
+    ms, gflop = 1000 * seconds / clients / setup.steps, work_of_a_step(arch, setup.batch) / 1e9
+    share = 100 * (gflop / ms * 1e12) / product_rate
+    ratio, way = min(plain.values()) / ms, engine.way(arch)
+    slow, low = plain["fp32"], plain.get("bf16")
+    return NetworkRow(own.name, clients, slow, low, ms, ratio, way, gflop, share, first, memory)
 
 
 def timed(serve: Callable[[], Any], device: torch.device) -> tuple[float, float, float | None]:
@@ -110,6 +140,29 @@ def timed(serve: Callable[[], Any], device: torch.device) -> tuple[float, float,
         torch.cuda.reset_peak_memory_stats(device)
     seconds = min(_seconds(serve, gpu) for _ in range(2))
     return first, seconds, torch.cuda.max_memory_allocated(device) / 2**30 if gpu else None
+
+
+def busy(serve: Callable[[], Any], device: torch.device) -> float | None:
+    """The device's utilisation in percent while calls that are warm repeat, as nvidia-smi reads it."""
+    tool = shutil.which("nvidia-smi") if device.type == "cuda" else None
+    if tool is None:
+        return None
+    own = f"--id=GPU-{torch.cuda.get_device_properties(device).uuid}"
+    query, readings, over = [tool, own, "--query-gpu=utilization.gpu", "--format=csv,noheader,nounits"], [], Event()
+
+    def read() -> None:
+        while not over.wait(0.1):
+            readings.append(subprocess.run(query, capture_output=True, text=True, check=False).stdout.strip())
+
+    with ThreadPoolExecutor(1) as thread:
+        reader = thread.submit(read)
+        try:
+            while len(readings) < READINGS and not reader.done():
+                serve()
+        finally:
+            over.set()
+    use = [float(text) for text in readings[len(readings) // 2 :] if text.isdigit()]  # one reading is of up to a second
+    return statistics.median(use) if use else None
 
 
 def work_of_a_step(arch: Arch, batch: int) -> int:
@@ -133,42 +186,42 @@ def matrix_product_rate(device: torch.device, dtype: torch.dtype) -> float:
     return 2 * size**3 * number / seconds
 
 
-def engines(device: torch.device) -> dict[str, Callable[[], Plain | Fused]]:
-    """What there is to compare on a device; the plain engine in fp32 first."""
-    plain = {f"plain {precision}": partial(Plain, device, precision) for precision in PLAIN_PRECISIONS}
+def engines(device: torch.device, usual: Precision) -> dict[str, Callable[[], Plain | Fused]]:
+    """What there is to compare on a device of which ``usual`` is the number format; the plain engine in fp32 first."""
+    plain = {f"plain {precision}": partial(Plain, device, precision) for precision in plain_precisions(device, usual)}
     if device.type == "cpu":
-        return {**plain, "fused fp32": partial(Fused, device, "fp32")}
-    fused = {"fused bf16, library kernels": partial(Fused, device, "bf16", kernels=False)}
-    if Fused(device, "bf16").kernels:
-        fused["fused bf16, own kernels"] = partial(Fused, device, "bf16")
+        return {**plain, f"fused {usual}": partial(Fused, device, usual)}
+    fused = {f"fused {usual}, library kernels": partial(Fused, device, usual, kernels=False)}
+    if Fused(device, usual).kernels:
+        fused[f"fused {usual}, own kernels"] = partial(Fused, device, usual)
     return {**plain, **fused}
 
 
-def work(
-    phase: str, clients: int, steps: int, arch: Arch, batch: int, device: torch.device, view: View
-) -> list[Request[Any]]:
+def plain_precisions(device: torch.device, usual: Precision) -> tuple[Precision, ...]:
+    """The number formats to compare: fp32, and bf16 but on GPUs that lack it."""
+    return ("fp32",) if device.type == "cuda" and usual == "fp32" else ("fp32", "bf16")
+
+
+def work(phase: str, clients: int, setup: Setup, own: BenchNetwork) -> list[Request[Any]]:
     """The requests of a phase: FedAvg's fit, FedCC's refine on two streams, or predictions on the public inputs."""
+    device, recipe = setup.device, Recipe(batch=setup.batch, steps=setup.steps)
     generator = torch.Generator().manual_seed(0)
-    most, dtype = (VOCABULARY, torch.long) if arch.tokens else (256, torch.uint8)
-
-    def inputs(n: int) -> Samples:
-        x = torch.randint(0, most, (n, *arch.shape), dtype=dtype, generator=generator)
-        return Samples({"x": x.to(device)}, view)
-
-    engine, public, requests = Plain(device), inputs(PUBLIC), list[Request[Any]]()
+    number = setup.predicted if phase == "predict" else PUBLIC
+    public = own.samples(number, setup.augment, generator).to(device)
+    engine, requests = Plain(device), list[Request[Any]]()
     for k in range(clients):
-        first = engine.init(Init(arch, Key(0, 0, k)))
+        first = engine.init(Init(own.arch, Key(0, 0, k)))
         if phase == "predict":
             requests.append(Predict(first, public))
             continue
         labels = torch.randint(0, CLASSES, (PRIVATE,), generator=generator)
-        streams = {"private": inputs(PRIVATE).with_(y=labels.to(device))}
+        streams = {"private": own.samples(PRIVATE, setup.augment, generator).with_(y=labels).to(device)}
         loss: Loss = CrossEntropy("private")
         if phase == "refine":
             target = torch.rand(PUBLIC, CLASSES + 1, generator=generator).to(device)
             streams["public"] = public.with_(target=target)
             loss = loss + 0.2 * SoftCrossEntropy("public")
-        requests.append(Fit(first, loss, streams, Key(0, 1, k, phase), Recipe(batch=batch, steps=steps)))
+        requests.append(Fit(first, loss, streams, Key(0, 1, k, phase), recipe))
     return requests
 
 
@@ -178,20 +231,3 @@ def _seconds(call: Callable[[], Any], gpu: bool) -> float:
     if gpu:
         torch.cuda.synchronize()
     return time.perf_counter() - start
-
-
-@contextmanager
-def _device_use(gpu: bool) -> Iterator[list[float]]:
-    """The device's utilisation in percent, as nvidia-smi reads it ten times a second while the block runs."""
-    use: list[float] = []
-    tool = shutil.which("nvidia-smi") if gpu else None
-    if tool is None:
-        yield use
-        return
-    query = [tool, "--query-gpu=utilization.gpu", "--format=csv,noheader,nounits", "-lms", "100"]
-    with subprocess.Popen(query, stdout=subprocess.PIPE, text=True) as watcher:
-        try:
-            yield use
-        finally:
-            watcher.terminate()
-            use += [float(line) for line in (watcher.communicate()[0] or "").split() if line.strip().isdigit()]

@@ -9,21 +9,46 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fedcc.core.model import Arch
+from fedcc.core.samples import Samples, View
 from fedcc.nets.resnet import ResNet
 from fedcc.nets.small import Mlp
 
+CLASSES = 10
 IMAGE, LARGE_IMAGE = (3, 32, 32), (3, 64, 64)
 VOCABULARY, LENGTH = 2000, 32  # of the tokens
 
 
 @dataclass(frozen=True)
 class BenchNetwork:
-    """A network of the comparison, and the shape of one of its inputs."""
+    """A network to measure, and its inputs: images [channels, height, width], tokens, or any other numbers."""
 
     name: str
     factory: Callable[[int], nn.Module]
-    shape: tuple[int, ...] = IMAGE
-    tokens: bool = False  # inputs are integers below VOCABULARY
+    shape: tuple[int, ...] = IMAGE  # of one input
+    tokens: int = 0  # how many different ones there are; 0: inputs are no tokens
+
+    @property
+    def arch(self) -> Arch:
+        return Arch((self.factory,), CLASSES + 1, self.shape, bool(self.tokens))
+
+    @property
+    def images(self) -> bool:
+        return len(self.shape) == 3 and not self.tokens
+
+    def samples(self, number: int, augment: str, generator: torch.Generator) -> Samples:
+        """Made-up inputs; images are augmented."""
+        size = (number, *self.shape)
+        if not self.images:
+            x = (
+                torch.randint(0, self.tokens, size, generator=generator)
+                if self.tokens
+                else torch.randn(size, generator=generator)
+            )
+            return Samples({"x": x})
+        view = View(1 / 255, (0.5,) * self.shape[0], (0.25,) * self.shape[0], pad=4, flip=True)
+        x = torch.randint(0, 256, size, dtype=torch.uint8, generator=generator)
+        return Samples({"x": x}, view.with_augment(augment))
 
 
 def resnet20_groups(outputs: int) -> nn.Module:
@@ -127,7 +152,7 @@ BENCH_NETWORKS = (
     BenchNetwork("CNN with dropout", lenet),
     BenchNetwork("MLP", Mlp(3 * 32 * 32)),
     BenchNetwork("ViT, 6 layers of 192", SmallViT),
-    BenchNetwork("LSTM on tokens", TokenLSTM, (LENGTH,), tokens=True),
+    BenchNetwork("LSTM on tokens", TokenLSTM, (LENGTH,), VOCABULARY),
     BenchNetwork("resnet18", resnet18),
     BenchNetwork("resnet18, 64x64", resnet18, LARGE_IMAGE),
     BenchNetwork("frozen resnet20, head", frozen_resnet20),

@@ -194,8 +194,8 @@ def first_difference(other: Mapping[str, Any], own: Mapping[str, Any]) -> tuple[
 def resolve_machine(options: Mapping[str, Any]) -> dict[str, Any]:
     """The options with the device found, and the engine and precision that suit it unless they are given."""
     device = choose_device(options.get("device", "auto"))
-    usual = {"engine": default_engine(device), "precision": default_precision(device)}
-    return usual | dict(options) | {"device": str(device)}
+    found = {"engine": default_engine(device), **options, "device": str(device)}
+    return found if "precision" in found else found | {"precision": default_precision(device)}
 
 
 def parse_settings(method: str, pairs: Sequence[str]) -> dict[str, Any]:

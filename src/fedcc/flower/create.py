@@ -18,8 +18,7 @@ from fedcc.data.arrays import usual_network
 from fedcc.data.dataset import PAPER_EPOCHS, PAPER_ROUNDS, Inputs
 from fedcc.data.deal import standardised
 from fedcc.data.own import as_inputs
-from fedcc.engine import choose_device, default_engine, default_precision
-from fedcc.experiments.experiment import Experiment
+from fedcc.experiments.experiment import Experiment, resolve_machine
 from fedcc.experiments.options import Split
 from fedcc.federate import build_server
 from fedcc.federation import Federation, deal, several
@@ -163,12 +162,8 @@ def _own_experiment(method: str, settings: Mapping[str, Any], options: Mapping[s
             raise ValueError(
                 f"--{name} applies only to a named data set; with --public-file the sites provide the data"
             )
-    device = choose_device(options.get("device", "auto"))
-    values = {
-        "data": OWN, "skew": OWN, "augment": "none", "rounds": PAPER_ROUNDS, "epochs": PAPER_EPOCHS,
-        "engine": default_engine(device), "precision": default_precision(device), **options, "device": str(device),
-    }  # fmt: skip
-    return Experiment.of(method.lower(), settings, values)
+    values = {"data": OWN, "skew": OWN, "augment": "none", "rounds": PAPER_ROUNDS, "epochs": PAPER_EPOCHS}
+    return Experiment.of(method.lower(), settings, values | resolve_machine(options))
 
 
 def _own_federation(path: Path, names: tuple[str, ...], options: Mapping[str, Any]) -> Federation:
