@@ -147,7 +147,7 @@ class Simulated:
 
 
 class ClientModels(Mapping[int, Model]):
-    """The models that clients have now, by id; first models that nobody asked for before are made when asked for."""
+    """The clients' models now, by id; first models of those without one are made when asked for, and kept only here."""
 
     def __init__(self, clients: list[Client]):
         self._clients = {c.id: c for c in clients}
@@ -155,9 +155,9 @@ class ClientModels(Mapping[int, Model]):
 
     def __getitem__(self, client: int) -> Model:
         if client not in self._models:
-            own = self._clients[client]
-            make = own.first_model  # if it has trained since, this is still its model before that
-            self._models[client] = make() if own.has_model and make is not None else own.model
+            make = self._clients[client].first_model  # if it has trained since, this is still its model before that
+            assert make is not None
+            self._models[client] = make()
         return self._models[client]
 
     def __iter__(self) -> Iterator[int]:

@@ -19,7 +19,7 @@ import pytest
 import torch
 
 import fedcc
-from fedcc.methods import BEYOND, PAPER
+from fedcc.methods import BEYOND, METHODS, PAPER
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
@@ -219,6 +219,13 @@ def test_the_table_of_methods_is_current() -> None:
 def test_every_setting_stands_in_the_deviations(kind: Any) -> None:
     text = (ROOT / "docs" / "deviations.md").read_text()
     assert not [f.name for f in fields(kind) if not re.search(rf"`{f.name}[`=]", text)]
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_reconstruction_is_marked_beside_its_numbers_and_explained(name: str) -> None:
+    text = (ROOT / "docs" / "deviations.md").read_text()
+    section = re.search(rf"^## {METHODS[name].__name__}\n\n(.*)", text, re.MULTILINE)
+    assert ("reconstruction" in METHODS[name].note) == (section is not None and section[1].startswith("**A reconstr"))
 
 
 if __name__ == "__main__":

@@ -113,4 +113,4 @@ def test_both_ways_to_train_draw_the_private_batches_of_fit() -> None:
 
 
 def test_it_says_where_it_comes_from() -> None:
-    assert COMET().label == "COMET (personalised, from a port)"
+    assert COMET().label == "COMET (personalised, reconstruction from a port)"

@@ -16,7 +16,7 @@ from fedcc.core.method import Family, Method, Trained
 from fedcc.core.roles import Client, Server
 from fedcc.core.samples import Samples
 from fedcc.federate import Simulated, federate
-from fedcc.methods import FedAvg, FedCC, Local
+from fedcc.methods import FedAvg, FedCC, FedMD, Local
 from recording import record, same
 from tiny import Mlp, Tiny
 
@@ -234,13 +234,17 @@ def test_what_there_is_to_predict_with() -> None:
 
 
 def test_a_client_that_never_took_part_has_no_model_in_memory() -> None:
-    run = Tiny(FedAvg(), labels=FIVE, options={"participation": 0.4}).run(1)
+    """Not even where its first model predicts with the others."""
+    run = Tiny(FedMD(), labels=FIVE, options={"participation": 0.4}).run(1)
     assert isinstance(run.cohort, Simulated)
     absent = [c for c in run.clients if c not in run.cohort.present]
-    trained, snapshot = run.cohort.trained_models(run.server), run.cohort.snapshot(run.server, run.rounds[-1])
+    trained, scores = run.cohort.trained_models(run.server), run.scores()
+    snapshot = run.cohort.snapshot(run.server, run.rounds[-1])
     assert not any(c.has_model for c in absent)
     assert sorted(snapshot.clients) == [c.id for c in run.cohort.present]
-    first = Tiny(FedAvg(), labels=FIVE).clients[absent[0].id].model
+    assert trained.clients[absent[0].id] is trained.clients[absent[0].id]
+    first = Tiny(FedMD(), labels=FIVE).clients[absent[0].id].model
     absent[0].model = run.cohort.present[0].model  # it trains later
     assert same(trained.clients[absent[0].id].state, first.state)
     assert same(trained.clients[absent[1].id].state, absent[1].model.state)
+    assert torch.equal(run.ask(run.method.predict(trained, run.test.only("x"))), scores)

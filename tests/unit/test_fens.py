@@ -128,17 +128,23 @@ def pooled_gradient(tiny: Tiny, state: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 @kinds
-def test_the_clients_mean_move_is_the_gradient_of_all_held_out_samples(
-    aggregator: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """With one step of rate 1 on all of a client's samples: no client drifts."""
+def test_it_is_adam_at_the_server_on_all_held_out_samples(aggregator: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With one step of rate 1 on all of a client's samples, the mean move is the pooled gradient: no client drifts."""
     monkeypatch.setattr("fedcc.methods.fens.BATCH", 4)  # of 2, 4 and 2 held-out samples
-    tiny = ran(FENS(aggregator_rounds=1, aggregator=aggregator))
-    ups, before = tiny.rounds[-1].ups, tiny.rounds[-2].downs[0].aggregator
-    assert [up.samples for up in ups.values()] == [2, 4, 2]
-    for name, grad in pooled_gradient(tiny, before).items():
-        move = sum(up.samples / 8 * (up.state[name] - before[name]) for up in ups.values())
-        torch.testing.assert_close(move, -grad, rtol=1e-6, atol=1e-6)
+    tiny = ran(FENS(aggregator_rounds=3, aggregator=aggregator, server_lr=0.01))
+    before, m, v = tiny.rounds[1].downs[0].aggregator, 0.0, 0.0
+    for done in tiny.rounds[2:]:
+        assert [up.samples for up in done.ups.values()] == [2, 4, 2]
+        grads, after = pooled_gradient(tiny, before), done.downs[0].aggregator
+        for name, grad in grads.items():
+            move = sum(up.samples / 8 * (up.state[name] - before[name]) for up in done.ups.values())
+            torch.testing.assert_close(move, -grad, rtol=1e-6, atol=1e-6)
+        down = torch.cat([grad.flatten() for grad in grads.values()])
+        m, v = 0.9 * m - 0.1 * down, 0.99 * v + 0.01 * down.square()
+        found = torch.cat([(after[name] - before[name]).double().flatten() for name in grads])
+        torch.testing.assert_close(found, 0.01 * m / (v.sqrt() + 1e-3), rtol=1e-5, atol=1e-6)
+        before = after
+    assert len(tiny.rounds) == 5
 
 
 def test_the_servers_adam_by_hand() -> None:

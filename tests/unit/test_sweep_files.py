@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -163,6 +164,18 @@ def test_the_smoke_test_has_every_method() -> None:
     runs = read(FILES / "smoke.toml")
     assert {run.method for run in runs} == set(METHODS)
     assert len(runs) == len(METHODS) * 2 * 2
+
+
+@pytest.mark.parametrize("name", ["rivals", "digits"])
+@pytest.mark.parametrize("method", ["scaffold", "moon", "fedntd"])
+def test_what_is_tuned_for_sgd_runs_with_both_optimizers_beside_fedavg(name: str, method: str) -> None:
+    """On the same data, at the same rate; FedAvg under Adam on CIFAR-10 is one of Table I's runs."""
+    own = [run.experiment() for run in read(FILES / f"{name}.toml")]
+    known = own + [run.experiment() for run in read(FILES / "seed0.toml")]
+    trained = [e for e in own if e.method == method]
+    assert {(e.training.optimizer, e.training.lr) for e in trained} == {("adam", 1e-3), ("sgd", 0.01)}
+    for e in trained:
+        assert replace(e, method="fedavg", settings=Experiment.resolve("fedavg").settings) in known
 
 
 def test_one_round_is_one_round() -> None:

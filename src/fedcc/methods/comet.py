@@ -32,7 +32,7 @@ class COMET(Method[Predictions, Predictions]):
 
     family: ClassVar[Family] = "distillation"
     source: ClassVar[str] = "Cho et al., IEEE JSTSP 2023"
-    note: ClassVar[str] = "personalised, from a port"
+    note: ClassVar[str] = "personalised, reconstruction from a port"
     scores = "shares"
     uploads_models: ClassVar[bool] = True
     answers = "probabilities"

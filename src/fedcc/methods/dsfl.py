@@ -33,6 +33,7 @@ class DSFL(GlobalModel[Predictions, Predictions]):
 
     family: ClassVar[Family] = "distillation"
     source: ClassVar[str] = "Itahara et al., IEEE TMC 2021"
+    note: ClassVar[str] = "reconstruction from a port"
     answers = "probabilities"
 
     temperature: float = option(0.1, "of the softmax that sharpens mean probabilities", "port by its authors", above=0)

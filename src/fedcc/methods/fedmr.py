@@ -52,7 +52,9 @@ class FedMR(FedAvg):
     """FedAvg with features reshaped: mu L_intra, and mu2 L_inter in the paper's mode."""
 
     source: ClassVar[str] = "Fan et al., TMLR 2023"
-    mode: Literal["code", "paper"] = option("code", "only the released code's loss, or both of the paper's", "code")
+    mode: Literal["code", "paper"] = option(
+        "code", "only the released code's loss, or both of the paper's, the second reconstructed", "code"
+    )
     mu: float = option(0.01, "weight of the decorrelation within classes", "official code", low=0)
     mu2: float = option(0.01, "weight of the margin between prototypes; mode=paper only", "ours", low=0)
 

@@ -49,6 +49,7 @@ class SCAFFOLD(FedAvg):
     """FedAvg whose clients train with the gradient plus c - c_k, the mean control variate less their own."""
 
     source: ClassVar[str] = "Karimireddy et al., ICML 2020"
+    note: ClassVar[str] = "reconstruction from ports"
     variates: Literal["auto", "path", "gradient"] = option(
         "auto",
         "c_k from the path (SGD) or by gradients at the received weights; auto: path where it can",
