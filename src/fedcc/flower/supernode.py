@@ -14,6 +14,7 @@ from fedcc.core.files import write_whole
 from fedcc.core.rng import Key
 from fedcc.engine import choose_device
 from fedcc.experiments.toml import dumps
+from fedcc.flower.answers import stored_labels
 from fedcc.flower.command import read_public_key
 from fedcc.flower.contact import reach
 from fedcc.flower.data import errors_named, site_samples
@@ -201,7 +202,9 @@ def ledger_lines(site: Site) -> list[str]:
     promise = (
         f"share=noisy: epsilon {training.answer_epsilon:g} for each single answer; a record may change all answers"
     )
-    return [promise, *site.audit.ledger().text().splitlines()]
+    ledger = site.audit.ledger()
+    stored_labels(site.state, ledger.answers)  # an error if they are damaged
+    return [promise, *ledger.text().splitlines()]
 
 
 def check_network(site: Site, name: str) -> None:
