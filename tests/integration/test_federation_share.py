@@ -15,6 +15,7 @@ from test_federation_policy import limit
 
 from fedcc.experiments.store import RunFolder
 from fedcc.flower.codec import EncodedMessage, read_content, write_content
+from fedcc.flower.cohort import NoQuorum
 from fedcc.flower.demo import sent_uplinks, simulate
 from fedcc.flower.folder import FederationFolder, Site
 from federation import NAMES, LocalTransport, make
@@ -81,6 +82,12 @@ def test_a_noisy_answer_is_drawn_once_and_counted_once(tmp_path: Path, capsys: C
     assert f"noisy: {count + 5} answers with epsilon 1 per answer (11 different labels)" in shown
     assert "record-level epsilon over all runs: " in shown
     assert json.loads((folder.run / "summary.json").read_text())["noise"].startswith("the operating system's")
+    (site.state / "noisy-answers").unlink()
+    with pytest.raises(NoQuorum, match="'east': 'an error at the site"):
+        ask(folder, x, tmp_path / "5.npz")
+    assert site.audit.ledger().noisy == {(1.0, 11): count + 5}, "fresh noise for the same questions"
+    start = ("federation", "client", site.path, "--data", site.path / "data.npz", "--device", "cpu")
+    call(capsys, *start).failed("noisy-answers is damaged: it is missing", "put a copy back", code=2)
 
 
 def test_a_site_refuses_to_share_more_than_its_policy_says(tmp_path: Path, capsys: Capsys) -> None:

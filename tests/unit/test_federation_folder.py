@@ -228,6 +228,29 @@ def test_a_key_that_others_can_read_and_a_wrong_model_are_refused(
     call(capsys, "federation", "client", tmp_path / "empty", "--data", "x").refused("site.toml is missing")
 
 
+def test_a_site_does_not_start_with_damaged_keys(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would try for ever: with such files no server is the right one, and Flower says little."""
+    site = make(tmp_path / "f", models="mlp").path / "sites" / "east"
+
+    def started(*_: Any) -> None:
+        raise ValueError("started")
+
+    monkeypatch.setattr("fedcc.flower.supernode.site_samples", started)
+    start = ("federation", "client", site, "--data", site / "data.npz", "--device", "cpu")
+    call(capsys, *start).refused("started")
+    for name in ("ca.crt", "site.key", "app.yaml"):
+        content = (site / name).read_bytes()
+        for damaged in (b"", content[: len(content) // 2], bytes(len(content))):
+            (site / name).write_bytes(damaged)
+            call(capsys, *start).refused(f"{site / name} is damaged")
+        (site / name).write_bytes(content)
+    (site / "site.key").write_bytes(b"")
+    (site / "east.pub").unlink(missing_ok=True)
+    call(capsys, "federation", "join", "east", "--folder", site).refused(f"{site / 'site.key'} is damaged")
+
+
 def test_status_before_anything_has_run(capsys: pytest.CaptureFixture[str], folder: FederationFolder) -> None:
     done = call(capsys, "federation", "status", folder.path, "--json")
     about = json.loads(done.out)

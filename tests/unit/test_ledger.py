@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedcc.core.digests import DamagedFile
-from fedcc.flower.answers import AnswerStore, questions
+from fedcc.flower.answers import AnswerStore, questions, stored_labels
 from fedcc.flower.ledger import Ledger
 from fedcc.flower.policy import AuditLog, Policy
 from fedcc.flower.site_error import SiteError
@@ -117,6 +117,19 @@ def test_a_stored_answer_is_given_again(tmp_path: Path) -> None:
     store.path.write_bytes(store.path.read_bytes()[:-1] + b"?")
     with pytest.raises(DamagedFile, match="does not match its checksum"):
         AnswerStore(tmp_path)
+
+
+def test_answers_that_are_lost_are_not_drawn_again(tmp_path: Path) -> None:
+    """With fresh noise for each loss, noise would average out."""
+    asked = questions("model", torch.arange(6.0).view(2, 3))
+    store = AnswerStore(tmp_path)
+    assert AnswerStore(tmp_path, 2).missing(asked) == [0, 1], "a crash between the log's line and the answers"
+    store.add(asked, torch.tensor([5, 6]))
+    store.path.unlink()
+    for read in (AnswerStore, stored_labels):
+        with pytest.raises(DamagedFile, match="noisy-answers is damaged: it is missing, but 2 answers with noise"):
+            read(tmp_path, 2)
+    assert AnswerStore(tmp_path).missing(asked) == [0, 1], "a site that has given none"
 
 
 def test_answers_of_an_older_version_are_taken_over(tmp_path: Path) -> None:

@@ -12,9 +12,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from fedcc.core.digests import DamagedFile
 from fedcc.core.files import write_whole
+from fedcc.flower.nonces import damaged
 
+FILE, OLDER = "noisy-answers", "*/answers"  # no run is named like that; of an older version
 KEY, LABEL = 32, 4  # bytes of a question's digest and of the label that was reported
 Questions = Sequence[bytes]
 
@@ -31,13 +32,11 @@ class AnswerStore:
     version had a file ``answers`` for each run; what they hold is taken over.
     """
 
-    def __init__(self, state: Path):
-        self.path = state / "noisy-answers"  # no run is named like that
-        self.labels = own = self._read(self.path)
-        for path in sorted(state.glob("*/answers")):
-            self.labels = self._read(path) | self.labels
-        if len(self.labels) > len(own):
-            self._write()
+    def __init__(self, state: Path, disclosed: int = 0):
+        self.path = state / FILE
+        self.labels = stored_labels(state, disclosed)
+        if not self.path.exists() or any(state.glob(OLDER)):
+            self._write()  # so that it is there before anything is disclosed
 
     def missing(self, asked: Questions) -> list[int]:
         """The positions of the questions that have no answer yet, each question once."""
@@ -60,13 +59,23 @@ class AnswerStore:
         """The answers to these questions, [n]."""
         return torch.tensor([self.labels[question] for question in asked], dtype=torch.long)
 
-    @staticmethod
-    def _read(path: Path) -> dict[bytes, int]:
-        if not path.exists():
-            return {}
-        content = path.read_bytes()
-        rows, digest = content[:-KEY], content[-KEY:]
-        if len(rows) % (KEY + LABEL) or sha256(rows).digest() != digest:
-            raise DamagedFile(f"{path} is damaged: its content does not match its checksum")
-        starts = range(0, len(rows), KEY + LABEL)
-        return {rows[at : at + KEY]: int.from_bytes(rows[at + KEY : at + KEY + LABEL], "little") for at in starts}
+
+def stored_labels(state: Path, disclosed: int) -> dict[bytes, int]:
+    """The labels by question. ``disclosed`` is how many answers with noise the audit log counts: if there are some,
+    there is a file."""
+    files = [path for path in (state / FILE, *sorted(state.glob(OLDER))) if path.exists()]
+    if disclosed and not files:
+        raise damaged(state / FILE, f"it is missing, but {disclosed:,} answers with noise were given")
+    labels = dict[bytes, int]()
+    for path in files:
+        labels = _read(path) | labels
+    return labels
+
+
+def _read(path: Path) -> dict[bytes, int]:
+    content = path.read_bytes()
+    rows, digest = content[:-KEY], content[-KEY:]
+    if len(rows) % (KEY + LABEL) or sha256(rows).digest() != digest:
+        raise damaged(path, "its content does not match its checksum")
+    starts = range(0, len(rows), KEY + LABEL)
+    return {rows[at : at + KEY]: int.from_bytes(rows[at + KEY : at + KEY + LABEL], "little") for at in starts}

@@ -230,7 +230,8 @@ class SiteClient:
             answers = len(up.values) if isinstance(up, Predictions | Labels) else 0
             self.site.audit.disclosed(*about, disclosure.share if answers else "uploads", answers or 1)
             return disclosure.sent(up)
-        store, asked = AnswerStore(self.site.state), questions(fingerprint(Weights.of(model)), x)
+        store = AnswerStore(self.site.state, self.site.audit.ledger().answers)
+        asked = questions(fingerprint(Weights.of(model)), x)
         if new := store.missing(asked):
             epsilon, columns = disclosure.epsilon, disclosure.columns
             self.site.audit.disclosed(*about, disclosure.share, len(new), epsilon=epsilon, columns=columns)

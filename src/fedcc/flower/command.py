@@ -19,13 +19,14 @@ from typing import Any
 
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
-from cryptography.hazmat.primitives.serialization import load_pem_private_key, load_ssh_public_key
+from cryptography.hazmat.primitives.serialization import load_ssh_public_key
 
 from fedcc import __version__
 from fedcc.core.naming import shortened
 from fedcc.flower import succession
 from fedcc.flower.codec import EncodedMessage, InvalidMessage, Texts, read_content, write_content
 from fedcc.flower.folder import Site, disagreement
+from fedcc.flower.keys import load_private_key
 from fedcc.flower.site_error import SiteError
 from fedcc.flower.succession import Trust
 
@@ -53,12 +54,8 @@ class CommandSigner:
     def __init__(self, path: Path, version: str = __version__):
         if not path.is_file():
             raise ValueError(f"{path} is missing: an older fedcc made this federation; {UPGRADE}")
-        try:
-            key = load_pem_private_key(path.read_bytes(), password=None)
-        except (ValueError, TypeError):
-            key = None
-        if not isinstance(key, Ed25519PrivateKey):
-            raise ValueError(f"{path} must hold an Ed25519 private key")
+        if not isinstance(key := load_private_key(path), Ed25519PrivateKey):
+            raise ValueError(f"{path} must hold an Ed25519 private key; restore it from a copy")
         self.key, self.version, self.succession = key, version, succession.read_text(path.parent)
 
     def content(
@@ -172,5 +169,5 @@ def read_public_key(path: Path) -> Ed25519PublicKey:
     except (ValueError, UnsupportedAlgorithm, NotImplementedError):
         key = None
     if not isinstance(key, Ed25519PublicKey):
-        raise ValueError(f"{path} must hold an Ed25519 public key in OpenSSH's form")
+        raise ValueError(f"{path} must hold an Ed25519 public key in OpenSSH's form; the operator sends it again")
     return key

@@ -19,6 +19,7 @@ from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 from cryptography import x509
 from cryptography.exceptions import UnsupportedAlgorithm
@@ -66,7 +67,7 @@ def write_authority(folder: Path, key: ec.EllipticCurvePrivateKey, authorities: 
 
 def make_server_certificate(folder: Path, hosts: Sequence[str]) -> None:
     """Write ``server.key`` and ``server.crt`` for these names and addresses, signed by the CA of the folder."""
-    ca_key = serialization.load_pem_private_key((folder / "ca.key").read_bytes(), password=None)
+    ca_key = load_private_key(folder / "ca.key")
     assert isinstance(ca_key, ec.EllipticCurvePrivateKey)
     key = ec.generate_private_key(ec.SECP384R1())
     identifier = x509.SubjectKeyIdentifier.from_public_key(ca_key.public_key())
@@ -104,7 +105,7 @@ def read_certificates(path: Path) -> list[x509.Certificate]:
     try:
         return x509.load_pem_x509_certificates(path.read_bytes())
     except ValueError:
-        raise ValueError(f"{path} must hold certificates in PEM") from None
+        raise ValueError(f"{path} is damaged: it must hold certificates in PEM; restore it from a copy") from None
 
 
 def write_certificates(path: Path, certificates: Sequence[x509.Certificate]) -> None:
@@ -136,11 +137,28 @@ def make_key_pair(private: Path, public: Path, name: str = "") -> None:
 
 def write_public_half(private: Path, public: Path, name: str = "") -> None:
     """Write the public half of a key that is on the disk, in OpenSSH's form."""
-    content = private.read_bytes()
-    load = serialization.load_ssh_private_key if b"OPENSSH" in content else serialization.load_pem_private_key
-    key = load(content, password=None)
-    text = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH).decode()
+    text = load_private_key(private).public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH).decode()
     write_whole(public, f"{text} {name}".strip() + "\n")
+
+
+def load_private_key(path: Path) -> Any:
+    """The private key of a file that :func:`_write_private` has written."""
+    content = path.read_bytes()
+    load = serialization.load_ssh_private_key if b"OPENSSH" in content else serialization.load_pem_private_key
+    try:
+        return load(content, password=None)
+    except (ValueError, TypeError, UnsupportedAlgorithm):
+        raise ValueError(f"{path} is damaged: it must hold a private key; restore it from a copy") from None
+
+
+def check_app_key(path: Path) -> None:
+    """Refuse a file that does not hold the key of an app, as :func:`sign_app` makes it."""
+    try:
+        key = serialization.load_ssh_public_key(path.read_bytes().decode().removeprefix("fedcc: ").encode())
+    except (ValueError, UnsupportedAlgorithm, NotImplementedError):
+        key = None
+    if not isinstance(key, Ed25519PublicKey):
+        raise ValueError(f"{path} is damaged: it must hold the app's key; all sites and the operator have the same")
 
 
 def fingerprint(path: Path) -> str:

@@ -10,6 +10,12 @@ from fedcc.core.files import write_end
 from fedcc.flower.site_error import SiteError
 
 
+def damaged(path: Path, reason: str) -> DamagedFile:
+    """The error for a file of a site's state; the caller raises it."""
+    advice = "put a copy back that is as new, or move the folder state away: then all limits and answers begin anew"
+    return DamagedFile(f"{path} is damaged: {reason}; {advice}")
+
+
 class Nonces:
     """The nonces of a run, in a file of the run's folder."""
 
@@ -42,7 +48,7 @@ class Nonces:
         content = self.path.read_bytes() if self.path.exists() else b""
         lines = content[: content.rfind(b"\n") + 1]
         if not re.fullmatch(rb"([0-9a-f]{32}\n)*", lines):
-            raise DamagedFile(f"{self.path} is damaged: a line of it is no nonce")
+            raise damaged(self.path, "a line of it is no nonce")
         return lines
 
 

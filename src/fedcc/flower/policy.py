@@ -14,13 +14,12 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from fedcc.core.digests import DamagedFile
 from fedcc.core.disclosure import STRICTNESS
 from fedcc.core.files import write_end
 from fedcc.core.naming import printable
 from fedcc.core.options import Share, check_options, option
 from fedcc.flower.ledger import DISCLOSED, Ledger
-from fedcc.flower.nonces import Nonces, obeyed_before
+from fedcc.flower.nonces import Nonces, damaged, obeyed_before
 from fedcc.flower.site_error import SiteError
 
 ALLOWED, ANSWERED = "allowed", "answered"  # kinds of lines
@@ -117,11 +116,11 @@ class AuditLog:
             except (ValueError, KeyError, TypeError, RecursionError):
                 good = False
             if not good:
-                raise DamagedFile(f"{self.path} is damaged: line {number} does not follow from those before it")
+                raise damaged(self.path, f"line {number} does not follow from those before it")
             found.append(entry)
         if lost := spent - {entry["nonce"] for entry in found if entry["kind"] == ALLOWED}:
-            text = f"is damaged: it has no line for {len(lost):,} of the commands that were obeyed (nonce {min(lost)})"
-            raise DamagedFile(f"{self.path} {text}")
+            text = f"it has no line for {len(lost):,} of the commands that were obeyed (nonce {min(lost)})"
+            raise damaged(self.path, text)
         return found
 
     def allow(

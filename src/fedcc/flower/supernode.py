@@ -14,13 +14,14 @@ from fedcc.core.files import write_whole
 from fedcc.core.rng import Key
 from fedcc.engine import choose_device
 from fedcc.experiments.toml import dumps
+from fedcc.flower.answers import stored_labels
 from fedcc.flower.command import read_public_key
 from fedcc.flower.contact import reach
 from fedcc.flower.data import errors_named, site_samples
 from fedcc.flower.folder import Site
 from fedcc.flower.fork_server import ForkServer
 from fedcc.flower.gate import supernode_command
-from fedcc.flower.keys import days_left, read_certificates, runtime_certificate
+from fedcc.flower.keys import check_app_key, days_left, load_private_key, read_certificates, runtime_certificate
 from fedcc.flower.logs import LogFollower, Say, rotate
 from fedcc.flower.own_network import own_network
 from fedcc.flower.policy import Usage
@@ -111,6 +112,9 @@ def take_part(
         if not file.is_file():
             raise ValueError(f"{file} is missing; the operator sends it with the site's folder")
     read_public_key(site.path / "command.pub")
+    read_certificates(site.path / "ca.crt")  # a client with a damaged one would find no server, ever
+    check_app_key(site.path / "app.yaml")
+    load_private_key(key)
     if key.stat().st_mode & 0o077:
         raise ValueError(f"{key} can be read by others; chmod 600 {key}")
     share_model = share_model or site.share_model
@@ -198,7 +202,9 @@ def ledger_lines(site: Site) -> list[str]:
     promise = (
         f"share=noisy: epsilon {training.answer_epsilon:g} for each single answer; a record may change all answers"
     )
-    return [promise, *site.audit.ledger().text().splitlines()]
+    ledger = site.audit.ledger()
+    stored_labels(site.state, ledger.answers)  # an error if they are damaged
+    return [promise, *ledger.text().splitlines()]
 
 
 def check_network(site: Site, name: str) -> None:
