@@ -10,7 +10,15 @@ from pathlib import Path
 from fedcc.methods import BEYOND
 from fedcc.report import paper
 from fedcc.report.cells import TESTS, Cell, MethodRow, Table
-from fedcc.report.fairness import LAST, EqualCompute, compute_tables, paired_comparisons
+from fedcc.report.fairness import (
+    LAST,
+    Comparison,
+    EqualCompute,
+    compute_tables,
+    paired_comparisons,
+    reading_comparisons,
+    strong_comparisons,
+)
 from fedcc.report.records import Records, RunRecord
 from fedcc.report.standings import duels, filled, leads, nearest_rivals, standings
 from fedcc.report.tables import client_table, reading_tables
@@ -282,9 +290,25 @@ public and test samples. Only where two seeds or more are shared.
 """
 
 
+HOW_READ = """\
+Other readings of the same models less their own prediction, as above.
+"""
+HOW_STRONG = """\
+Runs with `--augment strong` less the same runs with the data set's own augmentation, as above, also of a single seed.
+"""
+
+
 def paired_section(records: Records) -> str:
     """Differences paired by seed: to FedCC, to a method's defaults, to the usual protocol; empty without seeds."""
-    comparisons = paired_comparisons(records.runs)
+    sections = (
+        ("Differences, paired by seed", HOW_PAIRED, paired_comparisons(records.runs)),
+        ("Other readings, paired by seed", HOW_READ, reading_comparisons(records.runs)),
+        ("Strong augmentation less standard", HOW_STRONG, strong_comparisons(records.runs)),
+    )
+    return "\n".join(f"## {title}\n\n{about}\n{differences(found)}" for title, about, found in sections if found)
+
+
+def differences(comparisons: Sequence[Comparison]) -> str:
     scenarios = list(dict.fromkeys(s for comparison in comparisons for s in comparison.differences))
     lines = []
     for comparison in comparisons:
@@ -297,8 +321,7 @@ def paired_section(records: Records) -> str:
             texts = [f"{v.mean:+.1f}" + (f" ±{v.spread:.1f}" if v.spread is not None else "") for v in values]
             cells.append(f"{' / '.join(texts)} ({difference.seeds})")
         lines.append([plain(comparison.kind), plain(comparison.reference), *cells])
-    head = ["runs", "less", *(plain(scenario_title(s)) for s in scenarios)]
-    return f"## Differences, paired by seed\n\n{HOW_PAIRED}\n{grid(head, lines)}" if lines else ""
+    return grid(["runs", "less", *(plain(scenario_title(s)) for s in scenarios)], lines)
 
 
 def open_section(table: Table) -> str:
