@@ -10,7 +10,7 @@ import pytest
 import synthetic
 from fedcc.experiments.sweep import read as sweep
 from fedcc.report import markdown
-from fedcc.report.fairness import compute_tables, paired_comparisons
+from fedcc.report.fairness import compute_tables, paired_comparisons, reading_comparisons, strong_comparisons
 from fedcc.report.records import Records, find_records
 from fedcc.report.tables import tables
 from fedcc.report.write import write_report
@@ -75,6 +75,41 @@ def test_runs_on_other_samples_are_not_paired(tmp_path: Path) -> None:
         made |= {"data_sha256": "a" * 64, "partition_sha256": "c" * 64}
     found = read(tmp_path, *other, *changed)
     assert [(c.kind, c.reference) for c in paired_comparisons(found.runs)] == [("FedAvg, augment=none", "FedAvg")]
+
+
+def test_readings_are_compared_with_the_predictions_of_the_same_models(tmp_path: Path) -> None:
+    made = finals("fedcc", 70.0, 80.0)
+    for seed, record in enumerate(made):
+        final = (72.0, 85.0)[seed]
+        reading = {"final": final, "best": final, "best_round": 15, "rounds": [0.0] * 14 + [final]}
+        record["accuracy"]["readings"] = {"mirror": reading, **({"trust=2": reading} if seed else {})}
+    found = read(tmp_path, *made, *finals("fedcc", 1.0, 2.0, settings={"lam": 0.5}))
+    (comparison,) = reading_comparisons(found.runs)  # trust=2 has one seed
+    assert (comparison.kind, comparison.reference) == ("FedCC, read with mirror", "FedCC")
+    assert comparison.differences[SCENARIO].final == (3.5, pytest.approx(4.5**0.5), None)
+    assert "## Other readings, paired by seed" in markdown.paired_section(found)
+
+
+def test_strong_augmentation_less_standard(tmp_path: Path) -> None:
+    """One seed is enough; settings, and whatever else the protocol changes, are the same on both sides."""
+    strong = {"augment": "strong"}
+    found = read(
+        tmp_path,
+        *finals("fedcc", 70.0),
+        *finals("fedcc", 73.0, **strong),
+        *finals("fedcc", 60.0, settings={"lam": 0.5}),
+        *finals("fedcc", 61.0, settings={"lam": 0.5}, **strong),
+        *finals("fedcc", 50.0, rounds=4, **strong),
+        *finals("lsr", 65.0, **strong),
+    )
+    by_name = {(c.kind, c.reference): c.differences[SCENARIO].final for c in strong_comparisons(found.runs)}
+    assert by_name == {
+        ("FedCC, augment=strong", "FedCC"): (3.0, None, None),
+        ("FedCC, lam=0.5, augment=strong", "FedCC, lam=0.5"): (1.0, None, None),
+    }
+    text = markdown.paired_section(found)
+    assert text.startswith("## Strong augmentation less standard")
+    assert "| FedCC, augment=strong | FedCC | +3.0 / " in text
 
 
 def test_the_last_three_rounds_are_compared_by_their_mean(tmp_path: Path) -> None:

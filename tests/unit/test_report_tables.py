@@ -423,9 +423,24 @@ def test_variants_have_rows_where_they_ran(tmp_path: Path) -> None:
     ]
     (table,) = built(tmp_path, *varied)
     for data, title in (("cifar10", "FedCC, lam=0.0"), ("cifar100", "FedMD, average=logits")):
-        assert [line.split(" | ")[0] for line in markdown.comparison(table, data, tmp_path).splitlines()[2:]] == [
-            f"| {title}"
-        ]
+        lines = markdown.comparison(table, data, tmp_path).splitlines()
+        assert [line.split(" | ")[0] for line in lines if line.startswith("| ")] == ["| method", f"| {title}"]
+
+
+def test_best_rounds_and_means_without_seed_0_are_footnotes(tmp_path: Path) -> None:
+    made = [synthetic.record("fedcc", f, **{**CIFAR, "seed": s}) for s, f in enumerate((70.0, 80.0, 90.0))]
+    made += [synthetic.record("fedavg", f, **{**CIFAR, "seed": s}) for s, f in enumerate((10.0, 20.0))]
+    lower = synthetic.record("fedcc", skew="iid", data="cifar10")
+    lower["accuracy"] |= {"rounds": [50.0, 90.0, *[40.0] * 13], "final": 40.0, "best": 90.0, "best_round": 2}
+    lower["accuracy"].pop("readings")
+    table = built(tmp_path, *made, lower)[0]
+    grid, *notes = markdown.comparison(table, "cifar10", tmp_path).split("\n\n")
+    assert "90.0" not in grid
+    assert "best" not in grid
+    assert notes[0].startswith("Best rounds, column by column: FedAvg –, –, –, 15.2 ±6.8, –; FedCC –, –, –, ")
+    assert notes[0].endswith(", 90.0 (2).")
+    assert notes[1:] == ["Without seed 0: FedCC, `classes:1`: 85.0 ±7.1.\n"]
+    assert "\nEach in its own best round: CIFAR-10, N = 1: " in markdown.lead_section(table)
 
 
 def test_one_method_alone_is_not_marked(tmp_path: Path) -> None:

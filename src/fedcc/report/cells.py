@@ -32,6 +32,12 @@ class Cell:
     def final(self) -> Value | None:
         return self.value("final")
 
+    @property
+    def without_first_seed(self) -> Value | None:
+        """The final accuracy without seed 0, if at least two other seeds have run too."""
+        others = [r.final for r in self.runs if r.seed]
+        return Value.of(others) if 1 < len(others) < len(self.runs) else None
+
     def value(self, accuracy: Accuracy) -> Value | None:
         return Value.of(self.by_seed(accuracy).values())
 

@@ -55,24 +55,54 @@ def paired_comparisons(runs: Sequence[RunRecord]) -> list[Comparison]:
 
     A kind is a method with settings and a protocol. A reference has the same data, split and seeds.
     """
+    kinds, found = _by_kind(runs), []
+    for kind in kinds:
+        method, settings, protocol = kind
+        references: list[Kind] = [("fedcc", (), protocol), (method, (), protocol), (method, settings, ())]
+        for reference in dict.fromkeys(references):
+            if reference != kind and _data(reference[2]) == _data(protocol):
+                found.append(_compared(kinds, kind, reference))
+    return [comparison for comparison in found if comparison.differences]
+
+
+def strong_comparisons(runs: Sequence[RunRecord]) -> list[Comparison]:
+    """Every kind of run with the strong augmentation less the same with the usual one, also of a single seed."""
+    kinds, strong = _by_kind(runs), ("augment", "strong")
+    found = [
+        _compared(kinds, kind, (*kind[:2], tuple(change for change in kind[2] if change != strong)), least=1)
+        for kind in kinds
+        if strong in kind[2]
+    ]
+    return [comparison for comparison in found if comparison.differences]
+
+
+def reading_comparisons(runs: Sequence[RunRecord]) -> list[Comparison]:
+    """Other readings of the same models less their own predictions, of methods with their defaults and two seeds."""
+    kinds = _by_kind([run for run in runs if not run.changed_settings])
+    read: dict[Kind, RunsOfKind] = {}
+    for (method, _, protocol), runs_of_kind in kinds.items():
+        for scenario, by_seed in runs_of_kind.items():
+            for seed, run in by_seed.items():
+                for name, reading in run.readings.items():
+                    kind = method, ((f"read with {name}", ""),), protocol
+                    read.setdefault(kind, {}).setdefault(scenario, {})[seed] = replace(run, **vars(reading))
+    found = [_compared(kinds | read, kind, (kind[0], (), kind[2])) for kind in read]
+    return [comparison for comparison in found if comparison.differences]
+
+
+def _by_kind(runs: Sequence[RunRecord]) -> dict[Kind, RunsOfKind]:
     kinds: dict[Kind, RunsOfKind] = {}
     for run in runs:
         kind = run.method, run.changed_settings, run.protocol
         kinds.setdefault(kind, {}).setdefault(run.scenario, {})[run.seed] = run
-    found = []
-    for kind, runs_of_kind in kinds.items():
-        method, settings, protocol = kind
-        references: list[Kind] = [("fedcc", (), protocol), (method, (), protocol), (method, settings, ())]
-        for reference in dict.fromkeys(references):
-            if reference == kind or reference not in kinds or _data(reference[2]) != _data(protocol):
-                continue
-            by_scenario = kinds[reference]
-            differences = {
-                s: d for s, by_seed in runs_of_kind.items() if (d := _difference(by_seed, by_scenario.get(s, {})))
-            }
-            if differences:
-                found.append(Comparison(_title(kind, runs_of_kind), _title(reference, by_scenario), differences))
-    return found
+    return kinds
+
+
+def _compared(kinds: Mapping[Kind, RunsOfKind], kind: Kind, reference: Kind, least: int = 2) -> Comparison:
+    """One kind less another by scenario, where at least so many seeds are shared."""
+    runs, others = kinds[kind], kinds.get(reference, {})
+    differences = {s: d for s, by_seed in runs.items() if (d := _difference(by_seed, others.get(s, {}), least))}
+    return Comparison(_title(kind, runs), _title(reference, others), differences)
 
 
 def _data(protocol: Changes) -> Changes:
@@ -80,10 +110,10 @@ def _data(protocol: Changes) -> Changes:
     return tuple((name, value) for name, value in protocol if name in DATA_OPTIONS)
 
 
-def _difference(by_seed: Mapping[int, RunRecord], reference: Mapping[int, RunRecord]) -> Difference | None:
+def _difference(by_seed: Mapping[int, RunRecord], reference: Mapping[int, RunRecord], least: int) -> Difference | None:
     shared = [(run, reference[seed]) for seed, run in sorted(by_seed.items()) if seed in reference]
     shared = [(run, other) for run, other in shared if not _differ(run.fingerprints, other.fingerprints)]
-    if len(shared) < 2:
+    if len(shared) < least:
         return None
     final = Value.of(run.final - other.final for run, other in shared)
     ends = [(_end(run), _end(other)) for run, other in shared]
@@ -104,8 +134,8 @@ def _end(run: RunRecord) -> float | None:
 
 
 def _title(kind: Kind, runs: RunsOfKind) -> str:
-    label = next(run.label for by_seed in runs.values() for run in by_seed.values())
-    return ", ".join([label, *(f"{n}={v}" for n, v in (*kind[1], *kind[2]))])
+    label = next((run.label for by_seed in runs.values() for run in by_seed.values()), kind[0])
+    return ", ".join([label, *(f"{n}={v}" if v else n for n, v in (*kind[1], *kind[2]))])
 
 
 @dataclass(frozen=True)
@@ -114,12 +144,10 @@ class EqualCompute:
 
     row: MethodRow
     seeds: int
-    images: float  # trained on, by all clients and the server
+    images: float  # of forward and backward passes, by all clients and the server
     sent: float | None  # bytes up and down, models for prediction included
     final: float
-    fedcc: (
-        float | None
-    )  # after the rounds that cost no more; None: with some seed, its first evaluated round costs more
+    fedcc: float | None  # after rounds that cost no more; None: with some seed, its first evaluated one costs more
     rounds: str  # FedCC's rounds
     afterwards: bool  # whether images were counted after the runs
 

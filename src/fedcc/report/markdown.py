@@ -9,8 +9,16 @@ from pathlib import Path
 
 from fedcc.methods import BEYOND
 from fedcc.report import paper
-from fedcc.report.cells import ACCURACIES, TESTS, Accuracy, Cell, MethodRow, Table
-from fedcc.report.fairness import LAST, EqualCompute, compute_tables, paired_comparisons
+from fedcc.report.cells import TESTS, Cell, MethodRow, Table
+from fedcc.report.fairness import (
+    LAST,
+    Comparison,
+    EqualCompute,
+    compute_tables,
+    paired_comparisons,
+    reading_comparisons,
+    strong_comparisons,
+)
 from fedcc.report.records import Records, RunRecord
 from fedcc.report.standings import duels, filled, leads, nearest_rivals, standings
 from fedcc.report.tables import client_table, reading_tables
@@ -49,36 +57,39 @@ def marked(text: str, mark: int) -> str:
     return {1: f"**{text}**", 2: f"<ins>{text}</ins>"}.get(mark, text)
 
 
-def number(cell: Cell, accuracy: Accuracy, beside: Path) -> str:
-    """A cell's number, marked; it links to the record if there is only one."""
-    text = str(cell.value(accuracy) or MISSING)
-    return marked(link(text, cell.runs[0], beside) if len(cell.runs) == 1 else text, cell.marks.get(accuracy, 0))
-
-
-def final_and_best(cell: Cell, beside: Path) -> list[str]:
-    """The number after the final round with links to the records, by seed if there are several, and the best one."""
-    final, best = (number(cell, accuracy, beside) for accuracy in ACCURACIES)
-    if len(cell.runs) == 1:
-        return [final, f"{best} ({cell.runs[0].best_round})"]
+def final_number(cell: Cell, beside: Path) -> str:
+    """The number after the final round, marked, with links to the records, by seed if there are several."""
+    text = str(cell.final or MISSING)
+    one = len(cell.runs) == 1
+    final = marked(link(text, cell.runs[0], beside) if one else text, cell.marks.get("final", 0))
     seeds = " ".join(link(str(r.seed), r, beside) for r in cell.runs)
-    return [f"{final} <sup>{seeds}</sup>" if seeds else final, best]
+    return final if one or not seeds else f"{final} <sup>{seeds}</sup>"
+
+
+def best_number(cell: Cell) -> str:
+    """The number in the best round, and which round that is."""
+    return f"{cell.value('best')}" + (f" ({cell.runs[0].best_round})" if len(cell.runs) == 1 else "")
 
 
 def comparison(table: Table, data: str, beside: Path) -> str:
-    """One data set of a table: final and best round, and the paper's number if it can be compared."""
+    """One data set of a table: the final round, the paper's number if it can be compared, and footnotes."""
     scenarios = table.scenarios_of(data)
     head = ["method"]
     for _, skew in scenarios:
-        head += [f"{code(skew)} final", "best (round)", *(["paper"] if table.with_paper else [])]
-    rows = []
+        head += [code(skew), *(["paper"] if table.with_paper else [])]
+    rows, best, later = [], [], []
     for row in table.rows:
-        line = [plain(row.title)]
-        for s in scenarios:
-            line += final_and_best(row.cells[s], beside)
-            line += [str(row.cells[s].printed.get("final", MISSING))] if table.with_paper else []
-        if not table.variants or any(row.cells[s].runs for s in scenarios):
+        line, cells = [plain(row.title)], [(s, row.cells[s]) for s in scenarios]
+        for _, cell in cells:
+            line += [final_number(cell, beside)]
+            line += [str(cell.printed.get("final", MISSING))] if table.with_paper else []
+        if not table.variants or any(cell.runs for _, cell in cells):
             rows.append(line)
-    return grid(head, rows)
+        if any(cell.runs for _, cell in cells):
+            best.append(f"{line[0]} {', '.join(best_number(cell) if cell.runs else MISSING for _, cell in cells)}")
+        later += [f"{line[0]}, {code(s[1])}: {v}" for s, cell in cells if (v := cell.without_first_seed)]
+    notes = {"Best rounds, column by column": best, "Without seed 0": later}
+    return "\n".join([grid(head, rows), *(f"{name}: {'; '.join(found)}.\n" for name, found in notes.items() if found)])
 
 
 def clients(table: Table, data: str) -> str:
@@ -119,10 +130,12 @@ def protocol(table: Table) -> str:
 
 
 HOW = """\
-Accuracy on the global test set in percent, after the final round and in the best one. Over several seeds: mean and
-sample standard deviation; the small numbers are the seeds and lead to their records. **Bold** is the best method of a
-column, <ins>underlined</ins> the second best; bounds and SSL do not compete. `–` is missing: not run yet, or not
-printed by the paper. Runs that differ only in their seed share a cell; runs that follow one protocol share a table.
+Accuracy on the global test set in percent, after the final round. Over several seeds: mean and sample standard
+deviation; the small numbers are the seeds and lead to their records. **Bold** is the best method of a column,
+<ins>underlined</ins> the second best; bounds and SSL do not compete. `–` is missing: not run yet, or not printed by
+the paper. Runs that differ only in their seed share a cell; runs that follow one protocol share a table. Below each
+table: best rounds, with the round in brackets, which are chosen by the test set and so flatter methods whose accuracy
+swings; and, of three seeds or more, means without seed 0, as some defaults were chosen after looking at it.
 """
 
 HOW_CLIENTS = """\
@@ -169,8 +182,7 @@ def page(records: Records, tables: Sequence[Table], beside: Path) -> str:
 
 
 HOW_AHEAD = """\
-FedCC against the nearest of the baselines that were run: after the final round, and each in its own best round. A best
-round is chosen by the test set, which flatters methods whose accuracy swings. A margin is taken over the seeds that
+FedCC against the nearest of the baselines that were run, after the final round. A margin is taken over the seeds that
 both have, hence on the same data; "1 of 3 seeds": FedCC has three, the other method one of them.
 "Re-estimated" is the margin to the parameter-based baselines only, whose final models use BatchNorm's statistics from
 the public images.
@@ -179,21 +191,24 @@ the public images.
 
 def lead_section(table: Table) -> str:
     """Whether FedCC leads, by scenario, and whether it does so in the paper."""
-    against = ["nearest baseline", "margin"]
-    head = ["scenario", "baselines run", "final", *against, "best rounds", *against]
+    head = ["scenario", "baselines run", "FedCC", "nearest baseline", "margin"]
     head += ["re-estimated: margin", "paper: margin"]
-    rows, known = [], len(BEYOND) if table.beyond else len(paper.METHODS) - 1
+    rows, best, known = [], [], len(BEYOND) if table.beyond else len(paper.METHODS) - 1
     for lead in leads(table):
-        row = [plain(scenario_title(lead.scenario)), f"{lead.rivals} of {known}"]
-        for value, margin in (lead.margins[accuracy] for accuracy in ACCURACIES):
-            points = marked(f"{margin.points:+.1f}", int(margin.points >= 0))
-            row += [f"{value}", plain(margin.rival), f"{points} ({margin.note})" if margin.note else points]
+        scenario, (value, margin) = plain(scenario_title(lead.scenario)), lead.margins["final"]
+        points = marked(f"{margin.points:+.1f}", int(margin.points >= 0))
+        row = [scenario, f"{lead.rivals} of {known}", f"{value}", plain(margin.rival)]
+        row.append(f"{points} ({margin.note})" if margin.note else points)
+        value, margin = lead.margins["best"]
+        note = ", ".join(filter(None, (plain(margin.rival), margin.note)))
+        best.append(f"{scenario}: {value}, {margin.points:+.1f} ({note})")
         for other in (lead.reread, lead.printed):
             names = other and ", ".join(filter(None, (other.rival, other.note)))
             row.append(f"{other.points:+.1f} ({plain(names)})" if other and names else MISSING)
         rows.append(row)
+    footnote = f"Each in its own best round: {'; '.join(best)}.\n"
     rivals = rivals_line(table) if table.of_paper else ""
-    return "\n".join(filter(None, (HOW_AHEAD, grid(head, rows), rivals))) if rows else ""
+    return "\n".join(filter(None, (HOW_AHEAD, grid(head, rows), footnote, rivals))) if rows else ""
 
 
 def rivals_line(table: Table) -> str:
@@ -275,9 +290,25 @@ public and test samples. Only where two seeds or more are shared.
 """
 
 
+HOW_READ = """\
+Other readings of the same models less their own prediction, as above.
+"""
+HOW_STRONG = """\
+Runs with `--augment strong` less the same runs with the data set's own augmentation, as above, also of a single seed.
+"""
+
+
 def paired_section(records: Records) -> str:
     """Differences paired by seed: to FedCC, to a method's defaults, to the usual protocol; empty without seeds."""
-    comparisons = paired_comparisons(records.runs)
+    sections = (
+        ("Differences, paired by seed", HOW_PAIRED, paired_comparisons(records.runs)),
+        ("Other readings, paired by seed", HOW_READ, reading_comparisons(records.runs)),
+        ("Strong augmentation less standard", HOW_STRONG, strong_comparisons(records.runs)),
+    )
+    return "\n".join(f"## {title}\n\n{about}\n{differences(found)}" for title, about, found in sections if found)
+
+
+def differences(comparisons: Sequence[Comparison]) -> str:
     scenarios = list(dict.fromkeys(s for comparison in comparisons for s in comparison.differences))
     lines = []
     for comparison in comparisons:
@@ -290,8 +321,7 @@ def paired_section(records: Records) -> str:
             texts = [f"{v.mean:+.1f}" + (f" ±{v.spread:.1f}" if v.spread is not None else "") for v in values]
             cells.append(f"{' / '.join(texts)} ({difference.seeds})")
         lines.append([plain(comparison.kind), plain(comparison.reference), *cells])
-    head = ["runs", "less", *(plain(scenario_title(s)) for s in scenarios)]
-    return f"## Differences, paired by seed\n\n{HOW_PAIRED}\n{grid(head, lines)}" if lines else ""
+    return grid(["runs", "less", *(plain(scenario_title(s)) for s in scenarios)], lines)
 
 
 def open_section(table: Table) -> str:
