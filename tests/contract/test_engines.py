@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, is_dataclass
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 import torch
-from test_methods import ONE_WIDTH, QUICK
+from test_methods import ONE_WIDTH, QUICK, everything
 from torch import Tensor, nn
 
 from fedcc.core.model import Arch
@@ -24,46 +24,33 @@ from fedcc.gradients import Ascent, Clip
 from fedcc.losses import CrossEntropy, SoftCrossEntropy
 from fedcc.methods import METHODS, make
 from fedcc.nets import ResNet
+from recording import record
 from tiny import Mlp, Tiny
 
 RAGGED = ((0,) * 20, (1,) * 7 + (2,) * 3, (2,) * 9, (0, 1, 2) * 30, (1,) * 40, (2,) * 15 + (0,) * 2)
 
 
-def arrays(message: Any) -> list[Tensor]:
-    if isinstance(message, Tensor):
-        return [message]
-    if isinstance(message, dict):
-        return [a for value in message.values() for a in arrays(value)]
-    if is_dataclass(message):
-        return [a for f in fields(message) for a in arrays(getattr(message, f.name))]
-    return []
-
-
-def ran(name: str, lanes: int | None) -> Tiny:
-    """Two rounds on the plain engine, or on the fused one with so many lanes."""
-    method = make(name, QUICK.get(name, {}))
-    factories = (Mlp(),) if method.family == "parameters" else (Mlp(), Mlp(12), Mlp(8, norm=False))
-    factories = factories[::2] if name in ONE_WIDTH else factories
-    tiny = Tiny(method, labels=RAGGED, factories=factories)
-    if lanes is not None:
-        tiny.executor = tiny.cohort.executor = Fused("cpu", "fp64", lanes=lanes)  # type: ignore[assignment]
-    return tiny.run(2)
+def assert_same_runs(make_tiny: Callable[[], Tiny], way: str, lanes: Sequence[int]) -> None:
+    """Two rounds on both engines: all messages, models and scores agree, and the fused one trains all fits so."""
+    expected = everything(make_tiny().run(2))
+    for number in lanes:
+        tiny, fused = make_tiny(), Fused("cpu", "fp64", lanes=number)
+        tiny.executor = tiny.cohort.executor = fused  # type: ignore[assignment]
+        asked = record(tiny)
+        found = everything(tiny.run(2))
+        assert not any(fused.alone.values())
+        assert {fused.way(fit.model.arch) for fit in asked.fits("fit")} == {way}
+        assert all(answer.steps for _, answer in asked.fitted())
+        for a, b in zip(expected, found, strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-8)
 
 
 @pytest.mark.parametrize("name", METHODS)
 def test_fused_agrees_with_plain(name: str) -> None:
-    plain = ran(name, None)
-    for lanes in (2, 64):
-        fused = ran(name, lanes)
-        for expected, found in zip(plain.rounds, fused.rounds, strict=True):
-            assert expected.ups.keys() == found.ups.keys()
-            for k in expected.ups:
-                for a, b in zip(arrays(expected.ups[k]), arrays(found.ups[k]), strict=True):
-                    if a.is_floating_point():
-                        torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-8)
-                    else:
-                        assert torch.equal(a, b)
-        torch.testing.assert_close(plain.scores(), fused.scores(), rtol=1e-8, atol=1e-8)
+    method = make(name, QUICK.get(name, {}))
+    factories = (Mlp(),) if method.family == "parameters" else (Mlp(), Mlp(12), Mlp(8, norm=False))
+    factories = factories[::2] if name in ONE_WIDTH else factories
+    assert_same_runs(lambda: Tiny(method, labels=RAGGED, factories=factories), "stacked", lanes=(2, 64))
 
 
 def images(n: int, seed: int, augment: str = "standard", **columns: Tensor) -> Samples:

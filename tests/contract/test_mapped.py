@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from test_engines import CASES, always, arrays, fits
+from test_engines import CASES, always, assert_same_runs, fits
 from test_methods import QUICK
 from torch import Tensor, nn
 
@@ -21,6 +21,7 @@ from fedcc.engine.stack import unstackable_reason
 from fedcc.losses import CrossEntropy
 from fedcc.methods import METHODS, make
 from fedcc.nets.small import Bag
+from recording import changed
 from tiny import Tiny
 
 
@@ -133,13 +134,16 @@ def test_a_fit_agrees(case: str, factory: Any) -> None:
     for _ in range(2):  # the second time every lane is used again
         found = fused.serve(group)
     assert_equal_fits(Plain("cpu", "fp64").serve(group), found)
-    assert fused.alone == {arch_of(factory): ""}
+    assert fused.way(arch_of(factory)) == "mapped"
 
 
 def test_recurrent_layers_agree() -> None:
     group, fused = with_network(Recurrent), Fused("cpu", "fp64", lanes=2)
-    assert_equal_fits(Plain("cpu", "fp64").serve(group), fused.serve(group))
-    assert fused.alone == {arch_of(Recurrent): ""}
+    expected = Plain("cpu", "fp64").serve(group)
+    assert_equal_fits(expected, fused.serve(group))
+    assert fused.way(arch_of(Recurrent)) == "mapped"
+    for fit, fitted in zip(group, expected, strict=True):
+        assert changed(fit.model.state, fitted.model.state) == set(fitted.model.state)  # recurrent weights learn, too
 
 
 def test_tokens_agree() -> None:
@@ -154,16 +158,17 @@ def test_tokens_agree() -> None:
     questions = [Predict(fit.model, group[1].streams["private"]) for fit in group]
     for a, b in zip(plain.serve(questions), fused.serve(questions), strict=True):
         torch.testing.assert_close(a.logits, b.logits, rtol=1e-8, atol=1e-8)
-    assert fused.alone == {arch: ""}
+    assert fused.way(arch) == "mapped"
 
 
 @pytest.mark.parametrize("factory", [Groups, Attention, Recurrent])
 def test_predictions_agree(factory: Any) -> None:
     group = with_network(factory)
-    questions = [Predict(fit.model, group[0].streams["public"]) for fit in group]
-    for a, b in zip(Plain("cpu", "fp64").serve(questions), Fused("cpu", "fp64").serve(questions), strict=True):
+    questions, fused = [Predict(fit.model, group[0].streams["public"]) for fit in group], Fused("cpu", "fp64")
+    for a, b in zip(Plain("cpu", "fp64").serve(questions), fused.serve(questions), strict=True):
         torch.testing.assert_close(a.logits, b.logits, rtol=1e-8, atol=1e-8)
         torch.testing.assert_close(a.features, b.features, rtol=1e-8, atol=1e-8)
+    assert fused.way(arch_of(factory)) == "mapped"
 
 
 def test_dropout_does_not_depend_on_lanes_or_order() -> None:
@@ -177,22 +182,8 @@ def test_dropout_does_not_depend_on_lanes_or_order() -> None:
 @pytest.mark.parametrize("name", METHODS)
 def test_every_method_agrees(name: str) -> None:
     """A network with LayerNorm and dropout, ragged clients."""
-    rounds = []
-    for lanes in (None, 2):
-        tiny = Tiny(
-            make(name, QUICK.get(name, {})), labels=((0,) * 12, (1,) * 7 + (2,) * 3, (0, 1, 2) * 6), factories=(normed,)
-        )
-        if lanes is not None:
-            tiny.executor = tiny.cohort.executor = Fused("cpu", "fp64", lanes=lanes)  # type: ignore[assignment]
-        rounds.append(tiny.run(2))
-        if lanes is not None:
-            assert "" in tiny.executor.alone.values()  # type: ignore[attr-defined]
-    plain, fused = rounds
-    for expected, found in zip(plain.rounds, fused.rounds, strict=True):
-        for k in expected.ups:
-            for a, b in zip(arrays(expected.ups[k]), arrays(found.ups[k]), strict=True):
-                torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-8)
-    torch.testing.assert_close(plain.scores(), fused.scores(), rtol=1e-8, atol=1e-8)
+    method, labels = make(name, QUICK.get(name, {})), ((0,) * 12, (1,) * 7 + (2,) * 3, (0, 1, 2) * 6)
+    assert_same_runs(lambda: Tiny(method, labels=labels, factories=(normed,)), "mapped", lanes=(2,))
 
 
 def normed(outputs: int) -> nn.Module:
@@ -203,7 +194,9 @@ def test_low_precision_is_near_full_precision() -> None:
     """Convolutions and products in bf16, norms in fp32: as the plain engine does with autocast."""
     for factory in (Groups, Attention, Recurrent):
         group = with_network(factory, recipe=always(Recipe(batch=6, steps=2)))
-        exact, rough = (Fused("cpu", precision, kernels=False).serve(group) for precision in ("fp64", "bf16"))
+        engines = [Fused("cpu", precision, kernels=False) for precision in ("fp64", "bf16")]
+        exact, rough = (engine.serve(group) for engine in engines)
+        assert [engine.way(arch_of(factory)) for engine in engines] == ["mapped"] * 2
         for a, b in zip(exact, rough, strict=True):
             assert a.loss != b.loss
             assert a.loss == pytest.approx(b.loss, rel=0.05)
