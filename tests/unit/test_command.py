@@ -86,7 +86,7 @@ def test_a_command_is_for_one_site_and_a_round_that_there_is(site: Site) -> None
     assert code(site, sent(site, name="east")) == "command"
     for t in (-1, 0, 4, 7, 10**12):
         assert code(site, sent(site, t=t)) == "round"
-    for run in ("", "../x", "a/b", "a" * 65, "\u0661"):
+    for run in ("", "../x", "a/b", "a" * 65, "\u0661", "home", "Warm", "runtime"):
         assert code(site, sent(site, run=run)) == "command"
 
 

@@ -258,6 +258,37 @@ def test_status_before_anything_has_run(capsys: pytest.CaptureFixture[str], fold
     call(capsys, "federation", "run", folder.path).refused("the server is not running")
 
 
+def test_damaged_files_of_the_operator_are_refused_by_name(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = make(tmp_path / "f", models="mlp")
+
+    def started(*_: Any) -> None:
+        raise ValueError("started")
+
+    monkeypatch.setattr("fedcc.flower.superlink.ChildProcess", started)
+    monkeypatch.setattr("fedcc.flower.superlink.flwr", started)
+    for command, name, advice in (
+        ("status", "status.json", "run` writes it again"), ("server", "server.key", "renew` makes both again"),
+        ("server", "app.json", "restore it"), ("server", "command.key", "restore it"), ("server", "ca.crt", "restore"),
+        ("renew", "ca.key", "restore it"), ("run", "run.json", "--overwrite"),
+    ):  # fmt: skip
+        path = folder.operator / name
+        content = path.read_bytes() if path.exists() else json.dumps({"run": "0123456789abcdef"}).encode()
+        monkeypatch.setattr("fedcc.flower.superlink.is_serving", lambda _, runs=command == "run": runs)
+        for damaged in (b"", content[: len(content) // 2], bytes(len(content)), b"5"):
+            path.write_bytes(damaged)
+            call(capsys, "federation", command, folder.path).refused(str(path), "damaged", advice)
+        path.write_bytes(content)
+    call(capsys, "federation", "run", folder.path).refused("started")
+    folder.run.mkdir()
+    (folder.run / "experiment.toml").write_bytes((folder.path / "experiment.toml").read_bytes())
+    (folder.operator / "run.json").unlink()
+    call(capsys, "federation", "run", folder.path).refused("run.json is missing", "--overwrite")
+    call(capsys, "federation", "run", folder.path, "--overwrite").refused("started")
+    call(capsys, "federation", "server", folder.path).refused("started")
+
+
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [

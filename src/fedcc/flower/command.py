@@ -35,6 +35,7 @@ TEXTS = frozenset({"run", "round", "site", "version", "terms", "nonce", "kind", 
                    "succession"})  # fmt: skip
 PURPOSES = ("train", "query.model", "query.predict")  # Flower routes others to the same functions
 SAME_RELEASE = "versions must be the same up to the last number, such as 0.2.1 and 0.2.3"
+OTHERS = ("home", "runtime", "warm")  # folders of a site's state that are of no run
 UPGRADE = "`fedcc federation upgrade` on the server makes it"
 
 
@@ -108,6 +109,8 @@ class Command:
         run, nonce = texts["run"], texts["nonce"]
         if not re.fullmatch(r"[A-Za-z0-9]{1,64}", run, re.ASCII):  # it names a folder
             raise SiteError("command", f"a run is named by at most 64 letters and digits, got {shortened(run)}")
+        if run.lower() in OTHERS:
+            raise SiteError("command", f"a run cannot be called {run}: the site has another folder of this name")
         if not re.fullmatch(r"[0-9a-f]{32}", nonce, re.ASCII):
             raise SiteError("command", f"a nonce has 32 hexadecimal digits, got {shortened(nonce)}")
         last = site.experiment.build_method().rounds(site.experiment.training.rounds)

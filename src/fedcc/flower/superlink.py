@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import secrets
 import shutil
+import ssl
 import time
 from contextlib import ExitStack, closing, suppress
 from pathlib import Path
@@ -52,6 +54,7 @@ def serve(folder: FederationFolder, bind: str, say: Say, metrics: str | None = N
     CommandSigner(folder.command_key)  # an error if it is missing
     finish_rotation(folder.command_key)
     forget_old_authorities(operator)
+    check_server_files(operator)
     remind = Reminder(folder, say)
     home = operator / "home"
     home.mkdir(exist_ok=True)
@@ -118,18 +121,19 @@ def connected_clients(folder: FederationFolder) -> list[str] | None:
 def train(folder: FederationFolder, overwrite: bool, say: Say) -> float | None:
     """Start or resume the rounds, follow them to the end, and return the final accuracy, if there is a test set."""
     close_to_others(folder.operator, folder.run)
-    files, run_file = RunFolder(folder.run), folder.operator / "run.json"
-    if overwrite and folder.run.is_dir():
-        files.clear()
-        run_file.unlink(missing_ok=True)
+    files = RunFolder(folder.run)
+    if overwrite:
+        if folder.run.is_dir():
+            files.clear()
+        run_file(folder).unlink(missing_ok=True)
     if (summary := files.summary()) is not None:
         say(f"{folder.run} holds the finished run; there is nothing to do (--overwrite starts again)")
     else:
         for warning in warnings_of(folder):
             say(f"warning: {warning}", "warning")
-        if not run_file.exists():
+        if not run_file(folder).exists() and not (folder.run / "experiment.toml").exists():
             folder.with_counted_clients().write()
-            write_whole(run_file, json.dumps({"run": secrets.token_hex(8)}))
+            write_whole(run_file(folder), json.dumps({"run": secrets.token_hex(8)}))
         _run_app(folder, "train", folder.operator, say)
         summary = files.summary()
     return summary["accuracy"]["final"] if summary else None
@@ -150,6 +154,34 @@ def predict(folder: FederationFolder, source: Path, target: Path, say: Say) -> i
     return len(x)
 
 
+def run_file(folder: FederationFolder) -> Path:
+    """Where the run's name is kept: the sites have their models under it."""
+    return folder.operator / "run.json"
+
+
+def run_name(folder: FederationFolder) -> str:
+    """The run's name; with another one the sites would go on with new models."""
+    try:
+        return re.fullmatch(r"[0-9a-f]{16}", json.loads(run_file(folder).read_bytes())["run"])[0]  # type: ignore[index]
+    except (OSError, ValueError, TypeError, KeyError):
+        advice = "restore it from a copy, or start a new run with `fedcc federation run --overwrite`"
+        raise ValueError(f"{run_file(folder)} is missing or damaged: {advice}") from None
+
+
+def check_server_files(operator: Path) -> None:
+    """Refuse damaged files that SuperLink needs to start."""
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(operator / "server.crt", operator / "server.key")
+    except ssl.SSLError:
+        advice = "`fedcc federation renew` makes both again"
+        raise ValueError(f"{operator / 'server.key'} is damaged, or not the key of server.crt: {advice}") from None
+    try:
+        json.loads((operator / "app.json").read_bytes())["fedcc"]
+    except (ValueError, TypeError, KeyError):
+        advice = "restore it from a copy"
+        raise ValueError(f"{operator / 'app.json'} is damaged: it must hold the app's signature; {advice}") from None
+
+
 def _run_app(folder: FederationFolder, task: str, directory: Path, say: Say) -> None:
     """Have the SuperLink run the app, pass on what it logs, and return when it has finished."""
     if not is_serving(folder):
@@ -158,8 +190,7 @@ def _run_app(folder: FederationFolder, task: str, directory: Path, say: Say) -> 
     status_file, config = directory / "status.json", directory / "config.toml"
     status_file.unlink(missing_ok=True)
     follower = LogFollower(directory / "run.log", say)
-    run = json.loads((folder.operator / "run.json").read_text())["run"]
-    config.write_text(f'run = "{run}"\ntask = "{task}"\n')
+    config.write_text(f'run = "{run_name(folder)}"\ntask = "{task}"\n')
     answer = flwr(["run", str(folder.operator / "app"), SUPERLINK, "--run-config", str(config)], env)
     start, superlink_log = time.monotonic(), folder.operator / "superlink.log"
     try:
@@ -187,8 +218,11 @@ def read_status(folder: FederationFolder) -> dict[str, Any]:
     """Where the federation stands: ``status.json``, the state of the server, and the last accuracy."""
     path = folder.operator / "status.json"
     status: dict[str, Any] = {"state": "not started", "round": 0, "clients": {}}
-    if path.exists():
-        status = json.loads(path.read_text())
+    try:
+        if path.exists():
+            status |= dict(json.loads(path.read_bytes()))
+    except (ValueError, TypeError):
+        raise ValueError(f"{path} is damaged: delete it, the next `fedcc federation run` writes it again") from None
     status["server"] = "running" if is_serving(folder) else "not running"
     status["connected"] = connected_clients(folder) if status["server"] == "running" else None
     if status["state"] == "running" and not (status["server"] == "running" and is_alive(status.get("pid", 0))):
