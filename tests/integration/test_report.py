@@ -16,6 +16,7 @@ import pytest
 import synthetic
 from fedcc.report import markdown
 from fedcc.report.records import find_records
+from fedcc.report.standings import duels
 from fedcc.report.tables import tables
 from fedcc.report.write import picture_description
 from program import QUICK, call
@@ -33,6 +34,20 @@ def test_the_documents_are_up_to_date() -> None:
     readme = (ROOT / "README.md").read_text()
     assert readme == markdown.replace_block(readme, markdown.readme_block(made), "README.md"), AGAIN
     assert escape(picture_description(made), quote=False) in (ROOT / markdown.PICTURE).read_text(), AGAIN
+
+
+def test_the_readme_says_what_its_methods_cost() -> None:
+    """Beside the results stand FedCC, FedAvg and every best rival, with the costs of the page of methods."""
+    readme, methods = ((ROOT / name).read_text() for name in ("README.md", "docs/methods.md"))
+    costs = readme.partition("<!-- costs -->\n")[2].partition("<!-- /costs -->")[0]
+    head, _, *rows = ([cell.strip() for cell in line.strip("|").split("|")] for line in costs.splitlines())
+    everything = methods.partition("<!-- which -->\n")[2].partition("<!-- /which -->")[0]
+    names, _, *all_rows = ([cell.strip() for cell in line.strip("|").split("|")] for line in everything.splitlines())
+    by_method = {row[0]: dict(zip(names, row, strict=True)) for row in all_rows}
+    again = "run `python docs/make/which_method.py`"
+    assert [[by_method[row[0]][name] for name in head] for row in rows] == rows, again
+    (table,) = (t for t in tables(find_records([ROOT / "results"]).runs) if t.of_paper)
+    assert {row[0] for row in rows} >= {"FedCC", "FedAvg", *(d.here.rival for d in duels(table))}, again
 
 
 def test_the_command_writes_a_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
