@@ -384,6 +384,8 @@ def test_bench_compares_networks_in_one_table(tmp_path: Path, capsys: Capsys, mo
     networks = {own.name: own for own in bench_networks.BENCH_NETWORKS}
     names = ("MLP", "CNN with dropout", "LSTM on tokens", "frozen resnet20, head")
     monkeypatch.setattr(bench_networks, "BENCH_NETWORKS", [networks[name] for name in names])
+    quick = bench_networks.BenchRun("fedavg", "classes:2", clients=5, epochs=1, model="mlp4", images=200)
+    monkeypatch.setattr(bench_networks, "BENCH_RUNS", [quick])
     options = ("--all", "--device", "cpu", "--steps", 1, "--batch", 2, "--out", tmp_path / "bench.json")
     shown = call(capsys, "bench", *options).out
     found = json.loads((tmp_path / "bench.json").read_text())
@@ -396,6 +398,8 @@ def test_bench_compares_networks_in_one_table(tmp_path: Path, capsys: Capsys, mo
         assert row["clients"] == 2
         assert row["ratio"] == pytest.approx(min(row["plain"], row["plain_bf16"]) / row["fused"])
         assert row["share"] > 0
+    assert str(quick) in shown
+    assert [(own["run"]["clients"], own["reason"], own["round"] > 0) for own in found["runs"]] == [(5, "", True)]
     mlp = found["rows"][0]["gflop"]  # two per weight and sample, three times; nothing for the inputs' gradient
     inputs, hidden = 3 * 32 * 32 * 128, 128 * 128 + 128 * 11
     assert mlp == pytest.approx(2 * 2 * (2 * inputs + 3 * hidden) / 1e9)
@@ -417,6 +421,7 @@ def test_bench_keeps_the_rows_before_one_that_fails_and_goes_on(
     networks = [replace(mlp, name="broken", factory=broken), mlp, replace(mlp, name="endless", factory=stops)]
     options = ("bench", "--all", "--device", "cpu", "--steps", 1, "--batch", 2, "--out", tmp_path / "bench.json")
     monkeypatch.setattr(bench_networks, "BENCH_NETWORKS", networks[:2])
+    monkeypatch.setattr(bench_networks, "BENCH_RUNS", ())
     shown = call(capsys, *options)
     assert shown.code == 0
     assert "RuntimeError: no layers" in shown.out

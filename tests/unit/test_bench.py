@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from fedcc.experiments import bench
-from fedcc.experiments.bench_networks import BenchNetwork
+from fedcc.experiments.bench_networks import BENCH_RUNS, BenchNetwork, BenchRun
 from fedcc.nets.small import Mlp
 from program import call
 
@@ -75,3 +75,23 @@ def test_an_old_gpu_is_measured_in_the_format_that_runs_use_there(
     assert found == expected
     assert json.loads(done.out)["settings"]["precision"] == expected[-1][6:10]
     assert ("Tesla T4 has no bf16; fp32 is used" in done.err) == (expected[-1][6:10] == "fp32")
+
+
+def test_runs_are_timed_and_one_that_is_too_long_for_a_cpu_is_skipped_with_a_word() -> None:
+    setup = bench.Setup(torch.device("cpu"), "fp32", 1, 64, "standard", 8)
+    small = BenchRun("fedavg", "dirichlet:0.5", clients=20, participation=0.1, epochs=1, model="mlp4", images=400)
+    endless = BenchRun("fedcc", "classes:1", images=10**12)
+    unknown = BenchRun("fedagv", "classes:1", epochs=0, model="mlp4", images=400)
+    done, skipped, failed = bench.bench_runs(setup, [small, endless, unknown])
+    assert 0 < (done.round or 0) < (done.total or 0)
+    assert not done.reason
+    assert str(done.run) == "fedavg, dirichlet:0.5, 20 clients (10% in each round), T=2, E=1"
+    assert skipped.reason.startswith("skipped: about")
+    assert skipped.total is None
+    assert "did you mean 'fedavg'" in failed.reason
+
+
+def test_the_largest_run_has_samples_for_each_client() -> None:
+    largest = max(BENCH_RUNS, key=lambda own: own.clients)
+    sizes = [len(samples) for samples in largest.federation("none").private]
+    assert (len(sizes), min(sizes), max(sizes)) == (10_000, 4, 6)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from fedcc.experiments.bench import Setup
     from fedcc.experiments.bench_networks import BenchNetwork
 
-    Keep = Callable[[Any], None]  # of a row
+    Keep = Callable[..., None]  # of a row, with the name of its table
 
 
 @run_options("device", "batch", "augment", "threads")
@@ -42,7 +42,7 @@ def bench(
         int | None, Option("--images", help="images, or other inputs, to predict; 10,000 on a GPU, 1,000 on a CPU")
     ] = None,
     every: Annotated[
-        bool, Option("--all", help="compare nine networks instead, by a fit of 10 clients (CPU: 2)")
+        bool, Option("--all", help="measure nine networks instead, by a fit of 10 clients (CPU: 2), and five runs")
     ] = False,
     out: Annotated[Path | None, Option(help="write the record to this JSON file too")] = None,
     as_json: Json = False,
@@ -79,28 +79,27 @@ def bench(
     measured = f"batch {batch}, {length} steps, {device}"
     settings = {"model": "all"} if every else {"model": model, "shape": size, "tokens": tokens, "images": images}
     settings |= {"batch": batch, "steps": length, "augment": augment, "precision": setup.usual}
-    rows: list[dict[str, Any]] = []
-    record = {"settings": settings, "machine": environment(str(device), threads), "rows": rows}
+    record: dict[str, Any] = {"settings": settings, "machine": environment(str(device), threads), "rows": []}
 
-    def keep(row: Any) -> None:
-        rows.append(asdict(row))
+    def keep(row: Any, rows: str = "rows") -> None:
+        record.setdefault(rows, []).append(asdict(row))
         if out is not None:
             write_whole(out, json.dumps(record, indent=1) + "\n")
 
     with fixed_threads(threads), noted(f"the rows until then are in {out}") if out else nullcontext():
         if every:
             terminal.out(f"a fit of {numbers[0]} clients, {measured}; ms per client-step")
-            listing = _networks(terminal, keep, setup, numbers[0])
+            listings = [_networks(terminal, keep, setup, numbers[0]), _runs(terminal, keep, setup)]
         else:
             inputs = (
                 f"{shape} of {tokens:,} tokens" if tokens else f"{'images' if own.images else 'numbers'} of {shape}"
             )
             terminal.out(f"{model}, {inputs}, {measured}; predict is per 1,000 inputs")
-            listing = _engines(terminal, keep, setup, numbers, own)
+            listings = [_engines(terminal, keep, setup, numbers, own)]
     if as_json:
         typer.echo(json.dumps(record, indent=1))
     else:
-        terminal.print(listing)
+        terminal.print(*listings, sep="\n\n")
 
 
 def _numbers(name: str, text: str) -> list[int]:
@@ -154,4 +153,18 @@ def _networks(terminal: Console, keep: Keep, setup: Setup, clients: int) -> Tabl
             listing.add_row(
                 row.network, _short(row.way), *times, *rest, "" if row.memory is None else f"{row.memory:.2f}"
             )
+    return listing
+
+
+def _runs(terminal: Console, keep: Keep, setup: Setup) -> Table:
+    """Whole runs with the engine and the number format that are usual on the device."""
+    from fedcc.experiments.bench import bench_runs
+    from fedcc.experiments.bench_networks import BENCH_RUNS
+
+    listing = table("run on made-up images, without evaluation", "last round, s", "all, s", "GiB")
+    with terminal.status("measuring runs"):
+        for row in bench_runs(setup, BENCH_RUNS):
+            keep(row, "runs")
+            numbers = ["" if number is None else f"{number:.2f}" for number in (row.round, row.total, row.memory)]
+            listing.add_row(str(row.run), *([_short(row.reason)] if row.reason else numbers))
     return listing

@@ -8,7 +8,7 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from threading import Event
 from typing import Any
@@ -23,12 +23,15 @@ from fedcc.core.step import Loss
 from fedcc.engine import Fused, Plain
 from fedcc.engine.mapped import attention_by_products
 from fedcc.engine.recurrent import unroll_recurrent
-from fedcc.experiments.bench_networks import CLASSES, BenchNetwork
+from fedcc.experiments.bench_networks import CLASSES, IMAGE, BenchNetwork, BenchRun
+from fedcc.experiments.rounds import FinishedRound, Observer
+from fedcc.experiments.run import run
 from fedcc.losses import CrossEntropy, SoftCrossEntropy
-from fedcc.nets import build
+from fedcc.nets import build, network
 
 PRIVATE, PUBLIC = 1024, 1024
 READINGS = 20  # of the device's utilisation, of which the second half counts
+MINUTES = 2  # the longest run that a CPU is given, as estimated
 PHASES = ("fit", "refine", "predict")
 
 
@@ -130,6 +133,54 @@ def _network_row(setup: Setup, clients: int, own: BenchNetwork, product_rate: fl
     ratio, way = min(plain.values()) / ms, engine.way(arch)
     slow, low = plain["fp32"], plain.get("bf16")
     return NetworkRow(own.name, clients, slow, low, ms, ratio, way, gflop, share, first, memory)
+
+
+@dataclass(frozen=True)
+class RunRow:
+    """The time of a run: of its last round, and of all that it takes but reading data and evaluation."""
+
+    run: BenchRun
+    round: float | None = None  # seconds
+    total: float | None = None  # seconds
+    memory: float | None = None  # peak on the device, GiB
+    reason: str = ""  # why there are no times
+
+
+def bench_runs(setup: Setup, runs: Sequence[BenchRun]) -> Iterator[RunRow]:
+    """Time whole runs; on a CPU only those that end within minutes."""
+    for own in runs:
+        try:
+            row = _too_long(setup, own) or _run_row(setup, own)
+        except Exception as error:
+            row = RunRow(own, reason=f"{type(error).__name__}: {error}".splitlines()[0])
+        yield row
+
+
+def _too_long(setup: Setup, own: BenchRun) -> RunRow | None:
+    if setup.device.type != "cpu":
+        return None
+    one = BenchNetwork(own.model, network(own.model, IMAGE))
+    step = timed(partial(Plain().serve, work("fit", 1, replace(setup, steps=1), one)), setup.device)[1]
+    minutes = step * own.steps(setup.batch) / 60
+    return RunRow(own, reason=f"skipped: about {minutes:,.0f} minutes or more") if minutes > MINUTES else None
+
+
+def _run_row(setup: Setup, own: BenchRun) -> RunRow:
+    federation, gpu, ends = own.federation(setup.augment), setup.device.type == "cuda", list[float]()
+
+    class Clock(Observer):
+        def round(self, done: FinishedRound) -> None:
+            ends.append(time.perf_counter())
+
+    if gpu:
+        torch.cuda.reset_peak_memory_stats(setup.device)
+    ends.append(time.perf_counter())
+    run(
+        own.method, federation, own.rounds, epochs=own.epochs, batch=setup.batch, participation=own.participation,
+        device=str(setup.device), precision=setup.usual, threads=torch.get_num_threads(), observers=[Clock()],
+    )  # fmt: skip
+    memory = torch.cuda.max_memory_allocated(setup.device) / 2**30 if gpu else None
+    return RunRow(own, ends[-1] - ends[-2], ends[-1] - ends[0], memory)
 
 
 def timed(serve: Callable[[], Any], device: torch.device) -> tuple[float, float, float | None]:

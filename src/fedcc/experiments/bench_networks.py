@@ -1,4 +1,5 @@
-"""The networks of ``fedcc bench --all``: what people train, from layers that each engine treats in its own way."""
+"""What ``fedcc bench --all`` measures: networks that people train, from layers that each engine treats in its own way,
+and runs that are large or uneven."""
 
 from __future__ import annotations
 
@@ -11,6 +12,8 @@ from torch import Tensor, nn
 
 from fedcc.core.model import Arch
 from fedcc.core.samples import Samples, View
+from fedcc.federation import Federation
+from fedcc.nets import network
 from fedcc.nets.resnet import ResNet
 from fedcc.nets.small import Mlp
 
@@ -156,4 +159,45 @@ BENCH_NETWORKS = (
     BenchNetwork("resnet18", resnet18),
     BenchNetwork("resnet18, 64x64", resnet18, LARGE_IMAGE),
     BenchNetwork("frozen resnet20, head", frozen_resnet20),
+)
+
+
+@dataclass(frozen=True)
+class BenchRun:
+    """A run on made-up images that are split by label skew."""
+
+    method: str
+    skew: str
+    clients: int = 10
+    participation: float = 1.0
+    rounds: int = 2
+    epochs: int = 4
+    model: str = "resnet20"
+    images: int = 50_000  # of which a tenth is public
+
+    def __str__(self) -> str:
+        taking = "" if self.participation == 1 else f" ({self.participation:.0%} in each round)"
+        return f"{self.method}, {self.skew}, {self.clients:,} clients{taking}, T={self.rounds}, E={self.epochs}"
+
+    def steps(self, batch: int) -> float:
+        """The client-steps of all rounds, or fewer: methods may train more than once per round."""
+        each = max(1.0, 0.9 * self.images / self.clients / batch)
+        return self.rounds * self.epochs * self.participation * self.clients * each
+
+    def federation(self, augment: str) -> Federation:
+        """The data; nothing is evaluated."""
+        generator = torch.Generator().manual_seed(0)
+        own = BenchNetwork(self.model, network(self.model, IMAGE))
+        samples = own.samples(self.images, augment, generator)
+        labels = torch.arange(self.images) % CLASSES
+        data = (samples.x.numpy(), labels.numpy())
+        return Federation.split(data, self.skew, self.clients, self.model, test=0, view=samples.view)
+
+
+BENCH_RUNS = (
+    BenchRun("fedavg", "classes:2"),  # of equal sizes
+    BenchRun("fedavg", "dirichlet:0.05"),
+    BenchRun("fedavg", "classes:2", clients=1_000),
+    BenchRun("fedavg", "classes:2", clients=10_000, participation=0.01),
+    BenchRun("fedcc", "classes:1", rounds=15, epochs=20),  # the paper's
 )
