@@ -162,7 +162,7 @@ def _too_long(setup: Setup, own: BenchRun) -> RunRow | None:
     one = BenchNetwork(own.model, network(own.model, IMAGE))
     step = timed(partial(Plain().serve, work("fit", 1, replace(setup, steps=1), one)), setup.device)[1]
     minutes = step * own.steps(setup.batch) / 60
-    return RunRow(own, reason=f"skipped: at least {minutes:,.0f} minutes here") if minutes > MINUTES else None
+    return RunRow(own, reason=f"skipped: about {minutes:,.0f} minutes or more") if minutes > MINUTES else None
 
 
 def _run_row(setup: Setup, own: BenchRun) -> RunRow:
