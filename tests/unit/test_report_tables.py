@@ -270,11 +270,12 @@ def test_methods_beyond_the_paper_leave_table1_alone(tmp_path: Path) -> None:
     assert [t.title for t in (beyond, variants)] == ["Beyond the paper", "Beyond the paper, variants"]
     assert tuple(row.method for row in table1.rows) == paper.METHODS
     assert [row.method for row in beyond.rows] == ["fedmd", "fedcc", "dsfl"]
-    assert [row.title for row in variants.rows] == ["DSFL", "DSFL, temperature=1.0"]
+    dsfl = "DSFL (reconstruction from a port)"
+    assert [row.title for row in variants.rows] == [dsfl, f"{dsfl}, temperature=1.0"]
     assert beyond.scenarios == (("cifar10", "classes:1"),)
     assert [row.cells["cifar10", "classes:1"].marks.get("final") for row in beyond.rows] == [None, 1, 2]
     assert [row.method for row in beyond.new_rows] == ["dsfl"]
-    assert [lead.margins["final"][1].rival for t in (table1, beyond) for lead in leads(t)] == ["FedMD", "DSFL"]
+    assert [lead.margins["final"][1].rival for t in (table1, beyond) for lead in leads(t)] == ["FedMD", dsfl]
     assert not beyond.of_paper
     own = client_table(beyond)
     assert own is not None
