@@ -21,7 +21,7 @@ from fedcc.flower.data import errors_named, site_samples
 from fedcc.flower.folder import Site
 from fedcc.flower.fork_server import ForkServer
 from fedcc.flower.gate import supernode_command
-from fedcc.flower.keys import check_app_key, days_left, load_private_key, read_certificates, runtime_certificate
+from fedcc.flower.keys import check_app_key, load_private_key, read_certificates, runtime_certificate
 from fedcc.flower.logs import LogFollower, Say, rotate
 from fedcc.flower.own_network import own_network
 from fedcc.flower.policy import Usage
@@ -224,17 +224,19 @@ def without_colours(line: str) -> str:
 
 
 def _run_supernode(site: Site, server: str, env: dict[str, str], credentials: Credentials, say: Say) -> None:
-    """Run a SuperNode until it ends, or its certificate does, or the server has a new CA: it would try the old one
-    forever."""
+    """Run a SuperNode until it ends, or the server has a new CA: it would try the old one forever.
+
+    It ends too when its certificate is not valid, as when a clock that was ahead is set back: the next one will be.
+    """
     with ExitStack() as ends:
         runtime = ends.enter_context(runtime_certificate(site.state / "runtime"))
         (certificate,) = read_certificates(runtime / "server.crt")
-        last = datetime.now(UTC) + timedelta(days=days_left(certificate) - 1)
+        first, last = certificate.not_valid_before_utc, certificate.not_valid_after_utc - timedelta(days=1)
         follower = LogFollower(site.state / "supernode.log", lambda line: explain(line, credentials, say))
         command = supernode_command(*supernode_arguments(site, server, runtime))
         child = ends.enter_context(closing(ChildProcess(command, env, follower.path)))
         ended = False
-        while not ended and not credentials.other_authority and datetime.now(UTC) < last:
+        while not ended and not credentials.other_authority and first <= datetime.now(UTC) < last:
             time.sleep(0.2)
             ended = child.process.poll() is not None  # asked first, so that its last lines are there
             follower.poll()
