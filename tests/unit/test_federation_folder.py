@@ -285,7 +285,10 @@ def test_damaged_files_of_the_operator_are_refused_by_name(
     (folder.operator / "run.json").unlink()
     call(capsys, "federation", "run", folder.path).refused("run.json is missing", "--overwrite")
     call(capsys, "federation", "run", folder.path, "--overwrite").refused("started")
+    apps = folder.operator / "home" / "apps"
+    apps.mkdir(parents=True)
     call(capsys, "federation", "server", folder.path).refused("started")
+    assert not apps.exists(), "an app that was unpacked in part would be used"
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,9 @@ import pytest
 pytest.importorskip("flwr")
 
 from fedcc.flower import supernode
+from fedcc.flower.create import APP
 from fedcc.flower.keys import runtime_certificate
+from fedcc.flower.programs import forget_apps
 from fedcc.flower.supernode import Credentials
 
 
@@ -94,3 +96,22 @@ def test_a_clock_that_is_set_right_ends_a_supernode_whose_certificate_it_makes_i
     monkeypatch.setattr(supernode, "datetime", Clock)
     supernode._run_supernode(site, "server:1", {}, Credentials(tmp_path), lambda *_: None)  # type: ignore[arg-type]
     assert next(polls) == 1
+
+
+def test_an_app_that_flower_has_unpacked_in_part_is_unpacked_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from flwr.cli.build import build_fab_from_disk
+    from flwr.cli.install import install_from_fab
+
+    monkeypatch.setenv("FLWR_HOME", str(tmp_path / "home"))
+    (tmp_path / "app").mkdir()
+    (tmp_path / "app" / "pyproject.toml").write_text(APP)
+    fab = build_fab_from_disk(tmp_path / "app")
+    unpacked = install_from_fab(fab, skip_prompt=True) / "pyproject.toml"
+    unpacked.write_text("")
+    install_from_fab(fab, skip_prompt=True)
+    assert not unpacked.read_text(), "Flower has changed: forget_apps is not needed"
+    forget_apps(tmp_path / "home")
+    install_from_fab(fab, skip_prompt=True)
+    assert "clientapp" in unpacked.read_text()

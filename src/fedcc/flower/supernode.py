@@ -25,7 +25,7 @@ from fedcc.flower.keys import check_app_key, load_private_key, read_certificates
 from fedcc.flower.logs import LogFollower, Say, rotate
 from fedcc.flower.own_network import own_network
 from fedcc.flower.policy import Usage
-from fedcc.flower.programs import ChildProcess, FlowerError, close_to_others, environment, free_port
+from fedcc.flower.programs import ChildProcess, FlowerError, close_to_others, environment, forget_apps, free_port
 from fedcc.flower.site_error import SiteError
 from fedcc.inputs import TABLES
 from fedcc.nets import build
@@ -140,6 +140,7 @@ def take_part(
             say(text)
     site.state.mkdir(exist_ok=True)
     close_to_others(site.state)
+    forget_apps(site.state / "home")
     config = {"site": str(site.path), "data": str(data.resolve()), "device": device, "threads": threads,
               "share-model": share_model, "label": label, "network": network, "code": str(Path.cwd())}  # fmt: skip
     write_whole(site.state / "node.toml", dumps(config))
