@@ -241,7 +241,7 @@ def test_a_site_does_not_start_with_damaged_keys(
     call(capsys, *start).refused("started")
     for name in ("ca.crt", "site.key", "app.yaml"):
         content = (site / name).read_bytes()
-        for damaged in (b"", content[: len(content) // 2], bytes(len(content))):
+        for damaged in (b"", content[: len(content) // 2], bytes(len(content)), b"{}"):
             (site / name).write_bytes(damaged)
             call(capsys, *start).refused(f"{site / name} is damaged")
         (site / name).write_bytes(content)
