@@ -290,6 +290,28 @@ def test_a_damaged_state_is_passed_over_and_the_one_before_is_used(tmp_path: Pat
     assert sent(folder) == before
 
 
+def test_a_run_without_a_whole_checkpoint_is_not_begun_again(tmp_path: Path) -> None:
+    """Its sites have the models of later rounds, and its records would be deleted."""
+    folder = make(tmp_path / "f", "fedavg", rounds=2, models="mlp")
+    LocalTransport(folder, share=set()).server().train()
+    checkpoints = {path: path.read_bytes() for path in folder.run.glob("checkpoint-*")}
+    (folder.run / "summary.json").unlink()
+    records, last = (folder.run / "metrics.jsonl").read_bytes(), max(checkpoints)
+    np.savez(tmp_path / "in.npz", x=np.load(folder.path / "public.npz")["x"][:3])
+    last.write_bytes(b"")
+    LocalTransport(folder).server().query(tmp_path / "in.npz", tmp_path / "out.npz")
+    assert f"WARNING warning: {last} is not used" in (folder.operator / "run.log").read_text()
+    for damage in (lambda path: path.write_bytes(checkpoints[path][:-9]), Path.unlink):
+        for path in checkpoints:
+            damage(path)
+        with pytest.raises(ValueError, match=r"has no whole checkpoint: .*restore one.*--overwrite"):
+            LocalTransport(folder).server().train()
+    assert (folder.run / "metrics.jsonl").read_bytes() == records
+    last.write_bytes(checkpoints[last])
+    LocalTransport(folder).server().train()
+    assert RunFolder(folder.run).summary() is not None
+
+
 @pytest.mark.parametrize("method", ["fedcc", "fedavg"])
 def test_a_server_without_a_test_set_trains_all_the_same(method: str, tmp_path: Path) -> None:
     folder = make(tmp_path / "f", method)

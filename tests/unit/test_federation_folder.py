@@ -242,7 +242,7 @@ def test_a_site_does_not_start_with_damaged_keys(
     call(capsys, *start).refused("started")
     for name in ("ca.crt", "site.key", "app.yaml"):
         content = (site / name).read_bytes()
-        for damaged in (b"", content[: len(content) // 2], bytes(len(content))):
+        for damaged in (b"", content[: len(content) // 2], bytes(len(content)), b"{}"):
             (site / name).write_bytes(damaged)
             call(capsys, *start).refused(f"{site / name} is damaged")
         (site / name).write_bytes(content)
@@ -286,7 +286,10 @@ def test_damaged_files_of_the_operator_are_refused_by_name(
     (folder.operator / "run.json").unlink()
     call(capsys, "federation", "run", folder.path).refused("run.json is missing", "--overwrite")
     call(capsys, "federation", "run", folder.path, "--overwrite").refused("started")
+    apps = folder.operator / "home" / "apps"
+    apps.mkdir(parents=True)
     call(capsys, "federation", "server", folder.path).refused("started")
+    assert not apps.exists(), "an app that was unpacked in part would be used"
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import ssl
-from itertools import pairwise
+from datetime import datetime, timedelta
+from itertools import count, pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,7 +14,9 @@ import pytest
 pytest.importorskip("flwr")
 
 from fedcc.flower import supernode
+from fedcc.flower.create import APP
 from fedcc.flower.keys import runtime_certificate
+from fedcc.flower.programs import forget_apps
 from fedcc.flower.supernode import Credentials
 
 
@@ -69,3 +72,46 @@ def test_a_supernodes_processes_know_it_by_a_certificate_of_this_start(
         supernode._run_supernode(site, "server:1", {}, Credentials(tmp_path), lambda *_: None)  # type: ignore[arg-type]
     assert not set(found[0].values()) & set(found[1].values())
     assert not (tmp_path / "runtime").exists()
+
+
+@pytest.mark.parametrize("hours", [-2, 24 * 364.5])
+def test_a_clock_that_is_set_right_ends_a_supernode_whose_certificate_it_makes_invalid(
+    hours: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its own processes would refuse it, and every round would fail."""
+    site: Any = SimpleNamespace(path=tmp_path, state=tmp_path)
+    shift, polls = [timedelta()], count()
+
+    class Clock(datetime):
+        @classmethod
+        def now(cls, tz: Any = None) -> Any:
+            return datetime.now(tz) + shift[0]
+
+    def poll() -> int | None:
+        shift[0] = timedelta(hours=hours)
+        return 1 if next(polls) > 2 else None
+
+    program = SimpleNamespace(process=SimpleNamespace(poll=poll), close=lambda: None)
+    monkeypatch.setattr(supernode, "ChildProcess", lambda *_: program)
+    monkeypatch.setattr(supernode, "datetime", Clock)
+    supernode._run_supernode(site, "server:1", {}, Credentials(tmp_path), lambda *_: None)  # type: ignore[arg-type]
+    assert next(polls) == 1
+
+
+def test_an_app_that_flower_has_unpacked_in_part_is_unpacked_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from flwr.cli.build import build_fab_from_disk
+    from flwr.cli.install import install_from_fab
+
+    monkeypatch.setenv("FLWR_HOME", str(tmp_path / "home"))
+    (tmp_path / "app").mkdir()
+    (tmp_path / "app" / "pyproject.toml").write_text(APP)
+    fab = build_fab_from_disk(tmp_path / "app")
+    unpacked = install_from_fab(fab, skip_prompt=True) / "pyproject.toml"
+    unpacked.write_text("")
+    install_from_fab(fab, skip_prompt=True)
+    assert not unpacked.read_text(), "Flower has changed: forget_apps is not needed"
+    forget_apps(tmp_path / "home")
+    install_from_fab(fab, skip_prompt=True)
+    assert "clientapp" in unpacked.read_text()

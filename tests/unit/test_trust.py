@@ -160,12 +160,12 @@ def test_patch_releases_work_together(folder: FederationFolder, monkeypatch: pyt
 class Server:
     """A server at the federation's port: its certificate, the statements that it shows, and its clock."""
 
-    def __init__(self, operator: Path, statements: str = "[]", ahead: float = 0.0):
+    def __init__(self, operator: Path, statements: str = "[]", ahead: float = 0.0, date: str = ""):
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
                 self.send_response_only(200)
-                date = datetime.now(UTC) + timedelta(seconds=ahead)
-                self.send_header("date", date.strftime("%a, %d %b %Y %H:%M:%S GMT"))
+                now = datetime.now(UTC) + timedelta(seconds=ahead)
+                self.send_header("date", date or now.strftime("%a, %d %b %Y %H:%M:%S GMT"))
                 self.end_headers()
                 self.wfile.write(statements.encode())
 
@@ -237,7 +237,7 @@ def test_a_client_that_had_its_server_waits_while_somebody_else_answers(
 ) -> None:
     """A network that wants a login first, or somebody on the way: it ended the client."""
     site, other = folder.site("north"), make(tmp_path / "other", names=("north", "east"), models="mlp", skew="iid")
-    right, wrong = serve(folder.operator).address, serve(other.operator).address
+    right, wrong = serve(folder.operator).address, serve(other.operator, date=f"1 Jan {9 * 10**20} 0:00 GMT").address
     said: list[str] = []
     sessions: list[str] = []
 
@@ -266,9 +266,11 @@ def test_a_client_that_had_its_server_waits_while_somebody_else_answers(
     monkeypatch.setattr(supernode, "_run_supernode", run)
     monkeypatch.setattr(supernode, "ForkServer", Nothing)
     monkeypatch.setattr(supernode, "RETRY_SECONDS", 0.0)
+    (site / "state" / "home" / "apps" / "half").mkdir(parents=True)
     with pytest.raises(FlowerError, match="does not show a certificate of this federation"):
         take_part(wrong)
     assert not sessions
+    assert not (site / "state" / "home" / "apps").exists(), "an app that was unpacked in part would be used"
     with pytest.raises(Ended):
         take_part(right, wrong, wrong, "localhost:1", right)
     waiting = [line for line in said if "cannot be reached" in line]

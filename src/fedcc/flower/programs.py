@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -31,6 +32,11 @@ def environment(home: Path, threads: int = 1, **more: str) -> dict[str, str]:
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
     quiet = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "PYTHONUNBUFFERED": "1"}
     return {**os.environ, **quiet, "FLWR_HOME": str(home), "PATH": path, "OMP_NUM_THREADS": str(threads), **more}
+
+
+def forget_apps(home: Path) -> None:
+    """Have Flower unpack its app again: one that was cut off, or is damaged, it would use as it is for ever."""
+    shutil.rmtree(home / "apps", ignore_errors=True)
 
 
 class ChildProcess:

@@ -145,6 +145,9 @@ class FlowerServer(Observer):
         if (self.folder.run / "experiment.toml").is_file():
             notes = self.writer.folder.check_description()
             start, problems = self.checkpoints.latest()
+            if start is None and (problems or len(self.writer.folder.metrics()) > 1):  # the sites are further by now
+                advice = "restore one from a copy, or start a new run with `fedcc federation run --overwrite`"
+                raise ValueError(f"{self.folder.run} has no whole checkpoint: {'; '.join([*problems, advice])}")
             for problem in notes + problems:
                 self.log.say(f"warning: {problem}", "warning")
         self.writer.begin(start)
@@ -203,7 +206,9 @@ class FlowerServer(Observer):
     def query(self, source: Path, target: Path) -> None:
         """The method's scores for the inputs of a file, which are in the task's form."""
         x = read_arrays(source, "x")["x"]
-        start, _ = self.checkpoints.latest()
+        start, problems = self.checkpoints.latest()
+        for problem in problems:
+            self.log.say(f"warning: {problem}", "warning")
         if start is None:
             raise ValueError(f"{self.folder.run} holds no trained federation yet; `fedcc federation run` trains one")
         self.server.models, self.server.memory = dict(start.snapshot.models), start.snapshot.memory

@@ -33,6 +33,7 @@ from fedcc.flower.programs import (
     close_to_others,
     environment,
     flwr,
+    forget_apps,
     free_port,
     is_listening,
 )
@@ -58,6 +59,7 @@ def serve(folder: FederationFolder, bind: str, say: Say, metrics: str | None = N
     remind = Reminder(folder, say)
     home = operator / "home"
     home.mkdir(exist_ok=True)
+    forget_apps(home)
     (home / "config.toml").write_text(
         f'[superlink]\ndefault = "{SUPERLINK}"\n\n[superlink.{SUPERLINK}]\naddress = "{LOCAL}:{port}"\n'
         f"root-certificates = {json.dumps(str(operator / 'ca.crt'))}\n"

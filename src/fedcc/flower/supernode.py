@@ -21,11 +21,11 @@ from fedcc.flower.data import errors_named, site_samples
 from fedcc.flower.folder import Site
 from fedcc.flower.fork_server import ForkServer
 from fedcc.flower.gate import supernode_command
-from fedcc.flower.keys import check_app_key, days_left, load_private_key, read_certificates, runtime_certificate
+from fedcc.flower.keys import check_app_key, load_private_key, read_certificates, runtime_certificate
 from fedcc.flower.logs import LogFollower, Say, rotate
 from fedcc.flower.own_network import own_network
 from fedcc.flower.policy import Usage
-from fedcc.flower.programs import ChildProcess, FlowerError, close_to_others, environment, free_port
+from fedcc.flower.programs import ChildProcess, FlowerError, close_to_others, environment, forget_apps, free_port
 from fedcc.flower.site_error import SiteError
 from fedcc.inputs import TABLES
 from fedcc.nets import build
@@ -140,6 +140,7 @@ def take_part(
             say(text)
     site.state.mkdir(exist_ok=True)
     close_to_others(site.state)
+    forget_apps(site.state / "home")
     config = {"site": str(site.path), "data": str(data.resolve()), "device": device, "threads": threads,
               "share-model": share_model, "label": label, "network": network, "code": str(Path.cwd())}  # fmt: skip
     write_whole(site.state / "node.toml", dumps(config))
@@ -224,17 +225,19 @@ def without_colours(line: str) -> str:
 
 
 def _run_supernode(site: Site, server: str, env: dict[str, str], credentials: Credentials, say: Say) -> None:
-    """Run a SuperNode until it ends, or its certificate does, or the server has a new CA: it would try the old one
-    forever."""
+    """Run a SuperNode until it ends, or the server has a new CA: it would try the old one forever.
+
+    It ends too when its certificate is not valid, as when a clock that was ahead is set back: the next one will be.
+    """
     with ExitStack() as ends:
         runtime = ends.enter_context(runtime_certificate(site.state / "runtime"))
         (certificate,) = read_certificates(runtime / "server.crt")
-        last = datetime.now(UTC) + timedelta(days=days_left(certificate) - 1)
+        first, last = certificate.not_valid_before_utc, certificate.not_valid_after_utc - timedelta(days=1)
         follower = LogFollower(site.state / "supernode.log", lambda line: explain(line, credentials, say))
         command = supernode_command(*supernode_arguments(site, server, runtime))
         child = ends.enter_context(closing(ChildProcess(command, env, follower.path)))
         ended = False
-        while not ended and not credentials.other_authority and datetime.now(UTC) < last:
+        while not ended and not credentials.other_authority and first <= datetime.now(UTC) < last:
             time.sleep(0.2)
             ended = child.process.poll() is not None  # asked first, so that its last lines are there
             follower.poll()
