@@ -3,8 +3,8 @@
     python experiments/draw_cell.py [SEED]
 
 The draw goes through all 192 cells in an order that follows from the seed, and takes the first one with a record of
-the paper's protocol: it stays the same until a cell before it gets a record. The default seed was committed before any
-cell was drawn, so that nobody chooses which result is checked.
+the paper's protocol: it stays the same until a cell before it gets a record. The default seed is in the repository, so
+everybody draws the same cell.
 """
 
 import random

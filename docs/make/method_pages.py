@@ -14,7 +14,7 @@ from fedcc.cli.methods import about
 from fedcc.core.method import Method
 from fedcc.methods import METHODS
 from fedcc.report.cells import Table
-from fedcc.report.markdown import code, final_and_best, grid, plain
+from fedcc.report.markdown import best_number, code, final_number, grid, plain
 from fedcc.report.records import find_records
 from fedcc.report.tables import tables
 from fedcc.report.titles import scenario_title
@@ -98,9 +98,10 @@ def numbers(name: str, content: Sequence[Table]) -> str:
             for scenario, cell in row.cells.items():
                 if cell.runs:
                     printed = str(cell.printed["final"]) if "final" in cell.printed else "not in the paper"
-                    values = [moved(v, "methods.md", f"methods/{name}.md") for v in final_and_best(cell, ROOT)]
+                    final = moved(final_number(cell, ROOT), "methods.md", f"methods/{name}.md")
                     what = plain(row.extra) or "as it is"
-                    rows.append([plain(scenario_title(scenario)), plain(table.title), what, *values, printed])
+                    where = plain(scenario_title(scenario)), plain(table.title), what
+                    rows.append([*where, final, best_number(cell), printed])
     if not rows:
         return "It has not been run with the paper's protocol yet.\n"
     how = "Accuracy on the global test set in percent, after the final round and in the best one; "
