@@ -125,13 +125,18 @@ def test_what_the_server_makes_of_labels_are_probabilities(labels: list[int], ep
 
 
 def test_a_client_that_hardly_ever_knows_is_read_so() -> None:
-    """With 11 labels and epsilon 2, more than half of the classes that such a client reports are noise."""
+    """With 11 labels and epsilon 2, more than half of the classes that such a client reports are noise.
+
+    The noise has no seed. Over many draws the means are 0.82, 0.44 and 3.0, and the bounds six and more standard deviations
+    away, the last one five. Without the client's own shares, the first would be 0.06.
+    """
     noise, true = disclosure("fedcc", "noisy", 2.0, classes=10), torch.full((2000,), 10)
     true[:200] = 4
     reported = noise.randomised(true)
     p = noise.probabilities(reported)
-    assert p[reported == 7, 10].mean() > 0.8, "a class that it does not have"
-    assert p[reported == 4, 4].mean() > 0.3
+    absent = (reported != 4) & (reported != 10)
+    assert p[absent, 10].mean() > 0.65, "classes that it does not have"
+    assert p[reported == 4, 4].mean() > 0.15
     assert p[true == 4, 4].mean() > 2 * p[true == 10, 4].mean()
 
 
