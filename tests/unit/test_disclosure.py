@@ -127,8 +127,8 @@ def test_what_the_server_makes_of_labels_are_probabilities(labels: list[int], ep
 def test_a_client_that_hardly_ever_knows_is_read_so() -> None:
     """With 11 labels and epsilon 2, more than half of the classes that such a client reports are noise.
 
-    The noise has no seed. Over many draws the means are 0.82, 0.44 and 3.0, and the bounds six and more standard deviations
-    away, the last one five. Without the client's own shares, the first would be 0.06.
+    The noise has no seed. Over 300 draws the first two means and the last ratio are 0.82, 0.44 and 3.0; their bounds
+    are five or six standard deviations away. Without the client's own shares, the first would be 0.06.
     """
     noise, true = disclosure("fedcc", "noisy", 2.0, classes=10), torch.full((2000,), 10)
     true[:200] = 4
