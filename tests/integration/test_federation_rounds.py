@@ -22,6 +22,7 @@ from fedcc.experiments.result import Result
 from fedcc.experiments.store import RunFolder
 from fedcc.flower import cohort as cohort_module
 from fedcc.flower import superlink
+from fedcc.flower.codec import EncodedMessage, read_content, write_content
 from fedcc.flower.cohort import NoQuorum
 from fedcc.flower.demo import simulate
 from fedcc.flower.folder import FederationFolder
@@ -310,6 +311,21 @@ def test_a_run_without_a_whole_checkpoint_is_not_begun_again(tmp_path: Path) -> 
     last.write_bytes(checkpoints[last])
     LocalTransport(folder).server().train()
     assert RunFolder(folder.run).summary() is not None
+
+
+def test_whose_numbers_end_a_run_is_said(tmp_path: Path) -> None:
+    """Within the limits of an upload; predictions of their average overflow."""
+    folder = make(tmp_path / "f", "fedavg", rounds=1, rules={"quorum": 4, "strikes": 1})
+
+    def spoiled(content: Any) -> Any:
+        texts, buffers = read_content(content)
+        kind, header = texts.pop("kind"), texts.pop("header")
+        numbers = np.full_like(np.frombuffer(buffers["float32"], "<f4"), 1e18)
+        return write_content(texts, EncodedMessage.parse(kind, header, {**buffers, "float32": numbers.tobytes()}))
+
+    transport = LocalTransport(folder, fault=lambda name, *_: spoiled if name == "west" else None)
+    with pytest.raises(FloatingPointError, match=r"not finite.*; of all .* west has the largest number, 1e\+18"):
+        transport.server().train()
 
 
 @pytest.mark.parametrize("method", ["fedcc", "fedavg"])

@@ -254,6 +254,9 @@ def test_what_is_not_finite() -> None:
     refused(encoded, "must be finite", expected(everything(), "int8"))
     encoded.arrays["float32"] = np.full_like(encoded.arrays["float32"], 3e38)  # finite, but not what it scales
     refused(encoded, "must be finite", expected(everything(), "int8"))
+    shares = everything().shares.clone()
+    shares[3, 1] = -3e38  # no fit gives that, and an average with it would end the run
+    refused(sent(everything(shares=shares)), r"Everything.shares must be at most 1.84e\+19 in size, got -3e\+38")
 
 
 def test_probabilities() -> None:

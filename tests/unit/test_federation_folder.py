@@ -359,11 +359,13 @@ def test_a_damaged_npz_or_array_is_refused_by_name(tmp_path: Path, task: Task) -
     (tmp_path / "folder").mkdir()
     header = b"{'descr': ((((("
     (tmp_path / "folder" / "x.npy").write_bytes(b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header)
-    for name in ("changed.npz", "text.npz", "folder"):
+    (tmp_path / "zeros.npz").write_bytes(bytes(len(content)))
+    for name in ("changed.npz", "text.npz", "zeros.npz", "folder"):
         with pytest.raises(ValueError, match="is not a readable") as refused:
             site_samples(tmp_path / name, task)
         assert str(tmp_path / name) in str(refused.value)
         assert "\n" not in str(refused.value)
+        assert "unsafely" not in str(refused.value)
 
 
 def test_a_folder_of_an_older_version_opens(tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ from fedcc.core.naming import shortened
 from fedcc.core.rng import Key
 from fedcc.core.tree import MessageClasses, Pack, Unpack
 from fedcc.core.wire import TOLERANCE, WIRE, Part, draws_for, dtype_name, is_probabilities, packed, parts_of, restored
+from fedcc.engine.finite import limit
 
 FORMAT = 1
 DTYPES = ("float64", "float32", "float16", "int64", "int32", "int16", "int8", "uint8")
@@ -247,6 +248,8 @@ def _check_number(path: str, form: float, got: float) -> None:
 def _check_tensor(path: str, form: Tensor, got: Tensor, expected: ExpectedMessage, mark: str) -> None:
     if len(bad := got[~got.isfinite()]):
         raise InvalidMessage(f"{path} must be finite, {len(bad):,} of its values are not, such as {bad[0].item()}")
+    if got.dtype in (torch.float32, torch.float64) and len(bad := got[got.abs() > limit(got.dtype)]):
+        raise InvalidMessage(f"{path} must be at most {limit(got.dtype):.3g} in size, got {bad[0].item():.3g}")
     if mark == ROWS["holds"]:
         if bool((got.diff() <= 0).any()) or not bool(torch.isin(got, form).all()):
             raise InvalidMessage(f"{path}: rows must be ascending, and among the {len(form):,} that may be answered")

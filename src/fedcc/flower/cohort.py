@@ -18,7 +18,7 @@ from torch import Tensor
 
 from fedcc import __version__
 from fedcc.core.files import write_whole
-from fedcc.core.messages import Predictions, Weights
+from fedcc.core.messages import Predictions, Weights, leaves
 from fedcc.core.model import Arch
 from fedcc.core.naming import printable
 from fedcc.core.rng import Key
@@ -86,6 +86,7 @@ class FlowerCohort:
         self.absent: set[str] = set()  # clients that were not connected in the last exchange
         self.last_look = -ONLINE_SECONDS
         self.seconds = 0.0  # of the latest exchange
+        self.largest: dict[str, float] = {}  # number of each client's last answer
 
     def show_status(self) -> None:
         self.log.update(clients={name: asdict(status) for name, status in self.status.items()})
@@ -327,7 +328,10 @@ class FlowerCohort:
             exchange.answers[name] = None
             return ""
         expected = exchange.expected(self.numbers[name])
-        exchange.answers[name] = codec.accept(texts["kind"], texts["header"], buffers, expected, device=self.device)
+        answer = codec.accept(texts["kind"], texts["header"], buffers, expected, device=self.device)
+        numbers = [v for _, v, _ in leaves(answer) if isinstance(v, Tensor) and v.is_floating_point() and v.numel()]
+        self.largest[name] = max((v.abs().max().item() for v in numbers), default=0.0)
+        exchange.answers[name] = answer
         return ""
 
     def close(self, exchange: Exchange, waiting: list[str], online: set[str]) -> None:

@@ -171,5 +171,6 @@ def errors_named(problem: str) -> Iterator[None]:
         yield
     except Exception as error:
         text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        text = text.partition(" If you trust")[0]  # numpy's advice to unpickle it, for whatever it does not know
         reason = f"{text} is missing" if type(error) is KeyError else " ".join(text.split()) or type(error).__name__
         raise ValueError(f"{problem}: {reason[:500]}") from None

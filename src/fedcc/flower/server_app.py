@@ -89,7 +89,14 @@ class FlowerServer(Observer):
             rounds = run_rounds(
                 self, number, evaluate_every=measurement.evaluate_every, start=start.snapshot if start else None
             )
-            records, _ = follow(rounds, Observers(self.writer, self.checkpoints, self), start.records if start else ())
+            try:
+                records, _ = follow(
+                    rounds, Observers(self.writer, self.checkpoints, self), start.records if start else ()
+                )
+            except FloatingPointError as error:  # false uploads of the right form may do that
+                name, most = max(self.cohort.largest.items(), key=lambda item: item[1], default=("nobody", 0.0))
+                text = f"{error}; of all that clients have sent, {name} has the largest number, {most:.3g}"
+                raise FloatingPointError(text) from error
             if self.trained is None:  # interrupted after the last round
                 self.trained, _ = self.ensemble(self.method.rounds(number), None)
             self.finish(records, self.trained)
