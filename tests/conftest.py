@@ -4,6 +4,7 @@ import os
 import signal
 from collections.abc import Iterator
 
+import hypothesis
 import pytest
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -13,6 +14,10 @@ import torch
 from browsing import axe, browser, site  # noqa: F401 -- fixtures
 
 torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+
+# The same examples every time, and no time limit on a busy machine.
+hypothesis.settings.register_profile("fedcc", derandomize=True, deadline=None)
+hypothesis.settings.load_profile("fedcc")
 
 # A shell may have started the tests with Ctrl-C ignored, and the programs that they start would inherit that.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:

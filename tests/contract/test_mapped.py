@@ -134,14 +134,14 @@ def test_a_fit_agrees(case: str, factory: Any) -> None:
     for _ in range(2):  # the second time every lane is used again
         found = fused.serve(group)
     assert_equal_fits(Plain("cpu", "fp64").serve(group), found)
-    assert fused.way(arch_of(factory)) == "mapped"
+    assert fused.way(arch_of(factory)) == "vmap"
 
 
 def test_recurrent_layers_agree() -> None:
     group, fused = with_network(Recurrent), Fused("cpu", "fp64", lanes=2)
     expected = Plain("cpu", "fp64").serve(group)
     assert_equal_fits(expected, fused.serve(group))
-    assert fused.way(arch_of(Recurrent)) == "mapped"
+    assert fused.way(arch_of(Recurrent)) == "vmap"
     for fit, fitted in zip(group, expected, strict=True):
         assert changed(fit.model.state, fitted.model.state) == set(fitted.model.state)  # recurrent weights learn, too
 
@@ -158,7 +158,7 @@ def test_tokens_agree() -> None:
     questions = [Predict(fit.model, group[1].streams["private"]) for fit in group]
     for a, b in zip(plain.serve(questions), fused.serve(questions), strict=True):
         torch.testing.assert_close(a.logits, b.logits, rtol=1e-8, atol=1e-8)
-    assert fused.way(arch) == "mapped"
+    assert fused.way(arch) == "vmap"
 
 
 @pytest.mark.parametrize("factory", [Groups, Attention, Recurrent])
@@ -168,7 +168,7 @@ def test_predictions_agree(factory: Any) -> None:
     for a, b in zip(Plain("cpu", "fp64").serve(questions), fused.serve(questions), strict=True):
         torch.testing.assert_close(a.logits, b.logits, rtol=1e-8, atol=1e-8)
         torch.testing.assert_close(a.features, b.features, rtol=1e-8, atol=1e-8)
-    assert fused.way(arch_of(factory)) == "mapped"
+    assert fused.way(arch_of(factory)) == "vmap"
 
 
 def test_dropout_does_not_depend_on_lanes_or_order() -> None:
@@ -183,7 +183,7 @@ def test_dropout_does_not_depend_on_lanes_or_order() -> None:
 def test_every_method_agrees(name: str) -> None:
     """A network with LayerNorm and dropout, ragged clients."""
     method, labels = make(name, QUICK.get(name, {})), ((0,) * 12, (1,) * 7 + (2,) * 3, (0, 1, 2) * 6)
-    assert_same_runs(lambda: Tiny(method, labels=labels, factories=(normed,)), "mapped", lanes=(2,))
+    assert_same_runs(lambda: Tiny(method, labels=labels, factories=(normed,)), "vmap", lanes=(2,))
 
 
 def normed(outputs: int) -> nn.Module:
@@ -196,7 +196,7 @@ def test_low_precision_is_near_full_precision() -> None:
         group = with_network(factory, recipe=always(Recipe(batch=6, steps=2)))
         engines = [Fused("cpu", precision, kernels=False) for precision in ("fp64", "bf16")]
         exact, rough = (engine.serve(group) for engine in engines)
-        assert [engine.way(arch_of(factory)) for engine in engines] == ["mapped"] * 2
+        assert [engine.way(arch_of(factory)) for engine in engines] == ["vmap"] * 2
         for a, b in zip(exact, rough, strict=True):
             assert a.loss != b.loss
             assert a.loss == pytest.approx(b.loss, rel=0.05)
