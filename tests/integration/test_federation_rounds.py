@@ -104,6 +104,20 @@ def test_clients_that_keep_their_models_are_asked_to_predict(tmp_path: Path) -> 
     assert (answer["labels"] == answer["scores"].argmax(1)).all()
 
 
+def test_predictions_do_not_wait_for_a_quorum_of_sites_that_are_not_connected(tmp_path: Path) -> None:
+    rules = {"quorum": 3, "deadline": 1.0, "patience": 1, "grace": 0.1}
+    folder = make(tmp_path / "f", rounds=1, models="mlp", rules=rules)
+    LocalTransport(folder, share=set()).server().train()
+    np.savez(tmp_path / "in.npz", x=np.load(folder.path / "public.npz")["x"][:3])
+    transport = LocalTransport(folder, share=set(), away={"east", "south", "west"})
+    transport.server().query(tmp_path / "in.npz", tmp_path / "out.npz")
+    assert np.load(tmp_path / "out.npz")["scores"].shape == (3, 10)
+    assert {name for name, *_ in transport.sent} == {"north"}
+    assert "without east, south, west (absent)" in (folder.operator / "run.log").read_text()
+    with pytest.raises(NoQuorum, match="none of north, east, south, west is connected"):
+        LocalTransport(folder, away=set(NAMES)).server().query(tmp_path / "in.npz", tmp_path / "out.npz")
+
+
 def test_models_that_stay_at_their_sites_see_mirror_images_too(tmp_path: Path) -> None:
     folder = make(tmp_path / "f", settings={"mirror": True})
     transport = LocalTransport(folder, share={"north"})

@@ -86,6 +86,7 @@ class FlowerCohort:
         self.absent: set[str] = set()  # clients that were not connected in the last exchange
         self.last_look = -ONLINE_SECONDS
         self.seconds = 0.0  # of the latest exchange
+        self.waits_for_quorum = True  # also for clients that are not connected
         self.largest: dict[str, float] = {}  # number of each client's last answer
 
     def show_status(self) -> None:
@@ -209,6 +210,11 @@ class FlowerCohort:
                     self.take(answer)
                 self.show_status()  # once for all: the file is flushed to the disk
             waiting, now = self.waiting(exchange), time.monotonic()
+            if not self.waits_for_quorum:
+                here = len(answers) + len(set(waiting) & online)
+                if not (here or exchange.failures) and now - start_time >= rules.grace:
+                    raise NoQuorum(f"none of {', '.join(self.members(exchange))} is connected")
+                quorum = min(quorum, max(1, here))
             if len(answers) + len(waiting) < quorum:
                 if all(self.status[name].aside for name in exchange.failures):
                     reasons = {**self.attendance.failed, **self.attendance.refused}

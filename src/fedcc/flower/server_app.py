@@ -222,6 +222,7 @@ class FlowerServer(Observer):
         samples = self.samples(x=torch.from_numpy(x))
         with fixed_threads(self.experiment.machine.threads):
             self.connect(start)
+            self.cohort.waits_for_quorum = False  # no round depends on it, and somebody waits for the answer
             trained, executor = self.ensemble(start.snapshot.t, samples)
             if self.method.uploads_models and not trained.clients:
                 raise ValueError("no client has predicted: their policies do not allow it")
