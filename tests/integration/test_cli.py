@@ -455,6 +455,13 @@ def test_bench_refuses(wrong: tuple[str, object], capsys: Capsys) -> None:
     assert done.err.startswith("fedcc: ")
 
 
+def test_bench_looks_first_whether_its_record_can_be_written(tmp_path: Path, capsys: Capsys) -> None:
+    (tmp_path / "file").touch()
+    done = call(capsys, "bench", "--device", "cpu", "--out", tmp_path / "file" / "bench.json")
+    assert (done.code, done.out) == (1, "")
+    assert "rows" not in done.err
+
+
 def test_skew_as_json(tmp_path: Path, capsys: Capsys) -> None:
     found = json.loads(call(capsys, "skew", "--clients", 10, "--out", tmp_path / "s.svg", "--json").out)
     assert (found["skew"], found["public"], found["picture"]) == ("classes:1", 144, str(tmp_path / "s.svg"))

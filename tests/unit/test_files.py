@@ -53,3 +53,10 @@ def test_a_disk_that_fails_is_not_passed_over(tmp_path: Path, monkeypatch: pytes
         file.write(b"content")
     assert error.value.filename == str(tmp_path / "a")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_is_a_file_is_told_of_the_target(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(NotADirectoryError) as error, open_whole(tmp_path / "file" / "a"):
+        pass
+    assert error.value.filename == str(tmp_path / "file" / "a")

@@ -81,11 +81,15 @@ def bench(
     settings |= {"batch": batch, "steps": length, "augment": augment, "precision": setup.usual}
     record: dict[str, Any] = {"settings": settings, "machine": environment(str(device), threads), "rows": []}
 
-    def keep(row: Any, rows: str = "rows") -> None:
-        record.setdefault(rows, []).append(asdict(row))
+    def write() -> None:
         if out is not None:
             write_whole(out, json.dumps(record, indent=1) + "\n")
 
+    def keep(row: Any, rows: str = "rows") -> None:
+        record.setdefault(rows, []).append(asdict(row))
+        write()
+
+    write()  # so that a file that cannot be written ends this now
     with fixed_threads(threads), noted(f"the rows until then are in {out}") if out else nullcontext():
         if every:
             terminal.out(f"a fit of {numbers[0]} clients, {measured}; ms per client-step")

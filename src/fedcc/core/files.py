@@ -6,7 +6,7 @@ import secrets
 import signal
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import takewhile
 from pathlib import Path
 from typing import IO
@@ -31,7 +31,8 @@ def open_whole(path: Path) -> Iterator[IO[bytes]]:
         temporary.replace(path)
         _sync_folder(path.parent)
     except BaseException as error:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):  # in the way of the error itself
+            temporary.unlink()
         if isinstance(error, OSError):
             error.filename, error.filename2 = str(path), None  # not the temporary one
         raise
