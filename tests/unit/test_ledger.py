@@ -47,7 +47,7 @@ def test_one_answer_costs_its_epsilon_and_many_cost_far_more() -> None:
     assert Ledger({(2.0, 11): 7870}).record_epsilon() > 5 * one_run
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(epsilon=st.floats(0.05, 8), columns=st.integers(2, 101), number=st.integers(1, 10**6))
 def test_a_record_level_epsilon_lies_between_the_mean_loss_and_the_sum(
     epsilon: float, columns: int, number: int
