@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from test_site import loaded
 
 import synthetic
 from fedcc.report import markdown
@@ -38,16 +39,12 @@ def test_the_documents_are_up_to_date() -> None:
 
 def test_the_readme_says_what_its_methods_cost() -> None:
     """Beside the results stand FedCC, FedAvg and every best rival, with the costs of the page of methods."""
-    readme, methods = ((ROOT / name).read_text() for name in ("README.md", "docs/methods.md"))
-    costs = readme.partition("<!-- costs -->\n")[2].partition("<!-- /costs -->")[0]
-    head, _, *rows = ([cell.strip() for cell in line.strip("|").split("|")] for line in costs.splitlines())
-    everything = methods.partition("<!-- which -->\n")[2].partition("<!-- /which -->")[0]
-    names, _, *all_rows = ([cell.strip() for cell in line.strip("|").split("|")] for line in everything.splitlines())
-    by_method = {row[0]: dict(zip(names, row, strict=True)) for row in all_rows}
-    again = "run `python docs/make/which_method.py`"
-    assert [[by_method[row[0]][name] for name in head] for row in rows] == rows, again
+    which, again = loaded("which_method"), "run `python docs/make/which_method.py`"
+    everything, costs = which.WHICH.search(which.PAGE.read_text()), which.COSTS.search((ROOT / "README.md").read_text())
+    assert costs[0] == which.readme_table(everything[0]), again
     (table,) = (t for t in tables(find_records([ROOT / "results"]).runs) if t.of_paper)
-    assert {row[0] for row in rows} >= {"FedCC", "FedAvg", *(d.here.rival for d in duels(table))}, again
+    methods = {row.split(" | ")[0].removeprefix("| ") for row in costs[0].splitlines()}
+    assert methods >= {"FedCC", "FedAvg", *(d.here.rival for d in duels(table))}, again
 
 
 def test_the_command_writes_a_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -52,6 +52,21 @@ def test_links_follow_the_files() -> None:
     assert not found.failed
 
 
+def test_every_method_has_a_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(ROOT / "docs" / "make")
+    pages = loaded("method_pages").pages()
+    assert set(pages) == {f"methods/{name}.md" for name in fedcc.METHODS}
+    for name, kind in fedcc.METHODS.items():
+        text = pages[f"methods/{name}.md"]
+        assert text.startswith(f"# {kind.__name__}")
+        assert re.findall("^## (.*)", text, re.MULTILINE) == [
+            "Idea", "Messages", "Settings", "Our numbers", "Deviations and choices"
+        ]  # fmt: skip
+    assert re.search(
+        r"^\| CIFAR-10.* \| Table I \| as it is \| .*\]\(\.\./records/", pages["methods/fedcc.md"], re.MULTILINE
+    )
+
+
 @pytest.mark.slow
 def test_the_site(site: Path) -> None:
     """Strict: a broken link or anchor, or a page without a place, is a warning, and a warning is an error."""
