@@ -429,7 +429,6 @@ def test_the_device_is_asked_for_its_precision_only_if_none_is_given(monkeypatch
         raise AssertionError(f"{device} was asked")
 
     monkeypatch.setattr("fedcc.experiments.experiment.default_precision", refuse)
-    monkeypatch.setattr("fedcc.flower.create.default_precision", refuse, raising=False)
     options = {"clients": 2, "models": "resnet8", "device": "cpu", "precision": "bf16"}
     assert resolve_machine(options)["precision"] == "bf16"
     assert _own_experiment("fedavg", {}, options).machine.precision == "bf16"
