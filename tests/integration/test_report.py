@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import runpy
 import shutil
 import subprocess
 import time
@@ -15,7 +16,7 @@ import pytest
 from test_site import loaded
 
 import synthetic
-from fedcc.report import markdown
+from fedcc.report import markdown, paper
 from fedcc.report.records import find_records
 from fedcc.report.standings import duels
 from fedcc.report.tables import tables
@@ -45,6 +46,20 @@ def test_the_readme_says_what_its_methods_cost() -> None:
     (table,) = (t for t in tables(find_records([ROOT / "results"]).runs) if t.of_paper)
     methods = {row.split(" | ")[0].removeprefix("| ") for row in costs[0].splitlines()}
     assert methods >= {"FedCC", "FedAvg", *(d.here.rival for d in duels(table))}, again
+
+
+def test_a_cell_is_drawn_by_its_seed_alone() -> None:
+    draw, runs = (
+        runpy.run_path(str(ROOT / "experiments" / "draw_cell.py"))["drawn"],
+        find_records([ROOT / "results"]).runs,
+    )
+    drawn = [draw(runs, seed) for seed in range(20)]
+    assert [draw(runs, seed) for seed in range(20)] == drawn
+    assert len({run.name for run in drawn}) > 10
+    for run in drawn:
+        assert (run.method, run.scenario) in paper.TABLE1
+        assert not run.protocol
+        assert (ROOT / "results" / run.file.name).is_file()
 
 
 def test_the_command_writes_a_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
