@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import runpy
 import shutil
 import subprocess
 import time
@@ -13,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_site import loaded
 
 import synthetic
 from fedcc.report import markdown, paper
@@ -22,6 +20,7 @@ from fedcc.report.standings import duels
 from fedcc.report.tables import tables
 from fedcc.report.write import picture_description
 from program import QUICK, call
+from scripts import loaded
 
 ROOT = Path(__file__).resolve().parents[2]
 AGAIN = "run `fedcc report results --readme README.md --markdown docs/results.md`"
@@ -40,7 +39,7 @@ def test_the_documents_are_up_to_date() -> None:
 
 def test_the_readme_says_what_its_methods_cost() -> None:
     """Beside the results stand FedCC, FedAvg and every best rival, with the costs of the page of methods."""
-    which, again = loaded("which_method"), "run `python docs/make/which_method.py`"
+    which, again = loaded("docs/make/which_method.py"), "run `python docs/make/which_method.py`"
     everything, costs = which.WHICH.search(which.PAGE.read_text()), which.COSTS.search((ROOT / "README.md").read_text())
     assert costs[0] == which.readme_table(everything[0]), again
     (table,) = (t for t in tables(find_records([ROOT / "results"]).runs) if t.of_paper)
@@ -50,7 +49,7 @@ def test_the_readme_says_what_its_methods_cost() -> None:
 
 def test_a_cell_is_drawn_by_its_seed_alone() -> None:
     draw, runs = (
-        runpy.run_path(str(ROOT / "experiments" / "draw_cell.py"))["drawn"],
+        loaded("experiments/draw_cell.py").drawn,
         find_records([ROOT / "results"]).runs,
     )
     drawn = [draw(runs, seed) for seed in range(20)]
