@@ -36,6 +36,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         item.add_marker(pytest.mark.flaky(reruns=1))
 
 
+def pytest_runtest_setup() -> None:
+    """A test that draws from torch's global generator draws the same numbers whichever tests ran before it."""
+    torch.manual_seed(0)
+
+
 @pytest.fixture
 def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[torch.device]:
     """Where the engine's kernels run in this test: a GPU, or a CPU by emulation. Each launch is made twice.

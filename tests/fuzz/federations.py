@@ -22,7 +22,7 @@ from fedcc.core.wire import WIRE, is_probabilities
 from fedcc.experiments.experiment import Experiment
 from fedcc.flower.codec import DTYPES, EncodedMessage, ExpectedMessage, InvalidMessage, accept, decode, encode
 from fedcc.flower.data import site_samples
-from fedcc.flower.folder import FederationFolder, Site, Task, disagreement_reason, parse_clients
+from fedcc.flower.folder import FederationFolder, Site, Task, disagreement, parse_clients
 from fedcc.flower.rules import Rules
 from fedcc.methods import make
 from fuzz.harness import Case, Target, Wrong
@@ -95,7 +95,7 @@ class Folders(Target):
     def served(self, site: Site) -> None:
         method = site.experiment.build_method()
         site.task.arch(method, site.model)
-        disagreement_reason(self.good, site.terms())
+        disagreement(self.good, site.terms())
         if not isinstance(site.server, str) or not isinstance(site.name, str) or not isinstance(site.share_model, bool):
             raise Wrong("a value of another type was accepted")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,10 +11,10 @@ import pytest
 import torch
 
 from fedcc.methods import abstention as eq
+from scripts import loaded
 
 pytestmark = pytest.mark.slow
 
-ROOT = Path(__file__).resolve().parents[2]
 ASK = """([model, images, switches]) => {
     const networks = fedcc.networks(model ?? fedcc.model);
     return images.map((image) => fedcc.ask(networks, model ?? fedcc.model, image, switches));
@@ -73,12 +72,7 @@ def opened(browser: Any, site: Path) -> Iterator[Page]:
 
 @pytest.fixture(scope="module")
 def program() -> Any:
-    spec = importlib.util.spec_from_file_location("draw_model", ROOT / "docs" / "make" / "draw_model.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return loaded("docs/make/draw_model.py")
 
 
 def test_the_browser_votes_and_trusts_as_fedcc_does(opened: Page, program: Any) -> None:

@@ -2,31 +2,17 @@
 
 from __future__ import annotations
 
-import importlib.util
-from pathlib import Path
-from types import ModuleType
-
 import pytest
 import torch
 
 import fedcc
-
-EXAMPLES = Path(__file__).parents[2] / "examples"
-
-
-def loaded(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+from scripts import loaded
 
 
 @pytest.mark.parametrize("method", [fedcc.FedCC(), fedcc.FedMD()], ids=lambda m: m.name)
 def test_frozen_backbones_stay_what_they_were_and_heads_learn(method: fedcc.Method) -> None:
     """Three architectures, a head per client: what was frozen is the same at every client after training."""
-    example = loaded("frozen_backbone")
+    example = loaded("examples/frozen_backbone.py")
     split = {"skew": "classes:4", "clients": 3, "fraction": 0.1, "models": example.BACKBONES}
     result = fedcc.run(method, fedcc.Federation.named("digits", **split), rounds=2, epochs=1, device="cpu")
     for client, factory in enumerate(example.BACKBONES):

@@ -14,12 +14,13 @@ from typing import Any
 import pytest
 
 import synthetic
-from fedcc.report import markdown
+from fedcc.report import markdown, paper
 from fedcc.report.records import find_records
 from fedcc.report.standings import duels
 from fedcc.report.tables import tables
 from fedcc.report.write import picture_description
 from program import QUICK, call
+from scripts import loaded
 
 ROOT = Path(__file__).resolve().parents[2]
 AGAIN = "run `fedcc report results --readme README.md --markdown docs/results.md`"
@@ -38,16 +39,26 @@ def test_the_documents_are_up_to_date() -> None:
 
 def test_the_readme_says_what_its_methods_cost() -> None:
     """Beside the results stand FedCC, FedAvg and every best rival, with the costs of the page of methods."""
-    readme, methods = ((ROOT / name).read_text() for name in ("README.md", "docs/methods.md"))
-    costs = readme.partition("<!-- costs -->\n")[2].partition("<!-- /costs -->")[0]
-    head, _, *rows = ([cell.strip() for cell in line.strip("|").split("|")] for line in costs.splitlines())
-    everything = methods.partition("<!-- which -->\n")[2].partition("<!-- /which -->")[0]
-    names, _, *all_rows = ([cell.strip() for cell in line.strip("|").split("|")] for line in everything.splitlines())
-    by_method = {row[0]: dict(zip(names, row, strict=True)) for row in all_rows}
-    again = "run `python docs/make/which_method.py`"
-    assert [[by_method[row[0]][name] for name in head] for row in rows] == rows, again
+    which, again = loaded("docs/make/which_method.py"), "run `python docs/make/which_method.py`"
+    everything, costs = which.WHICH.search(which.PAGE.read_text()), which.COSTS.search((ROOT / "README.md").read_text())
+    assert costs[0] == which.readme_table(everything[0]), again
     (table,) = (t for t in tables(find_records([ROOT / "results"]).runs) if t.of_paper)
-    assert {row[0] for row in rows} >= {"FedCC", "FedAvg", *(d.here.rival for d in duels(table))}, again
+    methods = {row.split(" | ")[0].removeprefix("| ") for row in costs[0].splitlines()}
+    assert methods >= {"FedCC", "FedAvg", *(d.here.rival for d in duels(table))}, again
+
+
+def test_a_cell_is_drawn_by_its_seed_alone() -> None:
+    draw, runs = (
+        loaded("experiments/draw_cell.py").drawn,
+        find_records([ROOT / "results"]).runs,
+    )
+    drawn = [draw(runs, seed) for seed in range(20)]
+    assert [draw(runs, seed) for seed in range(20)] == drawn
+    assert len({run.name for run in drawn}) > 10
+    for run in drawn:
+        assert (run.method, run.scenario) in paper.TABLE1
+        assert not run.protocol
+        assert (ROOT / "results" / run.file.name).is_file()
 
 
 def test_the_command_writes_a_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

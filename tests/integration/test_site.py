@@ -4,29 +4,19 @@ from __future__ import annotations
 
 import doctest
 import html.parser
-import importlib.util
 import json
 import re
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 from urllib.parse import unquote, urldefrag
 
 import pytest
 
 import fedcc
+from scripts import loaded
 
 ROOT = Path(__file__).resolve().parents[2]
-
-
-def loaded(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, ROOT / "docs" / "make" / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 class Addresses(html.parser.HTMLParser):
@@ -47,9 +37,24 @@ class Addresses(html.parser.HTMLParser):
 
 
 def test_links_follow_the_files() -> None:
-    found = doctest.testmod(loaded("links"))
+    found = doctest.testmod(loaded("docs/make/links.py"))
     assert found.attempted > 1
     assert not found.failed
+
+
+def test_every_method_has_a_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(ROOT / "docs" / "make")
+    pages = loaded("docs/make/method_pages.py").pages()
+    assert set(pages) == {f"methods/{name}.md" for name in fedcc.METHODS}
+    for name, kind in fedcc.METHODS.items():
+        text = pages[f"methods/{name}.md"]
+        assert text.startswith(f"# {kind.__name__}")
+        assert re.findall("^## (.*)", text, re.MULTILINE) == [
+            "Idea", "Messages", "Settings", "Our numbers", "Deviations and choices"
+        ]  # fmt: skip
+    assert re.search(
+        r"^\| CIFAR-10.* \| Table I \| as it is \| .*\]\(\.\./records/", pages["methods/fedcc.md"], re.MULTILINE
+    )
 
 
 @pytest.mark.slow
@@ -98,7 +103,7 @@ def test_pages_opened_as_files_can_be_searched(name: str, site: Path, browser: A
 @pytest.mark.slow
 def test_the_notebook(tmp_path: Path) -> None:
     """It runs, and FedCC is where the text says: far above FedAvg."""
-    loaded("execute").execute(ROOT / "docs" / "notebook.ipynb", tmp_path / "out.ipynb")
+    loaded("docs/make/execute.py").execute(ROOT / "docs" / "notebook.ipynb", tmp_path / "out.ipynb")
     cells = json.loads((tmp_path / "out.ipynb").read_text())["cells"]
     printed = "".join("".join(o.get("text", "")) for c in cells for o in c.get("outputs", []))
     fedavg, ours = re.search(r"FedAvg: ([\d.]+) %", printed), re.search(r"([\d.]+) % of all images", printed)

@@ -21,7 +21,7 @@ from fedcc.methods.fedhkt import fused
 from steps import close, draw, labels
 from tiny import Mlp, Tiny
 
-quickly = settings(deadline=None, max_examples=40, derandomize=True)
+quickly = settings(max_examples=40)
 
 
 @st.composite

@@ -17,7 +17,7 @@ from fedcc.evaluate.embeddings import purity
 from fedcc.evaluate.example import example
 from fedcc.evaluate.margins import histogram, margins
 
-quickly = settings(deadline=None, max_examples=40, derandomize=True)
+quickly = settings(max_examples=40)
 
 
 def normal(seed: int, *shape: int, scale: float = 1.0) -> Tensor:

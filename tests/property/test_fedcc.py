@@ -24,7 +24,7 @@ from fedcc.methods.abstention import aggregate, alpha, entropy, pseudo_labels, t
 from recording import record, same
 from tiny import Mlp, Tiny
 
-quickly = settings(deadline=None, max_examples=40, derandomize=True)
+quickly = settings(max_examples=40)
 seeds = st.integers(0, 2**31)
 sizes = st.tuples(st.integers(1, 5), st.integers(1, 4), st.integers(2, 6))  # K, N, C
 

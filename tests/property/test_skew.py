@@ -27,7 +27,6 @@ def labels_of(n: int, classes: int, seed: int) -> np.ndarray:
 
 @given(seeds, etas, st.integers(1, 30), st.integers(1, 12), st.integers(1, 12), st.booleans(), st.integers(0, 200))
 @example(0, 1e-3, 30, 12, 12, False, 0)  # redrawing alone can never do it: n is exactly minimum x K
-@settings(deadline=None)
 def test_dirichlet_covers_respects_the_minimum_and_ends(seed, eta, clients, classes, minimum, balance, more):
     y = labels_of(clients * minimum + more, classes, seed)
     skew = Dirichlet(eta, minimum, balance)
@@ -42,7 +41,6 @@ def test_dirichlet_covers_respects_the_minimum_and_ends(seed, eta, clients, clas
 
 
 @given(seeds, st.integers(1, 30), st.integers(1, 25), st.data())
-@settings(deadline=None)
 def test_classes_gives_each_client_n_and_each_class_floor_or_ceil_holders(seed, clients, classes, data):
     n = data.draw(st.integers(-(-classes // clients), classes)) if clients * classes >= classes else 1
     y = np.repeat(np.arange(classes), clients + 2)
@@ -61,7 +59,6 @@ def test_classes_gives_each_client_n_and_each_class_floor_or_ceil_holders(seed, 
 
 
 @given(seeds, st.integers(1, 20), st.integers(1, 20), st.data())
-@settings(deadline=None)
 def test_the_construction_of_last_resort_always_fits(seed, clients, classes, data):
     n = data.draw(st.integers(1, classes))
     rng = np.random.default_rng(seed)
@@ -94,7 +91,7 @@ def test_the_public_split_is_the_fraction_and_the_rest(seed, n, fraction, strati
 
 
 @given(seeds, st.sampled_from(["dirichlet:0.1,minimum=1", "classes:2", "iid"]), st.integers(2, 8))
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 def test_a_partition_deals_every_sample_once(seed, skew, clients):
     y = np.arange(400) % 4
     p = partition(y, clients, skew, 4, seed)

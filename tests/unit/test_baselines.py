@@ -24,7 +24,7 @@ from fedcc.methods.fedavg import average
 from recording import record, same
 from tiny import Mlp, Tiny
 
-quickly = settings(deadline=None, max_examples=30, derandomize=True)
+quickly = settings(max_examples=30)
 LOGITS = FedMD(loss="l1", average="logits")  # as the authors' code has it
 MIXED = [[0, 1] * 10, [1, 2] * 6, [0, 2] * 4]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from pathlib import Path
 from typing import Any
@@ -12,20 +11,15 @@ import pytest
 import fedcc
 from fedcc.methods import METHODS, make
 from fedcc.report.records import RunRecord, find_records
+from scripts import loaded
 
-SCRIPT = Path(__file__).parents[2] / "experiments" / "count_images.py"
 REFUSED = {"fedhkt", "selectivefd"}
 SHORT: dict[str, dict[str, Any]] = {"fedconcat": {"classifier_rounds": 2}, "fens": {"aggregator_rounds": 3}}
 
 
 @pytest.fixture(scope="module")
 def script() -> Any:
-    spec = importlib.util.spec_from_file_location("count_images", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return loaded("experiments/count_images.py")
 
 
 def finished(folder: Path, name: str, settings: dict[str, Any], **options: Any) -> tuple[RunRecord, dict[str, Any]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -62,9 +63,35 @@ def run(what: Callable[[], Any]) -> None:
     asyncio.run(what())
 
 
-def test_a_connection_that_makes_no_request_in_time_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(door_module, "HEAD_SECONDS", 0.3)
+async def settle() -> None:
+    """Let everything happen that is due."""
+    for _ in range(20):
+        await asyncio.sleep(0)
 
+
+class Clock:
+    """The time of the door and of its event loop: the real one, and what a test lets pass."""
+
+    def __init__(self) -> None:
+        self.passed = 0.0
+
+    def monotonic(self) -> float:
+        return time.monotonic() + self.passed
+
+    async def wait(self, seconds: float) -> None:
+        self.passed += seconds
+        await settle()
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(door_module, "time", clock)
+    monkeypatch.setattr(asyncio.BaseEventLoop, "time", lambda _: clock.monotonic())
+    return clock
+
+
+def test_a_connection_that_makes_no_request_in_time_ends(clock: Clock) -> None:
     async def scene() -> None:
         door = Door()
         async with served(door) as port:
@@ -72,7 +99,9 @@ def test_a_connection_that_makes_no_request_in_time_ends(monkeypatch: pytest.Mon
             door.begin(client.address, 7)  # a long request
             door.begin(idle.address, 7)
             door.finish(idle.address)
-            await asyncio.sleep(0.8)
+            await clock.wait(15)
+            assert all([await caller.is_open() for caller in (stranger, client, idle)])
+            await clock.wait(10)
             assert not await stranger.is_open()
             assert not await idle.is_open()
             assert await client.is_open()
@@ -81,19 +110,16 @@ def test_a_connection_that_makes_no_request_in_time_ends(monkeypatch: pytest.Mon
     run(scene)
 
 
-def test_a_client_with_a_slow_line_has_time_to_receive_a_large_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(door_module, "HEAD_SECONDS", 0.2)
-    monkeypatch.setattr(door_module, "SLOWEST", 1000)
-
+def test_a_client_with_a_slow_line_has_time_to_receive_a_large_answer(clock: Clock) -> None:
     async def scene() -> None:
         door = Door()
         async with served(door) as port:
             client = await Caller.call(port)
             door.begin(client.address, 7)
-            door.finish(client.address, 600)  # it is under way for 0.6 s
-            await asyncio.sleep(0.5)
+            door.finish(client.address, 640 * 2**10)  # it is under way for 10 s
+            await clock.wait(25)
             assert await client.is_open()
-            await asyncio.sleep(1.0)
+            await clock.wait(10)
             assert not await client.is_open()
 
     run(scene)
@@ -137,16 +163,14 @@ def test_strangers_of_all_addresses_and_a_clients_own_connections_are_bounded(mo
     run(scene)
 
 
-def test_a_refused_connection_ends_soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(door_module, "REFUSED_SECONDS", 0.1)
-
+def test_a_refused_connection_ends_soon(clock: Clock) -> None:
     async def scene() -> None:
         door = Door()
         async with served(door) as port:
             caller = await Caller.call(port)
             door.refuse(caller.address)
             assert await caller.is_open()
-            await asyncio.sleep(0.4)
+            await clock.wait(2)
             assert not await caller.is_open()
             assert not door.connections
 
@@ -167,11 +191,10 @@ def test_bodies_wait_in_line_for_memory() -> None:
         tasks = {}
         for name, (node, size) in sizes.items():
             tasks[name] = asyncio.create_task(body(name, node, size, leave[name]))
-            await asyncio.sleep(0)
-        await asyncio.sleep(0.01)
+        await settle()
         assert order == ["a", "c"]  # b: its client has enough; d: there is no more
         leave["a"].set()
-        await asyncio.sleep(0.01)
+        await settle()
         assert sorted(order[2:]) == ["b", "d"]
         for event in leave.values():
             event.set()

@@ -32,7 +32,7 @@ from steps import augmentation, batches
 from tiny import Mlp, Tiny, blobs
 
 KEY = Key(0, 1, 2, "fit", "private")
-quickly = settings(deadline=None, max_examples=40, derandomize=True)
+quickly = settings(max_examples=40)
 
 
 # -- plan

@@ -21,7 +21,7 @@ pytest.importorskip("flwr")
 from fedcc.experiments.experiment import Experiment, resolve_machine
 from fedcc.flower.create import _own_experiment
 from fedcc.flower.data import site_samples
-from fedcc.flower.folder import FederationFolder, Site, Task, disagreement_reason, parse_clients
+from fedcc.flower.folder import FederationFolder, Site, Task, disagreement, parse_clients
 from fedcc.flower.keys import public_bytes
 from fedcc.flower.rules import Rules
 from fedcc.methods import make as make_method
@@ -43,7 +43,7 @@ def test_what_is_written_is_read_again(folder: FederationFolder) -> None:
     for number, name in enumerate(NAMES):
         site = Site.read(folder.path / "sites" / name)
         assert (site.name, site.number, site.share_model) == (name, number, False)
-        assert disagreement_reason(folder.terms(name), site.terms()) is None
+        assert disagreement(folder.terms(name), site.terms()) is None
         assert site.task.public_samples(site.path / "public.npz").x.equal(
             folder.task.public_samples(folder.path / "public.npz").x
         )
@@ -86,13 +86,13 @@ def test_keys_and_certificate_are_what_flower_and_tls_want(folder: FederationFol
 
 def test_a_site_names_what_it_has_not_agreed_to(folder: FederationFolder) -> None:
     site = Site.read(folder.path / "sites" / "east")
-    for changes, words in (
-        ({"rounds": 9}, "rounds is 9 on the server and 2 here"),
-        ({"settings": {**folder.experiment.settings, "lam": 0.7}}, "lam is 0.7 on the server and 0.2 here"),
+    for changes, found in (
+        ({"rounds": 9}, ("rounds", 9, 2)),
+        ({"settings": {**folder.experiment.settings, "lam": 0.7}}, ("lam", 0.7, 0.2)),
     ):
         changed = dataclasses.replace(folder, experiment=Experiment.stored(folder.experiment.values() | changes))
-        assert disagreement_reason(changed.terms("east"), site.terms()) == words
-    assert disagreement_reason(folder.terms("west"), site.terms()) == "client is 3 on the server and 1 here"
+        assert disagreement(changed.terms("east"), site.terms()) == found
+    assert disagreement(folder.terms("west"), site.terms()) == ("client", 3, 1)
 
 
 def test_other_public_images_are_refused(folder: FederationFolder, tmp_path: Path) -> None:
@@ -379,7 +379,7 @@ def test_a_folder_of_an_older_version_opens(tmp_path: Path) -> None:
     split, training = folder.experiment.split, folder.experiment.training
     assert (split.augment, split.validation, training.schedule, training.decay) == ("none", 0.0, "constant", 1.0)
     assert folder.experiment.build_method() == make_method("fedcc")
-    assert disagreement_reason(folder.terms("east"), site.terms()) is None
+    assert disagreement(folder.terms("east"), site.terms()) is None
     folder.write()
     site.write()
     assert (FederationFolder.read(tmp_path), Site.read(tmp_path)) == (folder, site)
@@ -429,7 +429,6 @@ def test_the_device_is_asked_for_its_precision_only_if_none_is_given(monkeypatch
         raise AssertionError(f"{device} was asked")
 
     monkeypatch.setattr("fedcc.experiments.experiment.default_precision", refuse)
-    monkeypatch.setattr("fedcc.flower.create.default_precision", refuse, raising=False)
     options = {"clients": 2, "models": "resnet8", "device": "cpu", "precision": "bf16"}
     assert resolve_machine(options)["precision"] == "bf16"
     assert _own_experiment("fedavg", {}, options).machine.precision == "bf16"

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -51,7 +51,6 @@ on_gpu = pytest.mark.skipif(not cuda.available(torch.device("cuda")), reason="no
 sizes = st.integers(1, 40)
 
 
-@settings(deadline=None)
 @given(sizes, sizes, sizes, st.integers(2, 600), st.floats(0, 64), st.booleans(), st.floats(0.1, 600))
 def test_tiles_and_programs_cover_every_row_of_every_image_once(
     batch: int, high: int, wide: int, target: int, least: float, even: bool, wanted: float

@@ -9,6 +9,7 @@ import os
 import re
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
@@ -34,7 +35,7 @@ def test_steps_tick_again_after_one_that_was_complete(monkeypatch: pytest.Monkey
         step("page", 0, 4)
         time.sleep(1.3)
     text = shown(console)
-    assert re.search(r"page 0/4 .* 0:00:01", text)
+    assert re.search(r"page 0/4 .* 0:00:0[1-9]", text)
     assert max(map(len, text.splitlines())) <= 80
 
 
@@ -100,9 +101,10 @@ def test_without_a_terminal_steps_print_nothing() -> None:
     assert shown(console) == ""
 
 
-def test_a_run_in_progress_is_a_row(tmp_path: Path) -> None:
+def test_a_run_in_progress_is_a_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedcc.cli.live.time", SimpleNamespace(monotonic=lambda: 130.0, time=lambda: 1e9))
     folder = Path("digits_classes-1") / "fedavg" / ("a-very-long-name-" * 4) / "seed0"
-    rows, start = RunRows(tmp_path), time.monotonic() - 30
+    rows, start = RunRows(tmp_path), 100.0
     assert rows.row(folder, start)[1:4] == ("starting", "", "0:30")
     (tmp_path / folder).mkdir(parents=True)
     experiment = Experiment.resolve("fedavg", data="digits", rounds=4, device="cpu")
@@ -110,10 +112,9 @@ def test_a_run_in_progress_is_a_row(tmp_path: Path) -> None:
     assert rows.row(folder, start)[1] == "round 1/4"
     metrics = tmp_path / folder / "metrics.jsonl"
     metrics.write_text(json.dumps({"round": 1, "accuracy": 12.34}) + "\n")
-    os.utime(metrics, (time.time() - 10, time.time() - 10))  # the round took 20 s of the 30
+    os.utime(metrics, (1e9 - 10, 1e9 - 10))  # the round took 20 s of the 30
     row = rows.row(folder, start)
-    assert row[1:4] == ("round 2/4", "12.3 %", "0:30")
-    assert row[4] in ("0:49 left", "0:50 left")
+    assert row[1:] == ("round 2/4", "12.3 %", "0:30", "0:50 left")
     console = Console(file=io.StringIO(), width=80)
     console.print(rows.table(("0/1 runs", "", "", "0:30", ""), [row]))
     lines = shown(console).splitlines()

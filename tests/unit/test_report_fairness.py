@@ -6,23 +6,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from test_report_tables import read
 
 import synthetic
 from fedcc.experiments.sweep import read as sweep
 from fedcc.report import markdown
 from fedcc.report.fairness import compute_tables, paired_comparisons, reading_comparisons, strong_comparisons
-from fedcc.report.records import Records, find_records
 from fedcc.report.tables import tables
 from fedcc.report.write import write_report
 
 CIFAR = {"data": "cifar10", "skew": "classes:2"}
 SCENARIO = ("cifar10", "classes:2")
-
-
-def read(place: Path, *records: dict[str, Any]) -> Records:
-    for i, made in enumerate(records):
-        synthetic.write(made, place / f"r{i}.json")
-    return find_records([place])
 
 
 def finals(method: str, *accuracies: float, **given: Any) -> list[dict[str, Any]]:

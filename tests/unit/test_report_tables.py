@@ -24,7 +24,7 @@ from fedcc.report.page import SCRIPTS, TEMPLATE, page, page_script
 from fedcc.report.page_data import archive, as_json, packed, run_groups
 from fedcc.report.paper import Value
 from fedcc.report.records import Records, RunRecord, find_records
-from fedcc.report.standings import Margin, filled, leads, standings
+from fedcc.report.standings import Margin, filled, leads, nearest_rivals, standings
 from fedcc.report.style import look
 from fedcc.report.tables import client_table, reading_tables, tables
 
@@ -483,6 +483,24 @@ def test_averaged_models_stand_twice_in_a_table_of_their_own(tmp_path: Path) -> 
     assert [(row["variant"], row["final"]) for row in rows if row["seeds"] != "0"] == [
         ("averaged", "20.5000"), ("re-estimated", "23.5000")
     ]  # fmt: skip
+
+
+def test_the_nearest_rivals_are_ranked_where_all_baselines_have_run(tmp_path: Path) -> None:
+    """By seed 0: no scenario that one of them lacks, no other seed and no other method counts."""
+    own = [method for method in paper.METHODS if method != "fedcc"]
+    some = [synthetic.record(m, 99.0, data="cifar10", skew="classes:1") for m in own[1:]]
+    (table,) = built(tmp_path / "some", *some)
+    assert nearest_rivals(table) is None
+    every = [synthetic.record(m, 10.0 + i, data="cifar10", skew="classes:2") for i, m in enumerate(own)]
+    others = [
+        synthetic.record(own[0], 98.0, data="cifar10", skew="classes:2", seed=1),
+        synthetic.record("fedcc", 97.0, **CIFAR),
+    ]
+    (table,) = built(tmp_path / "all", *some, *every, *others)
+    ranking = nearest_rivals(table)
+    assert ranking is not None
+    assert ranking.means == tuple((METHODS[own[i]]().label, 10.0 + i) for i in (14, 13, 12))
+    assert (ranking.scenarios, ranking.of) == ((("cifar10", "classes:2"),), 2)
 
 
 def test_a_lead_is_measured_against_re_estimated_baselines_too(tmp_path: Path) -> None:

@@ -29,14 +29,18 @@ class AnswerStore:
     """The answers of a site in all runs: the digest of each question, the label, and a checksum at the end.
 
     The server names the runs, and a run's first model follows from the seed: an answer counts in all of them. An older
-    version had a file ``answers`` for each run; what they hold is taken over.
+    version had a file ``answers`` for each run; what they hold is taken over, and they go: beside them the loss of this
+    file would not be noticed.
     """
 
     def __init__(self, state: Path, disclosed: int = 0):
         self.path = state / FILE
         self.labels = stored_labels(state, disclosed)
-        if not self.path.exists() or any(state.glob(OLDER)):
+        older = list(state.glob(OLDER))
+        if older or not self.path.exists():
             self._write()  # so that it is there before anything is disclosed
+        for path in older:
+            path.unlink()
 
     def missing(self, asked: Questions) -> list[int]:
         """The positions of the questions that have no answer yet, each question once."""

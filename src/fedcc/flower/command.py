@@ -17,16 +17,15 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
-from cryptography.hazmat.primitives.serialization import load_ssh_public_key
 
 from fedcc import __version__
 from fedcc.core.naming import shortened
 from fedcc.flower import succession
 from fedcc.flower.codec import EncodedMessage, InvalidMessage, Texts, read_content, write_content
 from fedcc.flower.folder import Site, disagreement
-from fedcc.flower.keys import load_private_key
+from fedcc.flower.keys import load_private_key, openssh_key
 from fedcc.flower.site_error import SiteError
 from fedcc.flower.succession import Trust
 
@@ -167,10 +166,6 @@ def read_public_key(path: Path) -> Ed25519PublicKey:
     """The key that a site's commands are signed with."""
     if not path.is_file():
         raise ValueError(f"{path} is missing: the operator sends it with the site's folder; {UPGRADE}")
-    try:
-        key = load_ssh_public_key(path.read_bytes())
-    except (ValueError, UnsupportedAlgorithm, NotImplementedError):
-        key = None
-    if not isinstance(key, Ed25519PublicKey):
+    if not isinstance(key := openssh_key(path.read_bytes()), Ed25519PublicKey):
         raise ValueError(f"{path} must hold an Ed25519 public key in OpenSSH's form; the operator sends it again")
     return key

@@ -321,12 +321,6 @@ def disagreement(theirs: Mapping[str, Any], mine: Mapping[str, Any]) -> tuple[st
     return None
 
 
-def disagreement_reason(theirs: Mapping[str, Any], mine: Mapping[str, Any]) -> str | None:
-    """The first value in which the server's terms differ from a site's, in words, or None."""
-    found = disagreement(theirs, mine)
-    return f"{found[0]} is {found[1]} on the server and {found[2]} here" if found else None
-
-
 def read_experiment(path: Path) -> Experiment:
     """An experiment whose data may be the sites' own; options that an older file lacks are as they were then."""
     table = load(path)

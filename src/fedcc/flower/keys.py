@@ -153,11 +153,7 @@ def load_private_key(path: Path) -> Any:
 
 def check_app_key(path: Path) -> None:
     """Refuse a file that does not hold the key of an app, as :func:`sign_app` makes it."""
-    try:
-        key = serialization.load_ssh_public_key(path.read_bytes().decode().removeprefix("fedcc: ").encode())
-    except (ValueError, UnsupportedAlgorithm, NotImplementedError):
-        key = None
-    if not isinstance(key, Ed25519PublicKey):
+    if not isinstance(openssh_key(path.read_bytes().removeprefix(b"fedcc: ")), Ed25519PublicKey):
         raise ValueError(f"{path} is damaged: it must hold the app's key; all sites and the operator have the same")
 
 
@@ -201,15 +197,20 @@ def load_public_key(path: Path) -> PublicKey:
 
 def parse_public_key(content: bytes, path: Path) -> PublicKey:
     """The public key in the content of a file."""
-    try:
-        key = serialization.load_ssh_public_key(content) if len(content) <= LARGEST else None
-    except (ValueError, UnsupportedAlgorithm, NotImplementedError):  # the last for a compressed point
-        key = None
+    key = openssh_key(content)
     is_site_key = isinstance(key, ec.EllipticCurvePublicKey) and isinstance(key.curve, ec.SECP384R1)
     if not is_site_key and not isinstance(key, Ed25519PublicKey):
         raise ValueError(f"{path} must hold a public key as `fedcc federation join` writes it")
     assert isinstance(key, ec.EllipticCurvePublicKey | Ed25519PublicKey)
     return key
+
+
+def openssh_key(content: bytes) -> Any:
+    """A public key in OpenSSH's form; None if it is none."""
+    try:
+        return serialization.load_ssh_public_key(content) if len(content) <= LARGEST else None
+    except (ValueError, UnsupportedAlgorithm, NotImplementedError):  # the last for a compressed point
+        return None
 
 
 def key_name(content: bytes) -> str:

@@ -95,7 +95,7 @@ class FlowerServer(Observer):
                 )
             except FloatingPointError as error:  # false uploads of the right form may do that
                 name, most = max(self.cohort.largest.items(), key=lambda item: item[1], default=("nobody", 0.0))
-                text = f"{error}; of all that clients have sent, {name} has the largest number, {most:.3g}"
+                text = f"{error}; the largest number in the clients' latest answers is {name}'s, {most:.3g}"
                 raise FloatingPointError(text) from error
             if self.trained is None:  # interrupted after the last round
                 self.trained, _ = self.ensemble(self.method.rounds(number), None)

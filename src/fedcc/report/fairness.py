@@ -178,7 +178,7 @@ def _equal(row: MethodRow, runs: Sequence[tuple[RunRecord, RunRecord]]) -> Equal
         statistics.fmean(sent) if len(sent) == len(runs) else None,
         mean(lambda run: run.final),
         statistics.fmean(known) if len(known) == len(runs) else None,
-        _span([t for t, _ in reached]),
+        span([t for t, _ in reached]),
         any(run.work.afterwards for run, _ in runs),
     )
 
@@ -190,8 +190,9 @@ def _after(fedcc: RunRecord, images: int) -> tuple[int, float | None]:
     return evaluated[-1] if evaluated else (0, None)
 
 
-def _span(numbers: Sequence[int]) -> str:
-    return str(numbers[0]) if len(set(numbers)) == 1 else f"{min(numbers)} to {max(numbers)}"
+def span(numbers: Sequence[float], digits: int = 0) -> str:
+    """The least and the most of these numbers; one of them if they look the same."""
+    return " to ".join(dict.fromkeys(f"{end:.{digits}f}" for end in (min(numbers), max(numbers))))
 
 
 @dataclass(frozen=True)

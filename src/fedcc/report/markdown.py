@@ -17,6 +17,7 @@ from fedcc.report.fairness import (
     compute_tables,
     paired_comparisons,
     reading_comparisons,
+    span,
     strong_comparisons,
 )
 from fedcc.report.records import Records, RunRecord
@@ -260,15 +261,11 @@ def _price(costs: Sequence[EqualCompute]) -> list[str]:
     sent = [cost.sent / 1e6 for cost in costs if cost.sent is not None]
     return [
         plain(one.row.title),
-        _range(images, 1 if max(images) >= 1 else 3) + (" †" if any(cost.afterwards for cost in costs) else ""),
-        _range(sent, 1) if len(sent) == len(costs) else MISSING,
+        span(images, 1 if max(images) >= 1 else 3) + (" †" if any(cost.afterwards for cost in costs) else ""),
+        span(sent, 1) if len(sent) == len(costs) else MISSING,
         one.predictor,
         MISSING if one.needs_public is None else "yes" if one.needs_public else "no",
     ]
-
-
-def _range(numbers: Sequence[float], digits: int) -> str:
-    return " to ".join(dict.fromkeys(f"{end:.{digits}f}" for end in (min(numbers), max(numbers))))
 
 
 def _equal_compute(cost: EqualCompute | None) -> list[str]:
