@@ -23,6 +23,7 @@ from fedcc.core.rng import Key
 from fedcc.core.samples import Samples
 from fedcc.engine import choose_device, drive, engine
 from fedcc.engine.threads import fixed_threads
+from fedcc.errors import UserError
 from fedcc.evaluate import Evaluation, evaluate, readings_in_round
 from fedcc.evaluate.accuracy import targets_accuracy
 from fedcc.evaluate.predictions import RemotePredictions
@@ -318,6 +319,7 @@ def main(grid: Grid, context: Context) -> None:
             log.update(state="stopped", problem="it was asked to stop")
             log.say("stopped: it was asked to stop")
         else:
-            log.update(state="stopped", problem=f"{type(error).__name__}: {error}")
+            told = str(error) if isinstance(error, (ValueError, UserError)) else f"{type(error).__name__}: {error}"
+            log.update(state="stopped", problem=told)
             log.say(f"stopped: {error}", "error")
         raise

@@ -202,7 +202,8 @@ def _run_app(folder: FederationFolder, task: str, directory: Path, say: Say) -> 
             if status.get("state") == "finished":
                 return
             if status.get("state") == "stopped":
-                raise FlowerError(f"{status['problem']}; `fedcc federation run` resumes from the last round")
+                then = "; `fedcc federation run` resumes from the last round" if task == "train" else ""
+                raise FlowerError(f"{status['problem']}{then}")
             if status and not is_alive(status["pid"]):
                 raise FlowerError(f"the server's process has ended; see {superlink_log}, then run again")
             if not status and time.monotonic() - start > START_SECONDS:
