@@ -211,8 +211,8 @@ class FlowerCohort:
                 self.show_status()  # once for all: the file is flushed to the disk
             waiting, now = self.waiting(exchange), time.monotonic()
             if not self.waits_for_quorum:
-                here = len(answers) + len(set(waiting) & online)
-                if not (here or exchange.failures) and now - start_time >= rules.grace:
+                here = len(answers.keys() | (online & set(self.members(exchange))))
+                if not here and now - start_time >= rules.grace:
                     raise NoQuorum(f"none of {', '.join(self.members(exchange))} is connected")
                 quorum = min(quorum, max(1, here))
             if len(answers) + len(waiting) < quorum:
