@@ -13,9 +13,10 @@ import struct
 import subprocess
 import sys
 import termios
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import pytest
 
@@ -24,6 +25,7 @@ from fedcc.cli import app
 from fedcc.cli.run import read_config
 from fedcc.core.digests import write_json
 from fedcc.core.model import Outputs
+from fedcc.core.options import options_of
 from fedcc.core.requests import Predict
 from fedcc.data.dataset import Dataset
 from fedcc.engine import Plain
@@ -233,7 +235,7 @@ def test_methods_lists_every_method_and_explains_one(capsys: Capsys) -> None:
     listing = call(capsys, "methods")
     assert listing.code == 0
     for name, kind in fedcc.METHODS.items():
-        assert re.search(rf"^{name} +{kind.__name__} ", listing.out, re.M)
+        assert re.search(rf"^{name} +{kind.__name__}\b", listing.out, re.M)
     assert listing.out.index("centralized") < listing.out.index("beyond the paper") < listing.out.index("dsfl")
     one = call(capsys, "methods", "FedCC")
     for word in ("lam", "0.2", "Eq. (4)", "majority_threshold", "0 to 1", "probe, labels", "true, false"):
@@ -520,6 +522,43 @@ def test_help_names_every_option(command: str, capsys: Capsys) -> None:
     named = set(re.findall(r"(?<![\w-])--(?!no-)[a-z-]+", done.out)) - {"--help"}
     assert named == set(COMMANDS[command].split())
     assert "\\" not in done.out
+    assert max(map(len, done.out.splitlines())) <= 80
+
+
+def sentences(command: Any) -> Iterator[tuple[str, str]]:
+    """Every help of a command and of those below it."""
+    yield command.name, command.help
+    for parameter in command.params:
+        yield f"{command.name} {parameter.name}", getattr(parameter, "meaning", None) or parameter.help
+    for below in getattr(command, "commands", {}).values():
+        yield from sentences(below)
+
+
+def test_help_is_whole_sentences() -> None:
+    import typer
+
+    texts = list(sentences(typer.main.get_command(app)))
+    assert len(texts) > 250
+    wrong = [(where, t) for where, t in texts if not re.fullmatch(r"['A-Z].*\.(  \[default: [^]]+\])?", t or "", re.S)]
+    assert wrong == []
+
+
+def test_help_explains_arguments_once(capsys: Capsys) -> None:
+    done = call(capsys, "export", "--help")
+    assert re.search(
+        r"^Arguments:\n  RUN +The folder of a finished run, .*\n  FILE +The file to write: ", done.out, re.M
+    )
+    assert done.out.count("RUN ") == 2  # in the usage, too
+
+
+def test_methods_are_whole_at_80_columns(capsys: Capsys, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "80")
+    text = re.sub(r"\x1b\[[\d;]*m", "", call(capsys, "methods").out)
+    assert max(map(len, text.splitlines())) <= 80
+    for kind in fedcc.METHODS.values():
+        for o in options_of(kind).values():
+            assert re.search(rf"\b{o.name}={re.escape(str(o.default))}(,|\s)", text), o.name
 
 
 def test_the_commands_are_all_tested() -> None:

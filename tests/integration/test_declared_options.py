@@ -103,7 +103,7 @@ def test_help_explains_every_option(capsys: Capsys) -> None:
     text = " ".join(call(capsys, "run", "--help").out.split())
     for name, declared in OPTIONS.items():
         assert f"--{name.replace('_', '-')}" in text
-        assert declared.marks["meaning"].split(";")[0].split()[0] in text
+        assert declared.marks["meaning"] in text
 
 
 def test_python_has_every_option_of_training() -> None:

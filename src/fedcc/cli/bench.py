@@ -31,20 +31,32 @@ if TYPE_CHECKING:
 @run_options("device", "batch", "augment", "threads")
 def bench(
     options: dict[str, Any],
-    clients: Annotated[str | None, Option(help="numbers of clients; 1,10,100 on a GPU, 1,4 on a CPU")] = None,
-    steps: Annotated[int | None, Option(help="steps per client; 200 on a GPU, 4 on a CPU")] = None,
-    model: Annotated[str, Option(help="the network: a built-in one, or module:factory")] = "resnet20",
+    clients: Annotated[
+        str | None,
+        Option(help="Measure with these numbers of clients. The default is 1,10,100 on a GPU and 1,4 on a CPU."),
+    ] = None,
+    steps: Annotated[
+        int | None, Option(help="Take this many steps per client. The default is 200 on a GPU and 4 on a CPU.")
+    ] = None,
+    model: Annotated[str, Option(help="Measure this network, a built-in one or module:factory.")] = "resnet20",
     shape: Annotated[
-        str, Option(help="shape of an input: channels,height,width of an image; another is of numbers or --tokens")
+        str,
+        Option(help="Give inputs this shape: channels,height,width for images, any other for numbers or --tokens."),
     ] = "3,32,32",
-    tokens: Annotated[int, Option(help="inputs are tokens, of which there are this many; --shape is their number")] = 0,
+    tokens: Annotated[
+        int, Option(help="Make inputs of this many different tokens; --shape is then their number per input.")
+    ] = 0,
     predicted: Annotated[
-        int | None, Option("--images", help="images, or other inputs, to predict; 10,000 on a GPU, 1,000 on a CPU")
+        int | None,
+        Option(
+            "--images",
+            help="Predict this many images, or other inputs. The default is 10,000 on a GPU and 1,000 on a CPU.",
+        ),
     ] = None,
     every: Annotated[
-        bool, Option("--all", help="measure nine networks instead, by a fit of 10 clients (CPU: 2), and five runs")
+        bool, Option("--all", help="Measure nine networks instead, by a fit of 10 clients (CPU: 2), and five runs.")
     ] = False,
-    out: Annotated[Path | None, Option(help="write the record to this JSON file too")] = None,
+    out: Annotated[Path | None, Option(help="Write the record to this JSON file too.")] = None,
     as_json: Json = False,
 ) -> None:
     """Measure the engines on this machine and print one table; ratios are within one run."""

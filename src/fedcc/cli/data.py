@@ -19,7 +19,9 @@ data_app = typer.Typer(cls=Commands, help="List, fetch and check data sets.", no
 @run_options("data", "skew", "clients", "seed", "public", "resize", "label", "test", "data_dir")
 def skew(
     options: dict[str, Any],
-    picture: Annotated[Path, Option("--out", help="the picture to write: .png, .pdf or .svg")] = Path("skew.png"),
+    picture: Annotated[Path, Option("--out", help="Write the picture to this file: .png, .pdf or .svg.")] = Path(
+        "skew.png"
+    ),
     as_json: Json = False,
 ) -> None:
     """Show who would hold what: print the client x class table and write the plot."""
@@ -60,7 +62,7 @@ def skew(
 @data_app.command("list")
 @run_options("data_dir")
 def data_list(options: dict[str, Any], as_json: Json = False) -> None:
-    """The data sets, and which of them are here."""
+    """List the data sets, and which of them are here."""
     from fedcc.code import installed
     from fedcc.data import DATASETS
     from fedcc.data.fetch import data_folder
@@ -85,7 +87,10 @@ def data_list(options: dict[str, Any], as_json: Json = False) -> None:
 
 @data_app.command("fetch")
 @run_options("data_dir")
-def data_fetch(options: dict[str, Any], name: Annotated[str, Argument(help="the data set")]) -> None:
+def data_fetch(
+    options: dict[str, Any],
+    name: Annotated[str, Argument(help="The name of the data set; `fedcc data list` lists them.")],
+) -> None:
     """Download and verify a data set unless it is already here."""
     from fedcc.data import find_dataset
     from fedcc.data.fetch import fetch
@@ -99,7 +104,9 @@ def data_fetch(options: dict[str, Any], name: Annotated[str, Argument(help="the 
 @data_app.command("check")
 @run_options("data_dir")
 def data_check(
-    options: dict[str, Any], name: Annotated[str, Argument(help="the data set")], as_json: Json = False
+    options: dict[str, Any],
+    name: Annotated[str, Argument(help="The name of the data set; `fedcc data list` lists them.")],
+    as_json: Json = False,
 ) -> None:
     """Compare a data set's files with upstream's checksums."""
     from fedcc.data.dataset import DataError

@@ -32,8 +32,8 @@ COMPARED = ("fedcc", "fedmd", "fedavg", "local", "centralized")  # the longest f
 @run_options("rounds", "epochs", "clients", "seed")
 def demo(
     options: dict[str, Any],
-    out: Annotated[Path, Option("--out", help="folder for the runs and pictures")] = Path("runs/demo"),
-    jobs: Annotated[int | None, Option(help="methods at once; one per core by default")] = None,
+    out: Annotated[Path, Option("--out", help="Write runs and pictures to this folder.")] = Path("runs/demo"),
+    jobs: Annotated[int | None, Option(help="Run this many methods at once. The default is one per core.")] = None,
     as_json: Json = False,
 ) -> None:
     """Compare FedCC with FedAvg, FedMD and the two bounds: ten clients with one digit each, one method per core."""

@@ -20,8 +20,8 @@ from fedcc.flower.rules import Rules
 federation_app = typer.Typer(
     cls=Commands, help="Set up and run federations across machines, on Flower.", no_args_is_help=True
 )
-Folder = Annotated[Path, Argument(metavar="FOLDER", help="the federation's folder")]
-LogFormatOption = Annotated[Literal["text", "json"], Option(help="how log lines are written")]
+Folder = Annotated[Path, Argument(metavar="FOLDER", help="The federation's folder.")]
+LogFormatOption = Annotated[Literal["text", "json"], Option(help="Write log lines in this format.")]
 SIGNS = ("known", "agreement", "relation", "size", "direction", "trust")  # that `status` shows of uploads
 SIMULATED = ("clients", "participation", "client_accuracy", "deterministic")  # options that only the simulator has
 
@@ -39,27 +39,32 @@ def init(
     folder: Folder,
     client: Annotated[
         list[str],
-        Option("--client", help="a client, NAME, NAME=MODEL, or NAME=own if it brings its network; repeatable"),
+        Option("--client", help="Add a client: NAME, NAME=MODEL, or NAME=own if it brings its network; repeatable."),
     ],
-    method: Annotated[str, Option(help="the method's name; `fedcc methods` lists them")] = "fedcc",
+    method: Annotated[str, Option(help="Train by this method; `fedcc methods` lists them.")] = "fedcc",
     settings: Settings = None,
     host: Annotated[
-        list[str] | None, Option("--host", help="a name or address of the server; sites use the first")
+        list[str] | None,
+        Option("--host", help="Certify this name or address of the server; repeatable. Sites use the first."),
     ] = None,
-    port: Annotated[int, Option(help="the server's port")] = 9092,
+    port: Annotated[int, Option(help="Let the server listen on this port.")] = 9092,
     public_file: Annotated[
         Path | None,
-        Option("--public-file", help="own public samples instead: NPZ with x, a table, or a folder of images"),
+        Option(
+            "--public-file", help="Use public samples of your own: an NPZ file with x, a table, or a folder of images."
+        ),
     ] = None,
-    test_file: Annotated[Path | None, Option("--test-file", help="own test set: as a site's data")] = None,
+    test_file: Annotated[
+        Path | None, Option("--test-file", help="Use a test set of your own, in any form that a site's data may have.")
+    ] = None,
     class_name: Annotated[
-        list[str] | None, Option("--class", help="with --public-file: the classes' names, in order")
+        list[str] | None, Option("--class", help="With --public-file, name the classes in order; repeatable.")
     ] = None,
     simulate_sites: Annotated[
-        bool, Option("--simulate-sites", help="split the data set as `fedcc run` would, a data.npz for each site")
+        bool, Option("--simulate-sites", help="Split the data set as `fedcc run` would, into a data.npz for each site.")
     ] = False,
     make_keys: Annotated[
-        bool, Option("--make-keys", help="make the sites' private keys here instead of at the sites")
+        bool, Option("--make-keys", help="Make the sites' private keys here instead of at the sites.")
     ] = False,
 ) -> None:
     """Create a federation folder: experiment, certificates, and a folder for each site.
@@ -109,9 +114,9 @@ def init(
 @federation_app.command()
 def server(
     folder: Folder,
-    bind: Annotated[str, Option(help="the address to listen on")] = "0.0.0.0",
+    bind: Annotated[str, Option(help="Listen on this address.")] = "0.0.0.0",
     metrics: Annotated[
-        str | None, Option(metavar="HOST:PORT", help="serve /healthz and Prometheus' /metrics there, without TLS")
+        str | None, Option(metavar="HOST:PORT", help="Serve /healthz and Prometheus' /metrics there, without TLS.")
     ] = None,
     log_format: LogFormatOption = "text",
 ) -> None:
@@ -128,16 +133,20 @@ def server(
 @run_options("device", "threads")
 def client(
     options: dict[str, Any],
-    site: Annotated[str, Argument(metavar="SITE", help="the site's folder, or its name")],
-    data: Annotated[Path, Option(help="the site's own samples: an NPZ file with x and y, a table, or a folder")],
-    label: Annotated[str, Option(help="column of the labels in a table, if the operator has not named it")] = "",
-    network: Annotated[
-        str, Option(help="the site's own network, a name or module:factory, if it is to bring one")
+    site: Annotated[str, Argument(metavar="SITE", help="The site's folder, or its name.")],
+    data: Annotated[
+        Path, Option(help="Train on these samples of the site: an NPZ file with x and y, a table, or a folder.")
+    ],
+    label: Annotated[
+        str, Option(help="Read labels from this column of a table, if the operator has not named it.")
     ] = "",
-    model: Annotated[str | None, Option(help="the network, to check that it is the agreed one")] = None,
-    server: Annotated[str | None, Option(help="HOST:PORT, if different from site.toml")] = None,
+    network: Annotated[
+        str, Option(help="Bring this network, a name or module:factory, if the site is to bring one.")
+    ] = "",
+    model: Annotated[str | None, Option(help="Check that this network is the agreed one.")] = None,
+    server: Annotated[str | None, Option(help="Connect to this HOST:PORT instead of the one in site.toml.")] = None,
     share_model: Annotated[
-        bool, Option("--share-model", help="send the model to the server at the end; also in site.toml")
+        bool, Option("--share-model", help="Send the model to the server at the end; site.toml may say so, too.")
     ] = False,
     log_format: LogFormatOption = "text",
 ) -> None:
@@ -156,7 +165,7 @@ def client(
 
 @federation_app.command()
 def audit(
-    site: Annotated[str, Argument(metavar="SITE", help="the site's folder, or its name")], as_json: Json = False
+    site: Annotated[str, Argument(metavar="SITE", help="The site's folder, or its name.")], as_json: Json = False
 ) -> None:
     """Show what a site was asked and what it has answered, and check that its log is whole."""
     from fedcc.flower.folder import Site
@@ -183,7 +192,7 @@ def audit(
 @federation_app.command()
 def run(
     folder: Folder,
-    overwrite: Annotated[bool, Option("--overwrite", help="start again, replacing the run in the folder")] = False,
+    overwrite: Annotated[bool, Option("--overwrite", help="Start again, and replace the run in the folder.")] = False,
     log_format: LogFormatOption = "text",
 ) -> None:
     """Start or resume the rounds, and follow them. Ctrl-C stops them; run this again to resume."""
@@ -201,8 +210,10 @@ def run(
 @federation_app.command()
 def predict(
     folder: Folder,
-    source: Annotated[Path, Argument(metavar="INPUT", help="NPZ with x, a table, an image or a folder of images")],
-    out: Annotated[Path, Option("--out", help="NPZ to write: scores and labels")] = Path("predictions.npz"),
+    source: Annotated[
+        Path, Argument(metavar="INPUT", help="An NPZ file with x, a table, an image or a folder of images.")
+    ],
+    out: Annotated[Path, Option("--out", help="Write scores and labels to this NPZ file.")] = Path("predictions.npz"),
 ) -> None:
     """Predict with the trained federation: with the models that the server has, or by asking the clients."""
     from fedcc.flower import superlink
@@ -259,8 +270,12 @@ def status(folder: Folder, as_json: Json = False) -> None:
 @run_options("rounds", "epochs", "fraction", "seed")
 def demo(
     options: dict[str, Any],
-    out: Annotated[Path, Option("--out", help="an empty folder for the federations")] = Path("runs/federation-demo"),
-    method: Annotated[list[str] | None, Option(help="methods; fedcc and fedavg by default")] = None,
+    out: Annotated[Path, Option("--out", help="Make the federations in this folder, which must be empty.")] = Path(
+        "runs/federation-demo"
+    ),
+    method: Annotated[
+        list[str] | None, Option(help="Compare this method; repeatable. The default is fedcc and fedavg.")
+    ] = None,
 ) -> None:
     """Compare a server and four clients on this machine with the simulator, on digits: equal bit for bit."""
     terminal = console()

@@ -15,18 +15,23 @@ from fedcc.cli.federation import Folder, federation_app
 if TYPE_CHECKING:
     from fedcc.flower.folder import FederationFolder
 
-ClientName = Annotated[str, Argument(metavar="NAME", help="the client's name")]
-KeyFile = Annotated[Path, Argument(metavar="FILE", help="the public key that the site has sent, NAME.pub")]
+ClientName = Annotated[str, Argument(metavar="NAME", help="The client's name.")]
+KeyFile = Annotated[Path, Argument(metavar="FILE", help="The public key that the site has sent, NAME.pub.")]
 Fingerprint = Annotated[
     str | None,
-    Option("--fingerprint", help="the fingerprint that the site has read out; asked for if it is not given"),
+    Option(
+        "--fingerprint", help="Compare with this fingerprint, which the site has read out. Without it, you are asked."
+    ),
 ]
 
 
 @federation_app.command()
 def join(
     name: ClientName,
-    folder: Annotated[Path | None, Option("--folder", help="the site's folder; NAME in the current one")] = None,
+    folder: Annotated[
+        Path | None,
+        Option("--folder", help="Keep the key in this folder of the site. The default is NAME in the current one."),
+    ] = None,
 ) -> None:
     """At a site: make its key. The private half stays in the site's folder, NAME.pub is for the operator.
 
@@ -57,7 +62,7 @@ def add(
     folder: Folder,
     name: ClientName,
     file: KeyFile,
-    model: Annotated[str | None, Option(help="the network of a new client, if the others have several")] = None,
+    model: Annotated[str | None, Option(help="Give a new client this network, if the others have several.")] = None,
     fingerprint: Fingerprint = None,
 ) -> None:
     """Add a client, or take the key of one that `init` has named. A running run asks it from its next round on."""
@@ -87,7 +92,7 @@ def revoke(folder: Folder, name: ClientName) -> None:
 @federation_app.command()
 def renew(
     folder: Folder,
-    ca: Annotated[bool, Option("--ca", help="replace the CA too; sites accept it by its signature")] = False,
+    ca: Annotated[bool, Option("--ca", help="Replace the CA too; sites accept it by its signature.")] = False,
 ) -> None:
     """Renew the server's certificate, which is valid for a year, and with --ca the CA, valid for ten."""
     from fedcc.flower.folder import FederationFolder
@@ -98,9 +103,9 @@ def renew(
 
 @federation_app.command()
 def rotate(
-    folder: Annotated[Path, Argument(metavar="FOLDER", help="the federation's folder, or at a site the site's")],
-    file: Annotated[Path | None, Argument(metavar="FILE", help="with --client: the new key that it has sent")] = None,
-    client: Annotated[str | None, Option("--client", help="replace the key of this client by the one in FILE")] = None,
+    folder: Annotated[Path, Argument(metavar="FOLDER", help="The federation's folder, or at a site the site's.")],
+    file: Annotated[Path | None, Argument(metavar="FILE", help="With --client, the new key that it has sent.")] = None,
+    client: Annotated[str | None, Option("--client", help="Replace the key of this client by the one in FILE.")] = None,
     fingerprint: Fingerprint = None,
 ) -> None:
     """Replace a key. On the server: the key that signs commands, or with --client a client's. At a site: its own.
@@ -138,7 +143,7 @@ def rotate(
 
 @federation_app.command()
 def upgrade(
-    folder: Annotated[Path, Argument(metavar="FOLDER", help="the federation's folder, or at a site the site's")],
+    folder: Annotated[Path, Argument(metavar="FOLDER", help="The federation's folder, or at a site the site's.")],
 ) -> None:
     """Upgrade a folder of an older fedcc, on the server or at a site. A run can be resumed afterwards."""
     from fedcc.flower import members

@@ -13,11 +13,13 @@ import typer
 from fedcc.core.options import REQUIRED, Option, options_of
 from fedcc.experiments.options import OPTIONS, Group, Output
 
-Json = Annotated[bool, typer.Option("--json", help="print JSON for programs")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 Code = Annotated[
-    list[str] | None, typer.Option("--code", help="code of yours that the run uses, module:name; repeatable")
+    list[str] | None, typer.Option("--code", help="Allow code of yours that the run uses, module:name; repeatable.")
 ]
-Settings = Annotated[list[str] | None, typer.Option("--set", help="a method's setting, name=value; repeatable")]
+Settings = Annotated[
+    list[str] | None, typer.Option("--set", help="Change a setting of the method, name=value; repeatable.")
+]
 DECLARED = OPTIONS | options_of(Output)
 
 
@@ -52,9 +54,11 @@ def _parameter(option: Option) -> inspect.Parameter:
     flag, meaning = "--" + option.name.replace("_", "-"), option.marks["meaning"]
     if bool in option.kinds:
         flag = f"{flag}/--no-{flag[2:]}"
-        meaning += "; on by default" if option.default else ""
+        meaning += f"  [default: {'on' if option.default else 'off'}]"
+    elif option.default is REQUIRED and "default" not in meaning:
+        meaning += "  [default: the data set's]"
     elif option.default not in (REQUIRED, None, (), ""):
-        meaning += f"; {option.default} by default"
+        meaning += f"  [default: {option.default}]"
     kind = next((kind for kind in (bool, int, float, Path) if kind in option.kinds), str)
     hint: Any = list[str] if isinstance(option.default, tuple) else kind
     annotation = Annotated[hint | None, typer.Option(flag, help=meaning)]

@@ -11,23 +11,24 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedcc.cli.console import say
-from fedcc.cli.options import Json
+from fedcc.cli.options import Code, Json
 
 if TYPE_CHECKING:
     from fedcc.experiments.result import Result
 
-Code = Annotated[
-    list[str] | None, typer.Option("--code", help="code of yours that the run uses, module:name; repeatable")
-]
-Run = Annotated[Path, typer.Argument(metavar="RUN", help="a finished run's folder, or a student's")]
+Run = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a finished run, or of a student.")]
 
 
 def predict(
-    model: Annotated[Path, typer.Argument(metavar="MODEL", help="a run's folder, a student's, or an exported .onnx")],
-    inputs: Annotated[Path, typer.Argument(metavar="INPUT", help="an image, a folder of images, a table or an .npz")],
-    abstain: Annotated[float | None, typer.Option(min=0, max=1, help="answer 'unknown' below this confidence")] = None,
-    explain: Annotated[bool, typer.Option("--explain", help="name the clients who knew")] = False,
-    out: Annotated[Path | None, typer.Option(help="write the table to this file")] = None,
+    model: Annotated[
+        Path, typer.Argument(metavar="MODEL", help="The folder of a run or of a student, or an exported .onnx file.")
+    ],
+    inputs: Annotated[
+        Path, typer.Argument(metavar="INPUT", help="An image, a folder of images, a table or an .npz file.")
+    ],
+    abstain: Annotated[float | None, typer.Option(min=0, max=1, help="Answer 'unknown' below this confidence.")] = None,
+    explain: Annotated[bool, typer.Option("--explain", help="Name the clients who knew.")] = False,
+    out: Annotated[Path | None, typer.Option(help="Write the table to this file.")] = None,
     code: Code = None,
 ) -> None:
     """Predict the classes of new inputs as a table: class, probability, confidence."""
@@ -89,21 +90,27 @@ def write_table(rows: Iterable[dict[str, Any]], out: Path | None) -> None:
 
 def distil(
     folder: Run,
-    model: Annotated[str | None, typer.Option(help="the student's network; the first client's by default")] = None,
+    model: Annotated[str | None, typer.Option(help="Train this network. The default is the first client's.")] = None,
     public: Annotated[
-        Path | None, typer.Option(help="samples to learn from, as for predict; the run's public ones by default")
+        Path | None,
+        typer.Option(help="Learn from these samples, as for `fedcc predict`. The default is the run's public ones."),
     ] = None,
-    epochs: Annotated[int, typer.Option(min=1, help="epochs over the public samples and their mixtures")] = 10,
-    mixes: Annotated[int, typer.Option(min=0, max=1000, help="mixtures of public samples for each of them")] = 19,
-    sharpness: Annotated[float, typer.Option(min=0, help="power of the targets' probabilities")] = 4.0,
-    seed: Annotated[int, typer.Option(min=0)] = 0,
+    epochs: Annotated[
+        int, typer.Option(min=1, help="Train for this many epochs over the public samples and their mixtures.")
+    ] = 10,
+    mixes: Annotated[int, typer.Option(min=0, max=1000, help="Make this many mixtures for each public sample.")] = 19,
+    sharpness: Annotated[float, typer.Option(min=0, help="Raise the targets' probabilities to this power.")] = 4.0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed everything random.")] = 0,
     out: Annotated[
         Path | None,
         typer.Option(
-            help="the student's folder, RUN/student by default; replaces an earlier student, and nothing else"
+            help="Write the student to this folder; it may replace another student only. The default is RUN/student."
         ),
     ] = None,
-    data_dir: Annotated[Path | None, typer.Option(help="folder of the data sets")] = None,
+    data_dir: Annotated[
+        Path | None,
+        typer.Option(help="Find data sets in this folder. The default is $FEDCC_DATA, else a cache folder."),
+    ] = None,
     code: Code = None,
     as_json: Json = False,
 ) -> None:
@@ -125,7 +132,9 @@ def distil(
 
 def export(
     folder: Run,
-    target: Annotated[Path, typer.Argument(metavar="FILE", help="FILE.onnx, or FILE.pt2 for torch.export")],
+    target: Annotated[
+        Path, typer.Argument(metavar="FILE", help="The file to write: FILE.onnx, or FILE.pt2 for torch.export.")
+    ],
     code: Code = None,
 ) -> None:
     """Write a run's prediction, by the method's own rule, as one file."""

@@ -7,6 +7,7 @@ import os
 import re
 import sys
 import traceback
+from collections.abc import Iterable
 from contextlib import suppress
 from typing import Annotated
 
@@ -26,7 +27,7 @@ from fedcc.cli.predict import distil, export, predict
 from fedcc.cli.report import analyse, report
 from fedcc.cli.run import resume, run
 from fedcc.cli.sweep import sweep
-from fedcc.core.naming import unknown
+from fedcc.core.naming import nearest_name, unknown
 from fedcc.errors import error_line, warnings_to
 from fedcc.experiments.options import current_words
 from fedcc.signals import Interrupted, Signals, is_program
@@ -106,5 +107,17 @@ def usage(error: click.UsageError) -> str:
         names = [o for p in context.params for o in (*p.opts, *p.secondary_opts) if o.startswith("--")]
         return str(unknown("option", error.option_name, names)).partition(" Known:")[0].rstrip(".")
     if isinstance(context, click.Group) and (word := re.search(r"No such command '(.*?)'", error.message)):
-        return str(unknown("command", word[1], context.commands))
+        error_text = str(unknown("command", word[1], context.commands))
+        return error_text if error.ctx and error.ctx.parent else with_method(error_text, word[1], context.commands)
     return error.format_message().rstrip(".")
+
+
+def with_method(text: str, word: str, commands: Iterable[str]) -> str:
+    """The line on an unknown command; a word that is most like a method's name is taken for that."""
+    from fedcc.methods import METHODS
+
+    near = nearest_name(word.lower(), [*commands, *METHODS])
+    if near not in METHODS:
+        return text
+    start, _, known = text.partition(" Known:")
+    return f"{start.partition(';')[0].rstrip('.')}; did you mean `fedcc run {near}`? Known commands:{known}"

@@ -19,19 +19,19 @@ from fedcc.experiments.options import Analysis
 def report(
     paths: Annotated[
         list[Path],
-        Argument(metavar="PATH...", help="run folders, folders of records, records", show_default=False),
+        Argument(metavar="PATH...", help="Run folders, folders of records, and records.", show_default=False),
     ],
     out_dir: Annotated[
-        Path | None, Option("--out", help="folder for the page, tables and figures; report/ by default")
+        Path | None, Option("--out", help="Write the page, tables and figures to this folder. The default is report/.")
     ] = None,
     readme: Annotated[
-        Path | None, Option("--readme", help="rewrite the marked block of this file, and its picture, instead")
+        Path | None, Option("--readme", help="Rewrite the marked block of this file, and its picture, instead.")
     ] = None,
     markdown: Annotated[
-        Path | None, Option("--markdown", help="write everything as this one Markdown page instead")
+        Path | None, Option("--markdown", help="Write everything as this one Markdown page instead.")
     ] = None,
-    title: Annotated[str | None, Option(help="the page's title")] = None,
-    figures: Annotated[bool, Option("--figures/--no-figures", help="draw figures for print too")] = True,
+    title: Annotated[str | None, Option(help="Give the page this title.")] = None,
+    figures: Annotated[bool, Option("--figures/--no-figures", help="Draw figures for print too.")] = True,
 ) -> None:
     """Make tables, figures and one page to look at from the records of finished runs."""
     terminal = console(stderr=True)
@@ -69,7 +69,7 @@ def report(
 @run_options(Analysis, "device", "data_dir")
 def analyse(
     options: dict[str, Any],
-    folders: Annotated[list[Path], Argument(metavar="RUN...", help="folders of finished runs")],
+    folders: Annotated[list[Path], Argument(metavar="RUN...", help="The folders of finished runs.")],
     code: Code = None,
     as_json: Json = False,
 ) -> None:

@@ -25,14 +25,18 @@ if TYPE_CHECKING:
 @run_options(*GROUPS, Output)
 def run(
     options: dict[str, Any],
-    method: Annotated[str | None, Argument(help="the method's name; `fedcc methods` lists them")] = None,
+    method: Annotated[
+        str | None, Argument(help="The method's name, or module:Class of your own; `fedcc methods` lists them.")
+    ] = None,
     config: Annotated[
         Path | None,
-        Option("--config", help="an experiment.toml to start from, or a record (.json), whose run is repeated"),
+        Option("--config", help="Start from this experiment.toml, or repeat the run of this record (.json)."),
     ] = None,
     settings: Settings = None,
-    out_dir: Annotated[Path | None, Option("--out", help="run folder; runs/DATA_SKEW/METHOD/seedS by default")] = None,
-    overwrite: Annotated[bool, Option("--overwrite", help="replace the run in the folder")] = False,
+    out_dir: Annotated[
+        Path | None, Option("--out", help="Write the run to this folder. The default is runs/DATA_SKEW/METHOD/seedS.")
+    ] = None,
+    overwrite: Annotated[bool, Option("--overwrite", help="Replace the run in the folder.")] = False,
     as_json: Json = False,
 ) -> None:
     """Train one method on one federation and record it in a run folder."""
@@ -112,9 +116,9 @@ def read_config(path: Path) -> tuple[str, dict[str, Any], Mapping[str, Any], str
 @run_options(Output)
 def resume(
     options: dict[str, Any],
-    folder: Annotated[Path, Argument(metavar="RUN", help="the run's folder")],
+    folder: Annotated[Path, Argument(metavar="RUN", help="The run's folder.")],
     rounds: Annotated[
-        int | None, Option("--rounds", help="extend the run, finished or not, to this many rounds")
+        int | None, Option("--rounds", help="Extend the run, finished or not, to this many rounds.")
     ] = None,
     code: Code = None,
     as_json: Json = False,

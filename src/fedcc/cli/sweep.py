@@ -33,20 +33,33 @@ if TYPE_CHECKING:
 @run_options(Machine, Output)
 def sweep(
     options: dict[str, Any],
-    file: Annotated[Path, Argument(metavar="FILE.toml", help="methods, scenarios and seeds; docs/experiments.md")],
-    root: Annotated[Path, Option("--out", help="folder of the runs")] = Path("runs"),
-    jobs: Annotated[int | None, Option(help="runs at a time; 1 by default, on Ray what the cluster holds")] = None,
-    dry_run: Annotated[bool, Option("--dry-run", help="list the runs and their progress")] = False,
-    shard: Annotated[str | None, Option(help="run only part i/n, such as 2/4")] = None,
+    file: Annotated[
+        Path,
+        Argument(
+            metavar="FILE.toml", help="The file that names methods, scenarios and seeds; see docs/experiments.md."
+        ),
+    ],
+    root: Annotated[Path, Option("--out", help="Write the runs below this folder.")] = Path("runs"),
+    jobs: Annotated[
+        int | None, Option(help="Run this many at a time. The default is 1, or on Ray what the cluster holds.")
+    ] = None,
+    dry_run: Annotated[bool, Option("--dry-run", help="List the runs and their progress, and run none.")] = False,
+    shard: Annotated[str | None, Option(help="Run only part i/n, such as 2/4.")] = None,
     only: Annotated[
-        list[str] | None, Option(help="run only those whose folder matches, such as 'cifar10_*/fedcc/*'")
+        list[str] | None, Option(help="Run only those whose folder matches, such as 'cifar10_*/fedcc/*'; repeatable.")
     ] = None,
-    time_limit: Annotated[str | None, Option(help="stop at a checkpoint after this time, such as 90m")] = None,
+    time_limit: Annotated[str | None, Option(help="Stop at a checkpoint after this time, such as 90m.")] = None,
     changes: Annotated[
-        list[str] | None, Option("--with", help="an option of a run, name=value; overrides the file")
+        list[str] | None,
+        Option("--with", help="Change an option of all runs, name=value, whatever the file says; repeatable."),
     ] = None,
-    on: Annotated[str, Option(help="local or ray: where runs happen")] = "local",
-    address: Annotated[str | None, Option(help="the Ray cluster; RAY_ADDRESS, else one is started here")] = None,
+    on: Annotated[str, Option(help="Run on this machine (local) or on a Ray cluster (ray).")] = "local",
+    address: Annotated[
+        str | None,
+        Option(
+            help="Connect to the Ray cluster at this address. The default is $RAY_ADDRESS, else one is started here."
+        ),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Run methods x scenarios x seeds: skip finished runs, resume unfinished ones, continue past failures."""

@@ -54,56 +54,70 @@ class Split(Group):
 
     data: str = option(
         "digits",
-        "data set (`fedcc data list`), or your own: a folder (images, .npy, Hugging Face), .npz, .csv, .parquet, "
-        "module:function",
+        "Use this data set (`fedcc data list` lists them), or your own: a folder (images, .npy, Hugging Face), .npz, "
+        ".csv, .parquet, module:function.",
     )
-    skew: str = option(REQUIRED, "label skew: dirichlet:ETA, classes:N or iid")
-    clients: int = option(REQUIRED, "number of clients", low=1, most=1_000_000)
-    models: str = option(REQUIRED, "networks, dealt to the clients in turn, such as resnet14,resnet20")
-    assignment: Assignment = option("alternate", "how networks are dealt to clients: alternate or halves")
-    public: float = option(0.1, "share of the training set that is public", above=0, below=1)
-    stratified: bool = option(False, "draw the public share from each class")
-    fraction: float = option(1.0, "share of the training set to use", above=0, high=1)
+    skew: str = option(REQUIRED, "Skew the labels by dirichlet:ETA or classes:N, or not at all by iid.")
+    clients: int = option(REQUIRED, "Set the number of clients.", low=1, most=1_000_000)
+    models: str = option(REQUIRED, "Deal these networks to the clients in turn, such as resnet14,resnet20.")
+    assignment: Assignment = option("alternate", "Deal the networks to clients by alternate or by halves.")
+    public: float = option(0.1, "Make this share of the training set public.", above=0, below=1)
+    stratified: bool = option(False, "Draw the public share from each class.")
+    fraction: float = option(1.0, "Use this share of the training set.", above=0, high=1)
     augment: str = option(
-        REQUIRED, "none, standard (crop and flip), strong, or a list such as hole=0.5,brightness=0.2,shift=0.15"
+        REQUIRED,
+        "Augment images: none, standard (crop and flip), strong, or a list such as hole=0.5,brightness=0.2,shift=0.15.",
     )
     validation: float = option(
-        0.0, "share of each client's samples to hold out and evaluate on instead of the test set", low=0, below=1
+        0.0, "Hold out this share of each client's samples, and evaluate on it instead of the test set.", low=0, below=1
     )
     resize: int = option(
         0,
-        "side of the images: of Tiny ImageNet 32 or 64, of your own any; 0: their own, at most 32 if they differ",
+        "Resize images to this side: 32 or 64 for Tiny ImageNet, any for yours; 0 keeps it, at most 32 if they differ.",
         low=0,
         most=1024,
     )
-    label: str = option("", "column of the labels in a table; of a Hugging Face data set the only one of class labels")
-    test: float = option(0.2, "share of test samples to split off where your data has none", above=0, below=1)
+    label: str = option(
+        "",
+        "Read labels from this column of a table. In a Hugging Face data set, the only one of class labels is found.",
+    )
+    test: float = option(0.2, "Split off this share as test samples where your data has none.", above=0, below=1)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Training(Group):
     """How a run trains."""
 
-    rounds: int = option(REQUIRED, "number of rounds T", low=1, most=100_000, agreed=True)
-    epochs: int = option(REQUIRED, "local epochs E per phase", low=0, most=100_000, agreed=True)
-    optimizer: Optimizer = option("adam", "adam, or sgd with momentum, for which lr is often 0.01", agreed=True)
-    momentum: float = option(0.9, "momentum of sgd", low=0, below=1, agreed=True)
-    lr: float = option(1e-3, "learning rate", low=0, agreed=True)
-    schedule: Schedule = option("constant", "learning rate within each fit: constant or cosine", agreed=True)
-    decay: float = option(1.0, "factor of the learning rate from one round to the next", above=0, high=1, agreed=True)
-    batch: int = option(64, "batch size", low=1, most=65_536, agreed=True)
-    reset: Reset = option("phase", "when Adam's state is reset: phase or round", agreed=True)
-    participation: float = option(1.0, "share of the clients in each round", above=0, high=1)
-    wire: Wire = option("fp32", "number format on the wire: fp32, fp16, int8 or int8-stochastic", agreed=True)
+    rounds: int = option(REQUIRED, "Train for this many rounds, T.", low=1, most=100_000, agreed=True)
+    epochs: int = option(REQUIRED, "Train for this many local epochs per phase, E.", low=0, most=100_000, agreed=True)
+    optimizer: Optimizer = option(
+        "adam", "Optimize by adam, or by sgd with momentum, for which lr is often 0.01.", agreed=True
+    )
+    momentum: float = option(0.9, "Set the momentum of sgd.", low=0, below=1, agreed=True)
+    lr: float = option(1e-3, "Set the learning rate.", low=0, agreed=True)
+    schedule: Schedule = option(
+        "constant", "Keep the learning rate constant within each fit, or lower it by cosine.", agreed=True
+    )
+    decay: float = option(
+        1.0, "Multiply the learning rate by this factor from one round to the next.", above=0, high=1, agreed=True
+    )
+    batch: int = option(64, "Set the batch size.", low=1, most=65_536, agreed=True)
+    reset: Reset = option("phase", "Reset Adam's state before each phase or each round.", agreed=True)
+    participation: float = option(1.0, "Let this share of the clients take part in each round.", above=0, high=1)
+    wire: Wire = option("fp32", "Send numbers as fp32, fp16, int8 or int8-stochastic.", agreed=True)
     share: Share = option(
         "predictions",
-        "what clients share of their answers: predictions, labels, or noisy (randomised labels)",
+        "Let clients share predictions, labels, or noisy (randomised) labels.",
         agreed=True,
     )
     answer_epsilon: float = option(
-        ANSWER_EPSILON, "share=noisy: epsilon of each single answer (not of a record)", above=0, high=20, agreed=True
+        ANSWER_EPSILON,
+        "With share=noisy, set the epsilon of each single answer (not of a record).",
+        above=0,
+        high=20,
+        agreed=True,
     )
-    seed: int = option(0, "seed of everything random but the noise of share=noisy", low=0, agreed=True)
+    seed: int = option(0, "Seed everything random but the noise of share=noisy.", low=0, agreed=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -129,37 +143,44 @@ class Training(Group):
 class Measurement(Group):
     """What is measured; training does not depend on it."""
 
-    client_accuracy: bool = option(True, "evaluate each client's own model too")
-    evaluate_every: int = option(1, "rounds from one evaluation to the next; the last is always evaluated", low=1)
-    readings: bool = option(True, "evaluate the other readings of the models too")
+    client_accuracy: bool = option(True, "Evaluate each client's own model too.")
+    evaluate_every: int = option(1, "Evaluate after every so many rounds, and always after the last.", low=1)
+    readings: bool = option(True, "Evaluate the other readings of the models too.")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Machine(Group):
     """What a run computes on. Results depend on it only by rounding."""
 
-    device: str = option("auto", "auto, cpu or cuda")
-    precision: Precision = option(REQUIRED, "fp32, bf16 or fp64; bf16 on a GPU by default, else fp32")
+    device: str = option("auto", "Compute on auto, cpu or cuda.")
+    precision: Precision = option(REQUIRED, "Compute in fp32, bf16 or fp64. The default is bf16 on a GPU, else fp32.")
     threads: int = option(
-        1, "torch threads; results are bit-identical only for the same number of threads", low=1, most=1_024
+        1,
+        "Use this many torch threads. Results are bit-identical only for the same number of threads.",
+        low=1,
+        most=1_024,
     )
-    engine: Engine = option(REQUIRED, "plain or fused; fused on a GPU by default, else plain")
-    deterministic: bool = option(False, "bit-identical results on one GPU")
+    engine: Engine = option(
+        REQUIRED, "Train by the plain or the fused engine. The default is fused on a GPU, else plain."
+    )
+    deterministic: bool = option(False, "Make results on one GPU bit-identical.")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Output(Group):
     """What a run reads and writes; not part of the experiment."""
 
-    data_dir: Path | None = option(None, "folder of the data sets; $FEDCC_DATA or a cache folder by default")
-    save_models: bool = option(True, "keep the trained models")
-    checkpoint: bool = option(True, "write checkpoints, which `fedcc resume` continues from")
-    checkpoint_every: int | None = option(
-        None, "rounds between checkpoints; 1 by default, more where rounds are very short"
+    data_dir: Path | None = option(
+        None, "Keep data sets in this folder. The default is $FEDCC_DATA, else a cache folder."
     )
-    keep: bool = option(True, "keep the last checkpoint of a finished run, from which `fedcc resume` can extend it")
-    keep_checkpoints: bool = option(False, "keep the last two checkpoints of a finished run")
-    track: tuple[str, ...] = option((), "log each round to tensorboard, mlflow or wandb; repeatable")
+    save_models: bool = option(True, "Keep the trained models.")
+    checkpoint: bool = option(True, "Write checkpoints, which `fedcc resume` continues from.")
+    checkpoint_every: int | None = option(
+        None, "Write a checkpoint after every so many rounds. The default is 1, or more where rounds are very short."
+    )
+    keep: bool = option(True, "Keep the last checkpoint of a finished run, from which `fedcc resume` can extend it.")
+    keep_checkpoints: bool = option(False, "Keep the last two checkpoints of a finished run.")
+    track: tuple[str, ...] = option((), "Log each round to tensorboard, mlflow or wandb; repeatable.")
 
     def __post_init__(self) -> None:
         every = self.checkpoint_every
@@ -183,10 +204,12 @@ class Output(Group):
 class Analysis(Group):
     """What `fedcc analyse` computes."""
 
-    samples: int = option(1000, "test samples of the embeddings", low=20)
-    variance: float = option(0.9, "share of the variance that PCA whitening keeps", low=0, high=1)
-    client: int = option(0, "the client whose model is the local one", low=0)
-    public_index: int | None = option(None, "the example's position in the training set; chosen by default", low=0)
+    samples: int = option(1000, "Embed this many test samples.", low=20)
+    variance: float = option(0.9, "Keep this share of the variance in PCA whitening.", low=0, high=1)
+    client: int = option(0, "Take this client's model as the local one.", low=0)
+    public_index: int | None = option(
+        None, "Show the example at this position of the training set. By default one is chosen.", low=0
+    )
 
 
 GROUPS: tuple[type[Group], ...] = (Split, Training, Measurement, Machine)

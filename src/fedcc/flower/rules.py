@@ -12,11 +12,13 @@ from fedcc.experiments.options import Group
 class Rules(Group):
     """The rules of all rounds; ``[rounds]`` of ``federation.toml``."""
 
-    quorum: int = option(REQUIRED, "clients whose uploads make a round; two thirds by default", low=1)
-    deadline: float = option(3600.0, "seconds after which a round ends if there is a quorum", low=1)
-    grace: float = option(60.0, "seconds for the other clients once there is a quorum", low=0)
-    patience: int = option(10, "deadlines without a quorum before the run stops", low=1)
-    strikes: int = option(3, "failures in a row before a client is set aside", low=1)
+    quorum: int = option(
+        REQUIRED, "Require uploads of this many clients for a round. The default is two thirds.", low=1
+    )
+    deadline: float = option(3600.0, "End a round after this many seconds if there is a quorum.", low=1)
+    grace: float = option(60.0, "Give the other clients this many seconds once there is a quorum.", low=0)
+    patience: int = option(10, "Stop the run after this many deadlines without a quorum.", low=1)
+    strikes: int = option(3, "Set a client aside after this many failures in a row.", low=1)
 
     def check(self, clients: int) -> None:
         if self.quorum > clients:
