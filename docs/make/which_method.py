@@ -1,7 +1,6 @@
 """What each method shares, needs and costs, from its code, and how accurate it was, from the records.
 
-``python docs/make/which_method.py`` writes the table anew between two markers of docs/methods.md, and beside the
-results in README.md what FedCC, FedAvg and the best rivals cost.
+``python docs/make/which_method.py`` writes the table anew between two markers of docs/methods.md.
 """
 
 from __future__ import annotations
@@ -28,14 +27,10 @@ from fedcc.methods import BEYOND, METHODS, fedov, make
 from fedcc.nets import network
 from fedcc.report.markdown import grid, link
 from fedcc.report.records import find_records
-from fedcc.report.standings import duels, nearest_rivals
-from fedcc.report.tables import tables
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "methods.md"
 WHICH = re.compile(r"(?<=<!-- which -->\n).*?(?=<!-- /which -->)", re.DOTALL)
-COSTS = re.compile(r"(?<=<!-- costs -->\n).*?(?=<!-- /costs -->)", re.DOTALL)
-SHOWN = ("method", "needs", "MB up", "MB down", "M images, client", "predicts with")  # in the README
 CLIENTS, PRIVATE, PUBLIC, CLASSES, ROUNDS = 10, 4_500, 5_000, 10, 15  # CIFAR-10 by the paper's protocol
 SHAPE = (3, 32, 32)
 SCENARIOS = ("classes:2", "dirichlet:0.05")
@@ -116,20 +111,8 @@ def which_table(names: Sequence[str] = tuple(METHODS)) -> str:
     return grid([*head, *(f"`{skew}`" for skew in SCENARIOS)], rows)
 
 
-def readme_table(table: str) -> str:
-    """The costs of FedCC, FedAvg, the best rival of each scenario and the nearest rivals over all, from the table."""
-    results = next(t for t in tables(find_records([ROOT / "results"]).runs) if t.of_paper)
-    ranking = nearest_rivals(results)
-    labels = {"FedCC", "FedAvg", *(d.here.rival for d in duels(results)), *dict(ranking.means if ranking else ())}
-    head, _, *rows = ([cell.strip() for cell in line.strip("| ").split(" | ")] for line in table.splitlines())
-    columns = [head.index(name) for name in SHOWN]
-    return grid(SHOWN, [[row[column] for column in columns] for row in rows if row[0] in labels])
-
-
 if __name__ == "__main__":
     fedov.outliers = lambda samples, _: samples.x  # type: ignore[assignment]  # only their number counts
     ours = [name for name, kind in METHODS.items() if kind not in BEYOND]
     text = which_table([*ours, *(name for name in METHODS if name not in ours)])
     PAGE.write_text(WHICH.sub(lambda _: text, PAGE.read_text()))
-    readme = ROOT / "README.md"
-    readme.write_text(COSTS.sub(lambda _: readme_table(text), readme.read_text()))

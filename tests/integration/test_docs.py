@@ -20,6 +20,7 @@ import torch
 
 import fedcc
 from fedcc.methods import BEYOND, METHODS, PAPER
+from fedcc.report.markdown import BEGIN, END
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
@@ -128,6 +129,14 @@ def test_links_lead_somewhere() -> None:
         for target in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text()):
             if "://" not in target:
                 assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def test_the_readme_is_short() -> None:
+    """What it is, when to use it, the commands, the results, where to read on: the rest belongs in docs/."""
+    before, _, rest = (ROOT / "README.md").read_text().partition(BEGIN)
+    written = before + rest.partition(END)[2]
+    assert len(written.splitlines()) <= 80
+    assert len(written.split()) <= 750
 
 
 def test_the_version_is_the_same_everywhere() -> None:

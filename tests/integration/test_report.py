@@ -16,7 +16,6 @@ import pytest
 import synthetic
 from fedcc.report import markdown, paper
 from fedcc.report.records import find_records
-from fedcc.report.standings import duels
 from fedcc.report.tables import tables
 from fedcc.report.write import picture_description
 from program import QUICK, call
@@ -35,16 +34,6 @@ def test_the_documents_are_up_to_date() -> None:
     readme = (ROOT / "README.md").read_text()
     assert readme == markdown.replace_block(readme, markdown.readme_block(made), "README.md"), AGAIN
     assert escape(picture_description(made), quote=False) in (ROOT / markdown.PICTURE).read_text(), AGAIN
-
-
-def test_the_readme_says_what_its_methods_cost() -> None:
-    """Beside the results stand FedCC, FedAvg and every best rival, with the costs of the page of methods."""
-    which, again = loaded("docs/make/which_method.py"), "run `python docs/make/which_method.py`"
-    everything, costs = which.WHICH.search(which.PAGE.read_text()), which.COSTS.search((ROOT / "README.md").read_text())
-    assert costs[0] == which.readme_table(everything[0]), again
-    (table,) = (t for t in tables(find_records([ROOT / "results"]).runs) if t.of_paper)
-    methods = {row.split(" | ")[0].removeprefix("| ") for row in costs[0].splitlines()}
-    assert methods >= {"FedCC", "FedAvg", *(d.here.rival for d in duels(table))}, again
 
 
 def test_a_cell_is_drawn_by_its_seed_alone() -> None:

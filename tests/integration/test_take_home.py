@@ -301,9 +301,10 @@ def test_an_exported_file_needs_no_torch(result: fedcc.Result, images: np.ndarra
 @pytest.mark.slow
 def test_five_commands_of_the_readme(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capsys) -> None:
     section = (ROOT / "README.md").read_text().partition("\n## Your own data\n")[2].partition("\n## ")[0]
-    commands = [shlex.split(line) for line in re.findall(r"^\$ fedcc (.*)$", section, re.MULTILINE)]
+    commands = [shlex.split(line, comments=True) for line in re.findall(r"^\$ fedcc (.*)$", section, re.MULTILINE)]
     assert [words[0] for words in commands] == ["run", "predict", "distil", "export", "predict"]
     monkeypatch.chdir(tmp_path)
+    assert "`python examples/make_images.py imgs`" in section
     subprocess.run([sys.executable, ROOT / "examples" / "make_images.py", "imgs"], check=True)
     written: list[Path] = []
     for words in commands:
