@@ -6,6 +6,7 @@ import doctest
 import html.parser
 import json
 import re
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,18 @@ def test_links_follow_the_files() -> None:
     found = doctest.testmod(loaded("docs/make/links.py"))
     assert found.attempted > 1
     assert not found.failed
+
+
+def test_the_source_distribution_has_what_the_site_is_made_of() -> None:
+    """The project's own pages, the files that are copied as they are, and all that a page links to."""
+    links = loaded("docs/make/links.py")
+    needed = {"README.md", "mkdocs.yml", "docs", *links.PROJECT, *(name.rstrip("/") for name in links.FILES)}
+    for page in (ROOT / name for name in (*links.PROJECT, "README.md")):
+        targets = re.findall(r"\]\(([^)#:]+)[#)]", page.read_text())
+        needed |= {(ROOT / target).resolve().relative_to(ROOT).parts[0] for target in targets}
+    build = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["sdist"]
+    assert needed <= set(build["include"])
+    assert all((ROOT / name).exists() for name in build["include"])
 
 
 def test_every_method_has_a_page(monkeypatch: pytest.MonkeyPatch) -> None:
