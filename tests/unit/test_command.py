@@ -20,7 +20,7 @@ from fedcc.flower.command import PURPOSES, Command, CommandSigner, read_public_k
 from fedcc.flower.folder import Site, Task
 from fedcc.flower.keys import make_command_key
 from fedcc.flower.nonces import Nonces
-from fedcc.flower.site_error import CODES, SiteError, error_reason, error_texts
+from fedcc.flower.site_error import CODES, SiteError, error_reason, error_texts, log_error
 
 TASK = Task(10, tuple("0123456789"), (1, 8, 8), 5, "0" * 64)
 
@@ -149,6 +149,18 @@ def test_files_that_are_missing_or_damaged(tmp_path: Path, site: Site) -> None:
 ])  # fmt: skip
 def test_an_errors_text_stays_at_the_site(error: Exception, told: dict[str, str]) -> None:
     assert error_texts(error) == told
+
+
+def test_a_sites_log_shows_words_of_others_as_text(capsys: pytest.CaptureFixture[str]) -> None:
+    """An error's text and its traceback may hold what the server sent."""
+    try:
+        raise RuntimeError("no \x1b[2J\x9b2J\u202e")
+    except RuntimeError as error:
+        log_error(error)
+    lines = capsys.readouterr().out.splitlines()
+    assert all(line.isprintable() for line in lines)
+    assert lines[-1] == "fedcc: failed: no \\x1b[2J\\x9b2J\\u202e"
+    assert any(line.startswith('    raise RuntimeError("no') for line in lines)
 
 
 def test_the_server_says_in_its_own_words_what_a_site_reports() -> None:

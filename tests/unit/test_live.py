@@ -83,6 +83,11 @@ def test_a_terminal_that_does_not_tell_its_width_has_the_usual_one(
     assert console().width == 80
 
 
+def test_an_error_cannot_control_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    say("the server says \x1b[2J\x9b2J\nno\u202e")
+    assert capsys.readouterr().err == "fedcc: the server says \\x1b[2J\\x9b2J no\\u202e\n"
+
+
 def test_a_command_to_copy_is_not_broken(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
     monkeypatch.setattr("sys.stderr.fileno", lambda: 2)

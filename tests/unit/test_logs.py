@@ -37,6 +37,23 @@ def test_the_console_keeps_the_time_and_level_of_a_line_from_a_log() -> None:
     assert (second["level"], second["message"]) == ("info", "ready")
 
 
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_words_of_others_cannot_control_a_terminal_or_add_lines(tmp_path: Path, form: str) -> None:
+    """Whatever form the log has and the console, and whether the words come by a log or not."""
+    words = "at \x1b[2J\x9b2J\n2026-03-01 09:30:00.250 ERROR of nobody\u202e"
+    log, said = LogFile(tmp_path / "run.log", form), list[str]()
+    for shown in ("text", "json"):
+        say = console_log(said.append, shown)  # type: ignore[arg-type]
+        say(words)
+        follower = LogFollower(log.path, say)
+        log.say(words, "warning")
+        follower.poll()
+    assert log.path.read_text().count("\n") == 2
+    assert len(said) == 4
+    assert all(line.isprintable() for line in (*said, *log.path.read_text().splitlines()))
+    assert ["WARNING" in line or '"warning"' in line for line in said] == [False, True, False, True]
+
+
 def test_logs_are_rotated_and_the_oldest_is_deleted(tmp_path: Path) -> None:
     path = tmp_path / "run.log"
     for n in range(9):

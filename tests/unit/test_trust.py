@@ -160,9 +160,12 @@ def test_patch_releases_work_together(folder: FederationFolder, monkeypatch: pyt
 class Server:
     """A server at the federation's port: its certificate, the statements that it shows, and its clock."""
 
-    def __init__(self, operator: Path, statements: str = "[]", ahead: float = 0.0, date: str = ""):
+    def __init__(self, operator: Path, statements: str = "[]", ahead: float = 0.0, date: str = "", answer: bytes = b""):
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
+                if answer:  # instead of a proper one
+                    self.wfile.write(answer)
+                    return
                 self.send_response_only(200)
                 now = datetime.now(UTC) + timedelta(seconds=ahead)
                 self.send_header("date", date or now.strftime("%a, %d %b %Y %H:%M:%S GMT"))
@@ -209,6 +212,17 @@ def test_a_site_accepts_a_new_ca_that_the_command_key_has_signed(
     assert trusts(folder)[0] == (folder.operator / "ca.crt").read_bytes()
     with pytest.raises(FlowerError, match="does not show a certificate of this federation"):
         reach(old.address, site)
+
+
+@pytest.mark.parametrize("answer", [b"\x1b[2J\x9b2J\x07 200 OK\r\n\r\n", b"HTTP/7\x1b[2J 200 OK\r\n\r\n",
+                                    b"HTTP/1.1 2\x1b[2J0 OK\r\n\r\n", b"HTTP/1.1 0 \x1b[2J" + bytes(9000)])  # fmt: skip
+def test_words_of_whoever_answers_cannot_control_a_terminal(
+    folder: FederationFolder, serve: Callable[..., Server], answer: bytes
+) -> None:
+    reason, _ = reach(serve(folder.operator, answer=answer).address, folder.site("north"))
+    assert reason
+    assert reason.isprintable()
+    assert len(reason) <= 200
 
 
 def test_a_site_refuses_another_ca(folder: FederationFolder, tmp_path: Path, serve: Callable[..., Server]) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from fedcc.core.naming import printable
 from fedcc.signals import Interrupted
 
 if TYPE_CHECKING:
@@ -69,7 +70,7 @@ def table(*columns: str, rows: Iterable[Iterable[object]] = ()) -> Table:
 
 def say(text: str) -> None:
     """A line for the user on stderr; on a terminal it is broken between words."""
-    line = f"fedcc: {text}"
+    line = printable(f"fedcc: {text}")  # errors may hold the words of others
     if sys.stderr.isatty():
         try:
             width = os.get_terminal_size(sys.stderr.fileno()).columns

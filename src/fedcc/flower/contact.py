@@ -13,12 +13,13 @@ from email.utils import parsedate_to_datetime
 from http.client import HTTPException, HTTPSConnection
 from pathlib import Path
 
-from fedcc.core.naming import clock
+from fedcc.core.naming import clock, printable
 from fedcc.flower import succession
 from fedcc.flower.command import read_public_key
 from fedcc.flower.gate import SUCCESSION
 from fedcc.flower.keys import days_left, expiry_warning, read_certificates
 from fedcc.flower.programs import FlowerError
+from fedcc.flower.site_error import LONGEST
 from fedcc.flower.succession import LARGEST, ForgedSuccession, Trust
 
 SECONDS = 5.0
@@ -47,7 +48,8 @@ def reach(server: str, site: Path) -> tuple[str | None, list[str]]:
         _follow(site, text)
         notes = [_forget_old_authorities(server, site)]
     except (OSError, HTTPException) as error:
-        return getattr(error, "strerror", None) or str(error) or type(error).__name__, []
+        reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        return printable(reason)[:LONGEST], []  # whoever answers may say anything
     notes += [
         _clock_text(seconds) + "; beyond 5 minutes the server refuses this site" if abs(seconds) > DRIFT else "",
         expiry_warning("the server's certificate", days, "tell the operator to renew it") or "",

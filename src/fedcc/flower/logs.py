@@ -39,7 +39,9 @@ class LogLine:
 
     @property
     def text(self) -> str:
-        return f"{self.time:%Y-%m-%d %H:%M:%S}.{self.time.microsecond // 1000:03} {self.level.upper()} {self.message}"
+        """One line, whatever the message has: it may hold words of others, and a terminal shows it."""
+        time = f"{self.time:%Y-%m-%d %H:%M:%S}.{self.time.microsecond // 1000:03}"
+        return f"{time} {self.level.upper()} {printable(self.message)}"
 
     @property
     def json(self) -> str:

@@ -19,7 +19,7 @@ from pathlib import Path
 from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
 
 from fedcc.core.files import write_whole
-from fedcc.core.naming import shortened, unknown
+from fedcc.core.naming import printable, shortened, unknown
 from fedcc.flower.folder import FORMAT, FederationFolder, Site, parse_clients
 from fedcc.flower.keys import (
     key_fingerprint,
@@ -142,7 +142,7 @@ def register_members(folder: FederationFolder, env: Mapping[str, str] | None = N
         words = [sys.executable, "-P", "-c", REGISTER, keys, SUPERLINK]
         completed = subprocess.run(words, env=env, capture_output=True, text=True, check=False)
     if completed.returncode:
-        raise FlowerError(f"could not register the clients' keys: {' '.join(completed.stderr.split())[-500:]}")
+        raise FlowerError(f"could not register the clients' keys: {printable(completed.stderr)[-500:]}")
 
 
 def upgrade_federation(folder: FederationFolder) -> Path:

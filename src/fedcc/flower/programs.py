@@ -107,7 +107,7 @@ def flwr(arguments: list[str], env: Mapping[str, str], seconds: float = 60) -> d
         answer = {"success": False}
     if completed.returncode or not answer.get("success"):
         reason = answer.get("error-message") or f"{completed.stdout} {completed.stderr}"
-        raise FlowerError(f"`flwr {arguments[0]}` has failed: {' '.join(str(reason).split())[-500:]}")
+        raise FlowerError(f"`flwr {arguments[0]}` has failed: {printable(str(reason))[-500:]}")
     return dict(answer)
 
 

@@ -18,6 +18,7 @@ from fedcc.core.files import open_whole
 from fedcc.core.messages import Predictions
 from fedcc.core.method import Trained
 from fedcc.core.model import Model
+from fedcc.core.naming import printable
 from fedcc.core.requests import Executor, Init
 from fedcc.core.rng import Key
 from fedcc.core.samples import Samples
@@ -320,6 +321,6 @@ def main(grid: Grid, context: Context) -> None:
             log.say("stopped: it was asked to stop")
         else:
             told = str(error) if isinstance(error, (ValueError, UserError)) else f"{type(error).__name__}: {error}"
-            log.update(state="stopped", problem=told)
+            log.update(state="stopped", problem=printable(told))
             log.say(f"stopped: {error}", "error")
         raise

@@ -53,7 +53,8 @@ def error_texts(error: BaseException) -> dict[str, str]:
 def log_error(error: BaseException) -> None:
     """Write an error to the site's log; the line with ``fedcc:`` reaches the console."""
     if not isinstance(error, SiteError):
-        print("".join(traceback.format_exception(error)), flush=True)
+        for line in "".join(traceback.format_exception(error)).splitlines():
+            print(line[: len(line) - len(line.lstrip(" "))] + printable(line), flush=True)
     print(f"fedcc: {error_texts(error)['error']}: {printable(str(error) or type(error).__name__)}", flush=True)
 
 
