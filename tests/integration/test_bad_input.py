@@ -35,6 +35,7 @@ NAMES = [
     (("run", "fedcx"), ("unknown method 'fedcx'", "did you mean 'fedcc'?")),
     (("methods", "fedagv"), ("unknown method 'fedagv'", "'fedavg'")),
     (("run", "fedcc", "--data", "cifr10"), ("unknown data set 'cifr10'", "'cifar10'")),
+    (("run", "fedcc", "--data", "a" * 300), ("unknown data set 'aaa",)),  # a file cannot have such a name
     (("skew", "--data", "digts"), ("unknown data set 'digts'", "'digits'")),
     (("run", "fedcc", "--skew", "dirchlet:0.5"), ("unknown skew 'dirchlet:0.5'", "'dirichlet:ETA'")),
     (("run", "fedcc", "--models", "resnt8"), ("unknown network 'resnt8'", "'resnet8'")),

@@ -1,5 +1,6 @@
 """Data sets by name, and data of your own by path. Who holds what is in ``skew``, ``split`` and ``partition``."""
 
+from contextlib import suppress
 from pathlib import Path
 
 from fedcc.code import is_reference
@@ -29,8 +30,10 @@ def describe(name: str, *, resize: int | None = None, label: str = "", test: flo
                     f"test={test} is for files; {name} is a function, which makes its samples itself"
                 ) from None
             return own.describe(name, label=label, resize=resize or 0, test=test)
-        if Path(name).exists():
-            raise ValueError(f"unknown data set {name!r}; for your own data give its path, as ./{name}") from None
+        with suppress(OSError):  # no file can have such a name
+            if Path(name).exists():
+                text = f"unknown data set {name!r}; for your own data give its path, as ./{name}"
+                raise ValueError(text) from None
         raise
     if resize is not None and description.name != "tiny-imagenet":
         raise ValueError(f"resize is for images of your own and tiny-imagenet, got resize={resize} for {name}")
