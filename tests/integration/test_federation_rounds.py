@@ -118,6 +118,27 @@ def test_predictions_do_not_wait_for_a_quorum_of_sites_that_are_not_connected(tm
         LocalTransport(folder, away=set(NAMES)).server().query(tmp_path / "in.npz", tmp_path / "out.npz")
 
 
+@pytest.mark.parametrize("share", [set[str](), set(NAMES)])
+def test_predictions_have_nothing_of_a_revoked_client(tmp_path: Path, share: set[str]) -> None:
+    """Neither by asking the sites nor, where all models are on the server, with the models."""
+    folder = make(tmp_path / "f", rounds=1, models="mlp")
+    LocalTransport(folder, share=share).server().train()
+    source, asked = tmp_path / "in.npz", tmp_path / "out.npz"
+    np.savez(source, x=np.load(folder.path / "public.npz")["x"][:3])
+    before = LocalTransport(folder, share=share)
+    before.server().query(source, asked)
+    with_all = np.load(asked)["scores"]
+    folder = revoke_client(folder, "east")
+    transport = LocalTransport(folder, share=share)
+    transport.server().query(source, asked)
+    assert {name for name, *_ in before.sent} - {name for name, *_ in transport.sent} == {"east"}
+    scores = np.load(asked)["scores"]
+    assert not np.allclose(scores, with_all)
+    if share:
+        superlink.predict(folder, source, tmp_path / "here.npz", print)
+        np.testing.assert_array_equal(np.load(tmp_path / "here.npz")["scores"], scores)
+
+
 def test_models_that_stay_at_their_sites_see_mirror_images_too(tmp_path: Path) -> None:
     folder = make(tmp_path / "f", settings={"mirror": True})
     transport = LocalTransport(folder, share={"north"})

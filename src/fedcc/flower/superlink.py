@@ -10,6 +10,7 @@ import shutil
 import ssl
 import time
 from contextlib import ExitStack, closing, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -142,10 +143,20 @@ def train(folder: FederationFolder, overwrite: bool, say: Say) -> float | None:
 
 
 def predict(folder: FederationFolder, source: Path, target: Path, say: Say) -> int:
-    """Predict the inputs of a file with the models that the server has, or by asking the clients; their number."""
+    """Predict the inputs of a file with the models that the server has, or by asking the clients; their number.
+
+    Clients that are revoked by now have no part in it.
+    """
     x = new_inputs(source, folder.task)
     if (folder.run / "models.json").exists():
-        scores = Result.load(folder.run).scores(x).numpy()
+        result = Result.load(folder.run)
+        revoked = {list(folder.clients).index(name) for name in folder.revoked}
+        models = {k: model for k, model in result.trained.clients.items() if k not in revoked}
+        if result.method.uploads_models and not models:
+            raise ValueError(
+                f"{folder.run} holds models of revoked clients only; `fedcc federation run --overwrite` trains others"
+            )
+        scores = replace(result, trained=replace(result.trained, clients=models)).scores(x).numpy()
         with open_whole(target) as file:
             np.savez(file, scores=scores, labels=scores.argmax(-1))
     else:
