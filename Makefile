@@ -25,7 +25,7 @@ help:
 	@echo "make sbom      dist/sbom.json: what the images hold, as CycloneDX"
 	@echo "make hadolint  lint the Dockerfile"
 	@echo "make docs      the documentation as a site, in site/"
-	@echo "make pages     write anew what is generated in README.md and docs/: results, methods, the notebook"
+	@echo "make pages     write anew what is generated in README.md and docs/: results, both tables of methods, the notebook (minutes)"
 	@echo "make pictures  draw the picture of the idea anew"
 	@echo "make draw      train the federation of docs/draw.md anew"
 	@echo "make figures   the paper's figures on CIFAR-10 (a GPU; FIGURES='--with fraction=0.2 ...' for less)"
@@ -114,6 +114,7 @@ docs: $(VENV)/.ready
 pages: $(VENV)/.ready
 	$(BIN)/fedcc report results --readme README.md --markdown docs/results.md
 	$(BIN)/python tests/integration/test_docs.py
+	$(BIN)/python docs/make/which_method.py
 	$(BIN)/python docs/make/execute.py docs/notebook.ipynb
 
 pictures: $(VENV)/.package

@@ -70,6 +70,15 @@ def test_every_method_has_a_page(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
+def test_the_table_of_costs_is_current() -> None:
+    """Every method's line says what its clients share; of quick ones all that a run would say."""
+    which = loaded("docs/make/which_method.py")
+    written = which.WHICH.search(which.PAGE.read_text())[0]
+    for name, kind in fedcc.METHODS.items():
+        cells = [kind().label, which.shares(kind), *(which.costs(name) if name in ("fedct", "local") else [])]
+        assert f"| {' | '.join(cells)} |" in written, "run `make pages`"
+
+
 @pytest.mark.slow
 def test_the_site(site: Path) -> None:
     """Strict: a broken link or anchor, or a page without a place, is a warning, and a warning is an error."""
