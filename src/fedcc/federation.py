@@ -84,6 +84,14 @@ class Federation:
         set. ``augment`` is ``none``, ``standard`` (the crop and flip of CIFAR and Tiny ImageNet), ``strong`` (a hole
         and random brightness too) or a list such as ``hole=0.5,brightness=0.2,shift=0.15``. ``validation`` holds out
         that share of each client's samples, which replace the test set.
+
+        >>> Federation.named("digits", skew="dirichlet:0.5", clients=4, fraction=0.5)
+        Federation(digits, dirichlet:0.5)
+          clients: 4, with 118 to 200 samples of 8 to 10 classes each
+          public: 72 samples; test: 355
+          inputs: uint8 [1, 8, 8]
+          classes: 10 (0, 1, 2, 3, 4, 5, 6, 7, ...)
+          networks: resnet8, resnet14
         """
         allow(data, models)
         dataset = load(data, Path(folder) if folder is not None else None, resize=resize, label=label, test=test)
@@ -192,6 +200,10 @@ class Federation:
         classes are their distinct values over all clients and the test set, in ascending order; with ``classes``,
         labels lie in 0 .. classes - 1 and are used as they are. A class that no client holds is an error unless
         ``allow_missing`` is set.
+
+        >>> clients = [(torch.randn(20, 4) + k, [name] * 20) for k, name in enumerate(["low", "mid", "high"])]
+        >>> Federation.of(clients, public=torch.randn(30, 4) + 1, models="mlp").names
+        ('high', 'low', 'mid')
         """
         from fedcc.data.objects import read_object, read_pair
 

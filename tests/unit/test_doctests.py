@@ -24,6 +24,16 @@ def test_examples(name: str) -> None:
     assert doctest.testmod(module).failed == 0
 
 
+def test_every_public_name_has_an_example() -> None:
+    """Of the methods' classes, one stands for all: they are made and run alike."""
+    finder = doctest.DocTestFinder(exclude_empty=True)
+    names = set(fedcc.__all__) - {kind.__name__ for kind in fedcc.METHODS.values()} - {"METHODS"}
+    found = {name: [t for t in finder.find(getattr(fedcc, name), name) if t.examples] for name in names}
+    shown_with_another = {"FinishedRound", "Pause", "Stop"}  # with Observer, which is followed by them
+    assert {name for name, examples in found.items() if not examples} == shown_with_another
+    assert all(name in fedcc.Observer.__doc__ for name in shown_with_another)
+
+
 def test_there_are_examples() -> None:
     """Else a change of the collector could switch all of them off in silence."""
     finder = doctest.DocTestFinder(exclude_empty=True)

@@ -64,6 +64,28 @@ class Method(ABC, Generic[Up, Down]):
 
     ``client`` and ``server`` read like the paper's algorithm: they await requests (fits, predictions) and return
     messages. They never train, and know nothing of engines, devices or transports.
+
+    Here each client trains its own network, uploads nothing, and the clients' mean probabilities predict:
+
+    >>> import fedcc
+    >>> from fedcc.losses import CrossEntropy
+    >>> @dataclass(frozen=True)
+    ... class Alone(fedcc.Method[None, None]):
+    ...     family: ClassVar[Family] = "ensemble"
+    ...     source: ClassVar[str] = "an example"
+    ...
+    ...     async def client(self, c, down):
+    ...         await c.fit("fit", CrossEntropy("private"), private=c.private)
+    ...
+    ...     async def server(self, s, ups):
+    ...         return dict.fromkeys(s.archs)
+    ...
+    ...     async def predict(self, t, samples):
+    ...         outputs = await gather(*(Predict(model, samples) for model in t.clients.values()))
+    ...         return torch.stack([out.logits.softmax(-1) for out in outputs]).mean(0)
+    >>> federation = fedcc.Federation.named("digits", skew="iid", clients=2, models="resnet8")
+    >>> fedcc.run(Alone(), federation, rounds=1, epochs=3).accuracy > 50
+    True
     """
 
     family: ClassVar[Family]

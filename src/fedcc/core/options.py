@@ -29,6 +29,15 @@ def option(
 
     ``images``: must keep its default where inputs are not images. ``agreed``: all sites of a federation have the same
     value.
+
+    >>> @dataclass(frozen=True)
+    ... class Settings:
+    ...     mu: float = option(0.01, "pull towards the received weights", low=0)
+    >>> options_of(Settings)["mu"].allowed
+    'number >= 0'
+    >>> check_options(Settings(mu=-1))
+    Traceback (most recent call last):
+    ValueError: mu must be at least 0, got -1
     """
     marks = {"images": images, "agreed": agreed}
     return field(default=default, metadata={"meaning": meaning, "source": source, "limits": limits} | marks)

@@ -77,7 +77,15 @@ class Explanation:
 
 @dataclass(frozen=True, eq=False)
 class Result:
-    """A run's rounds, and its models to predict with by the method's own rule."""
+    """A run's rounds, and its models to predict with by the method's own rule.
+
+    >>> import fedcc
+    >>> federation = fedcc.Federation.named("digits", skew="classes:2", clients=5, models="resnet8")
+    >>> result = fedcc.run("fedcc", federation, rounds=1, epochs=1)
+    >>> images = federation.test.x[:3]
+    >>> result.predict(images).shape, result.scores(images).shape
+    (torch.Size([3]), torch.Size([3, 10]))
+    """
 
     method: AnyMethod
     trained: Trained
@@ -267,6 +275,14 @@ class Result:
         The files do not hold networks that you defined: pass the same ``models=`` as to the federation. Likewise
         ``method=`` for a method that is not in this package: the same object, or ``module:Class``. Both may be left out
         for what an installed package brings by entry points. A warning says if code has changed since.
+
+        >>> import fedcc, tempfile
+        >>> federation = fedcc.Federation.named("digits", skew="classes:2", clients=5, models="resnet8")
+        >>> result = fedcc.run("fedcc", federation, rounds=1, epochs=1)
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     again = fedcc.load(result.save(folder))
+        >>> bool((again.predict(federation.test.x) == result.predict(federation.test.x)).all())
+        True
         """
         allow(models, method)
         folder = Path(folder)

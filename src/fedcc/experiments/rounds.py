@@ -1,9 +1,4 @@
-"""The rounds of a run: train, evaluate, record. One loop for the simulator and for clients at their sites.
-
->>> class Patience(Observer):
-...     def round(self, done: FinishedRound) -> Stop | None:
-...         return Stop("accuracy is above 90 %") if (done.record["accuracy"] or 0) > 90 else None
-"""
+"""The rounds of a run: train, evaluate, record. One loop for the simulator and for clients at their sites."""
 
 from __future__ import annotations
 
@@ -63,7 +58,19 @@ class FinishedRound:
 
 
 class Observer:
-    """Follows a run. Override what you need; the methods of all observers are called in the observers' order."""
+    """Follows a run. Override what you need; the methods of all observers are called in the observers' order.
+
+    This one ends a run early. With :class:`Pause` in place of :class:`Stop`, the run could be resumed.
+
+    >>> import fedcc
+    >>> class Enough(fedcc.Observer):
+    ...     def round(self, done: fedcc.FinishedRound) -> fedcc.Stop | None:
+    ...         return fedcc.Stop("above 50 %") if done.record["accuracy"] > 50 else None
+    >>> federation = fedcc.Federation.named("digits", skew="classes:2", clients=5, models="resnet8")
+    >>> result = fedcc.run("fedcc", federation, rounds=9, epochs=1, observers=[Enough()])
+    >>> len(result.rounds), result.stopped
+    (1, 'above 50 %')
+    """
 
     def fit_started(self, fit: Fit) -> None:
         """An engine starts a fit, or several together with this one."""

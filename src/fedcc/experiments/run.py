@@ -92,6 +92,11 @@ def run(
     ``overwrite=True`` replaces it. ``progress=True`` prints a line for each round. ``metrics`` are numbers of your own
     by name, functions of the predicted probabilities [N, classes] and the labels [N] of the test samples; every
     evaluated round records them.
+
+    >>> federation = Federation.named("digits", skew="classes:2", clients=5, models="resnet8")
+    >>> result = run("fedcc", federation, rounds=2, epochs=1, seed=0)
+    >>> [t for t, accuracy in result.curve], result.accuracy > 80
+    ([1, 2], True)
     """
     options = {name: value for name, value in locals().items() if name in OPTIONS and value is not None}
     method = make(method) if isinstance(method, str) else method
