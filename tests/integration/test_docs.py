@@ -57,6 +57,7 @@ def test_code_runs_and_prints_what_the_page_shows(
 
 # ----------------------------------------------------------------------------------------------------- console blocks
 
+COMMAND = re.compile(r"^(?:\$ )?((?:fedcc|make) .*)", re.MULTILINE)
 SHELL = re.compile(r"^(?:<!-- (tested|not run): (.*?) -->\n+)?```(console|sh)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 NOT_RUN = 9  # at most so many blocks may carry a reason why they are not run
 
@@ -71,13 +72,33 @@ def test_every_console_block_is_run_or_says_why_not() -> None:
     covered = [(page.name, how, what) for page in PAGES for how, what, _ in shell_blocks(page)]
     fences = sum(len(re.findall(r"^```(?:console|sh|bash|shell)$", page.read_text(), re.MULTILINE)) for page in PAGES)
     assert len(covered) == fences, "a block has another form than the ones known here"
-    for page, how, what in covered:
-        if how == "tested":
-            file, _, name = what.partition("::")
-            assert f"def {name}(" in (ROOT / file).read_text(), f"{page} names {what}, which does not exist"
     reasons = [f"{page}: {what}" for page, how, what in covered if how == "not run"]
     assert len(reasons) <= NOT_RUN, "\n".join(reasons)
     assert all(len(reason.split()) > 3 for reason in reasons)
+
+
+TESTED = [(page, what, text) for page in PAGES for how, what, text in shell_blocks(page) if how == "tested"]
+
+
+@pytest.mark.parametrize(("page", "what", "text"), TESTED, ids=[f"{page.name}:{what}" for page, what, _ in TESTED])
+def test_the_tests_that_a_block_names_run_its_commands(page: Path, what: str, text: str) -> None:
+    """They exist, and their files have each command's name and options; the Makefile has each target."""
+    source = (ROOT / "tests" / "federation.py").read_text()
+    for one in what.split(", "):
+        file, _, name = one.partition("::")
+        source += (ROOT / file).read_text()
+        assert f"def {name}(" in source, f"{page.name} names {one}, which does not exist"
+    for command in COMMAND.findall(text.replace("\\\n", " ")):
+        program, *words = shlex.split(command, comments=True)
+        if program == "make":
+            assert re.search(rf"^{words[0]}:", (ROOT / "Makefile").read_text(), re.MULTILINE)
+            continue
+        name = words[:2] if words[0] == "federation" else words[:1]
+        options = [word.partition("=")[0] for word in words if word.startswith("--")]
+        for word in [*name, *options]:
+            assert re.search(rf"(?<![\w-]){word}(?![\w-])", source), (
+                f"no test that {page.name} names has {word}: {command}"
+            )
 
 
 def without_numbers(line: str) -> str:

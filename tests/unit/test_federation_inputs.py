@@ -194,6 +194,15 @@ def test_a_table_of_ones_own_is_split_for_the_sites(capsys: Capsys) -> None:
 # ------------------------------------------------------------------------------------------------ the sites' networks
 
 
+def test_the_manuals_first_federation(capsys: Capsys) -> None:
+    clients = [word for name in "abcd" for word in ("--client", name)]
+    words = ("--method", "fedcc", "--data", "digits", "--skew", "classes:3", "--epochs", "2", "--simulate-sites")
+    done = call(capsys, "federation", "init", "fed", *clients, *words)
+    networks = "a (resnet8), b (resnet14), c (resnet8), d (resnet14)"
+    assert f"FedCC on digits: {networks}; T=3, E=2; 144 public images; server localhost:9092\n" in done.out
+    assert all(Path("fed", "sites", name, "data.npz").is_file() for name in "abcd")
+
+
 @pytest.fixture
 def own(capsys: Capsys) -> FederationFolder:
     np.savez("public.npz", x=np.random.default_rng(0).normal(size=(6, 4)))

@@ -305,6 +305,9 @@ def test_a_site_joins_with_a_key_of_its_own(
     assert "has not sent its key yet" in status
     call(capsys, "federation", "revoke", "fed", "a")
     assert "revoked" in call(capsys, "federation", "status", "fed").out
+    call(capsys, "federation", "join", "c")
+    done = call(capsys, *add[:3], "c", "c/c.pub", "--model", "resnet14", "--fingerprint", fingerprint(Path("c/c.pub")))
+    assert "c is client 2, with resnet14. Send to it: fed/sites/c\n" in done.out
 
 
 @pytest.mark.parametrize(
