@@ -74,7 +74,7 @@ class LocalTransport:
     waiting: dict[str, Answer] = field(default_factory=dict)
 
     def online(self) -> set[str]:
-        return set(self.folder.current().members) - self.away
+        return set(self.folder.latest()[0].members) - self.away
 
     def send(self, messages: Sequence[Outgoing]) -> list[str | None]:
         return [self.send_one(m.name, m.purpose, m.t, m.content) for m in messages]

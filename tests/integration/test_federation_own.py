@@ -98,6 +98,7 @@ def test_what_such_a_run_can_and_cannot_do_later(
     for words in (("export", run, tmp_path / "out.onnx"), ("predict", run, sites.tables["east"]), ("distil", run)):
         call(capsys, *words).refused(reason, "fedcc federation predict")
     assert not (tmp_path / "out.onnx").exists()
+    monkeypatch.setattr("fedcc.flower.superlink.check_server", lambda _: None)
     monkeypatch.setattr("fedcc.flower.superlink._run_app", lambda *_: transport.server().query(
         sites.folder.query / "input.npz", sites.folder.query / "output.npz"))  # fmt: skip
     out = tmp_path / "out.npz"

@@ -423,6 +423,7 @@ def test_a_run_after_a_revocation_has_nothing_of_the_client(tmp_path: Path, monk
         return uploads, [r["present"] for r in records(folder)], RunFolder(folder.run).summary()["accuracy"]["final"]  # type: ignore[index]
 
     monkeypatch.setattr(superlink, "_run_app", app)
+    monkeypatch.setattr(superlink, "check_server", lambda _: None)
     monkeypatch.setattr(superlink, "close_to_others", lambda *_: None)  # it changes this process's umask
     folder, other = make(tmp_path / "f"), make(tmp_path / "other")
     superlink.train(folder, False, print)

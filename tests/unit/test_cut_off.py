@@ -6,7 +6,7 @@ import os
 import shutil
 import ssl
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -21,13 +21,14 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.serialization import load_pem_private_key, load_ssh_private_key
 from cryptography.x509 import Certificate
 
-from fedcc.flower import succession
+from fedcc.flower import succession, superlink
 from fedcc.flower.command import Command, CommandSigner, read_public_key
 from fedcc.flower.folder import FederationFolder, Site
 from fedcc.flower.keys import fingerprint, listed_bytes, make_key_pair, public_bytes, read_certificates
 from fedcc.flower.lifetime import renew, rotate_command_key
 from fedcc.flower.members import add_client, replace_key, revoke_client, upgrade_federation
 from fedcc.flower.succession import Trust, parse, read_text
+from fedcc.flower.superlink import run_name
 from fedcc.flower.supernode import CONNECTED, NOT_KNOWN, Credentials
 from federation import make
 
@@ -228,6 +229,29 @@ def test_a_new_key_of_a_client_that_was_cut_off_is_taken(folder: FederationFolde
         assert public_bytes(now.key("east")) == public_bytes(tmp_path / "own.pub")
         with pytest.raises(ValueError, match="is or was in use"):
             replace_key(now, "east", first)
+
+
+def test_a_run_that_replaces_another_and_was_cut_off_is_not_mixed_up_with_it(
+    folder: FederationFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Under the name of the old one the sites have trained models: a new run would start from them."""
+    folder.run.mkdir()
+    for name in ("summary.json", "models.json", "metrics.jsonl", "environment.json", "checkpoint-2-0a.safetensors"):
+        (folder.run / name).write_text('{"accuracy": {"final": null}, "experiment": {}}')
+    shutil.copy(folder.path / "experiment.toml", folder.run)
+    (folder.operator / "run.json").write_text('{"run": "0123456789abcdef"}')
+    monkeypatch.setattr(superlink, "close_to_others", lambda *_: None)
+    monkeypatch.setattr(superlink, "check_server", lambda _: None)
+    monkeypatch.setattr(superlink, "_run_app", lambda folder, *_: names.append(run_name(folder)))
+    names: list[str] = []
+    for path in each_cut(folder.path, lambda path: superlink.train(FederationFolder.open(path), True, print)):
+        half = FederationFolder.open(path)
+        with suppress(ValueError) if (half.run / "experiment.toml").exists() else nullcontext():
+            superlink.train(half, False, print)
+        superlink.train(half, True, print)
+        assert names
+        assert "0123456789abcdef" not in names
+        assert not list(half.run.iterdir())
 
 
 def test_an_upgrade_that_was_cut_off_is_finished(folder: FederationFolder) -> None:

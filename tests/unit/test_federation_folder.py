@@ -268,6 +268,9 @@ def test_damaged_files_of_the_operator_are_refused_by_name(
 
     monkeypatch.setattr("fedcc.flower.superlink.ChildProcess", started)
     monkeypatch.setattr("fedcc.flower.superlink.flwr", started)
+    monkeypatch.setattr("fedcc.flower.superlink.fetch_report", lambda _: None)
+    folder.run.mkdir()
+    (folder.run / "experiment.toml").write_bytes((folder.path / "experiment.toml").read_bytes())
     for command, name, advice in (
         ("status", "status.json", "run` writes it again"), ("server", "server.key", "renew` makes both again"),
         ("server", "app.json", "restore it"), ("server", "command.key", "restore it"), ("server", "ca.crt", "restore"),
@@ -281,8 +284,6 @@ def test_damaged_files_of_the_operator_are_refused_by_name(
             call(capsys, "federation", command, folder.path).refused(str(path), "damaged", advice)
         path.write_bytes(content)
     call(capsys, "federation", "run", folder.path).refused("started")
-    folder.run.mkdir()
-    (folder.run / "experiment.toml").write_bytes((folder.path / "experiment.toml").read_bytes())
     (folder.operator / "run.json").unlink()
     call(capsys, "federation", "run", folder.path).refused("run.json is missing", "--overwrite")
     call(capsys, "federation", "run", folder.path, "--overwrite").refused("started")

@@ -1,8 +1,10 @@
-"""What the server's app leaves behind when it ends early."""
+"""What the server's app leaves behind when it ends early, and what a second run does."""
 
 from __future__ import annotations
 
 import json
+import shutil
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,10 +13,14 @@ import pytest
 
 pytest.importorskip("flwr")
 
+from filelock import FileLock
+
 from fedcc.flower import server_app, superlink
-from fedcc.flower.folder import ENVIRONMENT
+from fedcc.flower.folder import ENVIRONMENT, FederationFolder
+from fedcc.flower.members import revoke_client
 from fedcc.flower.programs import FlowerError
 from federation import make
+from program import call
 
 
 @pytest.mark.parametrize(
@@ -57,9 +63,90 @@ def test_only_a_run_is_said_to_resume(
         (folder.operator / "status.json").write_text('{"state": "stopped", "problem": "no disk"}')
         return ""
 
-    monkeypatch.setattr(superlink, "is_serving", lambda _: True)
     monkeypatch.setattr(superlink, "run_name", lambda _: "r")
     monkeypatch.setattr(superlink, "flwr", stopped)
     with pytest.raises(FlowerError, match="no disk") as error:
         superlink._run_app(folder, task, folder.operator, print)
     assert ("resumes" in str(error.value)) == resumes
+
+
+def finished(path: Path) -> FederationFolder:
+    """A federation with the files of a finished run, as far as they matter here."""
+    folder = make(path, models="mlp")
+    folder.run.mkdir()
+    for name in ("summary.json", "models.json", "metrics.jsonl", "experiment.toml", "checkpoint-2-0a.safetensors"):
+        (folder.run / name).write_text("{}")
+    (folder.operator / "run.json").write_text('{"run": "0123456789abcdef"}')
+    return folder
+
+
+def contents(folder: FederationFolder) -> dict[str, bytes]:
+    files = (*folder.run.iterdir(), folder.operator / "run.json", folder.path / "experiment.toml")
+    return {path.name: path.read_bytes() for path in files}
+
+
+def test_a_run_that_cannot_start_replaces_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Without a server, and with one that serves another account, such as when root forgets whose federation it is."""
+    folder = finished(tmp_path / "f")
+    before = contents(folder)
+    call(capsys, "federation", "run", folder.path, "--overwrite").refused("the server is not running")
+    assert contents(folder) == before
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(superlink, "is_serving", lambda _: True)
+        call(capsys, "federation", "run", folder.path, "--overwrite").failed("the server cannot be asked")
+    assert contents(folder) == before
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+@pytest.mark.parametrize(("lock", "said"), [
+    ("start.lock", "a run or a prediction is in progress"), ("run.lock", "an earlier run goes on in the server"),
+])  # fmt: skip
+def test_a_second_run_is_refused_and_changes_nothing(
+    lock: str, said: str, overwrite: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It took the first one's status for its own, and had the last step done again."""
+    folder = finished(tmp_path / "f")
+    (folder.run / "summary.json").unlink()
+    (folder.operator / "status.json").write_text('{"state": "running"}')
+    before = contents(folder)
+    monkeypatch.setattr(superlink, "check_server", lambda _: None)
+    monkeypatch.setattr(superlink, "ENDING_SECONDS", 0.1)
+    with FileLock(folder.operator / lock), pytest.raises(FlowerError, match=said):
+        superlink.train(folder, overwrite, lambda *_: None)
+    assert contents(folder) == before
+    assert (folder.operator / "status.json").exists()
+
+
+def test_a_run_waits_for_one_that_is_ending(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = make(tmp_path / "f", models="mlp")
+    monkeypatch.setattr(superlink, "check_server", lambda _: None)
+    started: list[str] = []
+    monkeypatch.setattr(superlink, "_run_app", lambda _, task, *__: started.append(task))
+    ending = FileLock(folder.operator / "run.lock", thread_local=False)
+    ending.acquire()
+    threading.Timer(0.3, ending.release).start()
+    superlink.train(folder, False, lambda *_: None)
+    assert started == ["train"]
+
+
+def test_a_run_whose_folder_is_gone_begins_under_a_new_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under the old one the sites have trained models, from which they would start."""
+    folder = finished(tmp_path / "f")
+    monkeypatch.setattr(superlink, "check_server", lambda _: None)
+    monkeypatch.setattr(superlink, "_run_app", lambda *_: None)
+    shutil.rmtree(folder.run)
+    superlink.train(folder, False, lambda *_: None)
+    assert superlink.run_name(folder) != "0123456789abcdef"
+
+
+def test_a_run_starts_with_the_files_as_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was changed since its program has read them is not undone."""
+    folder = make(tmp_path / "f", models="mlp")
+    revoke_client(folder, "east")
+    settings = folder.path / "federation.toml"
+    settings.write_text(settings.read_text().replace("grace = 5.0", "grace = 7.0"))
+    monkeypatch.setattr(superlink, "check_server", lambda _: None)
+    monkeypatch.setattr(superlink, "_run_app", lambda *_: None)
+    superlink.train(folder, False, lambda *_: None)
+    now = FederationFolder.open(folder.path)
+    assert (now.revoked, now.rules.grace) == (("east",), 7.0)

@@ -6,6 +6,7 @@ import json
 import shutil
 import stat
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from fedcc.experiments.store import RunFolder
 from fedcc.flower.cohort import NoQuorum
 from fedcc.flower.folder import FederationFolder, Site
 from fedcc.flower.keys import federation_fingerprint, fingerprint, make_authority, make_command_key, make_key_pair
-from fedcc.flower.members import add_client, replace_key, revoke_client
+from fedcc.flower.members import add_client, register_members, replace_key, revoke_client
 from fedcc.flower.programs import FlowerError
 from fedcc.flower.supernode import CONNECTED, NOT_KNOWN, Credentials
 from federation import NAMES, LocalTransport, make
@@ -158,6 +159,31 @@ def test_a_key_that_changes_during_a_round_is_asked_again(tmp_path: Path) -> Non
     assert transport.sent.count(("west", "train", 1)) == 2
 
 
+def test_a_folders_file_that_is_saved_half_does_not_stop_a_run(tmp_path: Path) -> None:
+    """It is read every few seconds; an editor may be writing it. Half of it may be valid TOML, with fewer clients."""
+    folder = make(tmp_path / "f", rounds=3, **MLP)
+    file = folder.path / "federation.toml"
+    whole = file.read_text()
+    halves = ["", whole[: whole.index("west =")], whole[:-20], whole.replace("[clients]", "clients = 3\n[x]"),
+              whole.replace("revoked", "x").replace("port", 'revoked = ["nobody"]\nport'), None]  # fmt: skip
+
+    def change() -> None:
+        for half in halves:
+            file.unlink() if half is None else file.write_text(half)
+            assert server.cohort.online() == set(NAMES)
+            server.cohort.look_for_changes()
+        file.write_text(whole)
+        revoke_client(folder, "east")
+
+    server = when(LocalTransport(folder), "round 1 of", change)
+    server.train()
+    others = ["north", "south", "west"]
+    assert present(folder) == [list(NAMES), others, others]
+    said = [line for line in (folder.operator / "run.log").read_text().splitlines() if "clients of before" in line]
+    assert len(said) == 1, "it is said once"
+    assert "federation.toml" in said[0]
+
+
 # -- who is refused
 
 
@@ -228,6 +254,33 @@ def test_the_key_that_was_compared_is_the_one_that_is_added(
     call(capsys, "federation", "add", folder.path, "new", file).failed("has changed since its fingerprint", code=2)
     assert FederationFolder.open(folder.path) == folder
     assert not folder.key("new").exists()
+
+
+def test_settings_that_were_changed_while_two_people_compared_stay(folder: FederationFolder, tmp_path: Path) -> None:
+    """A change writes the folder's files again: as they are, not as its program has read them."""
+    changes = (("federation.toml", "grace = 5.0", "grace = 7.0"), ("experiment.toml", "epochs = 1", "epochs = 4"))
+    for path, old, new in changes:
+        text = (folder.path / path).read_text()
+        assert old in text
+        (folder.path / path).write_text(text.replace(old, new))
+    add_client(folder, "new", new_key(tmp_path, "new"))
+    revoke_client(folder, "east")
+    now = FederationFolder.open(folder.path)
+    assert (now.rules.grace, now.experiment.training.epochs, now.revoked) == (7.0, 4, ("east",))
+    assert Site.open(now.site("new")).experiment.training.epochs == 4
+
+
+def test_the_keys_of_many_clients_reach_the_server(folder: FederationFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Linux passes at most 128 KiB in one argument: no server started with more than 550 clients."""
+    clients = {f"c{n}": "mlp" for n in range(700)}
+    replace(folder, clients=clients).write()
+    key = folder.key("north").read_bytes()
+    for name in clients:
+        folder.key(name).write_bytes(key)
+    script = "import json, sys; keys = json.load(sys.stdin); sys.exit(f'{len(keys)} keys for {sys.argv[1]}')"
+    monkeypatch.setattr("fedcc.flower.members.REGISTER", script)
+    with pytest.raises(FlowerError, match="700 keys for fedcc"):
+        register_members(folder, {})
 
 
 def test_a_client_without_a_key_has_none_to_replace(folder: FederationFolder, tmp_path: Path) -> None:

@@ -82,6 +82,7 @@ class FlowerCohort:
         self.attendance = Attendance()  # of the latest exchange
         self.pending: dict[str, Question] = {}  # by ticket
         self.keys = dict[str, bytes]()
+        self.unreadable = False  # whether the folder's file was not whole at the last look
         self.look_for_changes()
         self.absent: set[str] = set()  # clients that were not connected in the last exchange
         self.last_look = -ONLINE_SECONDS
@@ -108,7 +109,10 @@ class FlowerCohort:
 
     def look_for_changes(self) -> None:
         """Let go of clients that were revoked, and forget what those with a new key were asked with the old one."""
-        self.folder, before = self.folder.current(), self.keys
+        (self.folder, problem), before = self.folder.latest(), self.keys
+        if problem and not self.unreadable:  # it may be saved half: the next look reads it again
+            self.say(f"{problem}; the run goes on with the clients of before", "warning")
+        self.unreadable = bool(problem)
         self.keys, self.signer = key_bytes(self.folder), CommandSigner(self.folder.command_key, __version__)
         for name, status in self.status.items():
             if name in self.folder.revoked and not status.revoked:

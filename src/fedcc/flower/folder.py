@@ -138,9 +138,28 @@ class FederationFolder:
         return folder
 
     def current(self) -> FederationFolder:
-        """This folder with the clients that are in the file by now."""
-        table = load(self.path / "federation.toml")
-        return replace(self, clients=table["clients"], revoked=tuple(table.get("revoked", ())))
+        """This folder with the clients that are in the file by now; ValueError if the file is not whole.
+
+        Half a file may be valid TOML, with half of the clients.
+        """
+        table = load(file := self.path / "federation.toml")
+        with errors_named(f"{file} is damaged"):
+            clients, revoked, _ = dict(table["clients"]), tuple(table.get("revoked", ())), table["task"]
+            parse_clients([f"{name}={model}" for name, model in clients.items()])
+            if list(clients)[: len(self.clients)] != list(self.clients):
+                raise ValueError(f"clients keep their places, the first must be {', '.join(self.clients)}")
+            for name in list(clients)[len(self.clients) :]:
+                client_network(clients[name], self.task.shape)
+            if strangers := set(revoked) - set(clients):
+                raise ValueError(f"revoked must name clients, got {', '.join(map(str, strangers))}")
+        return replace(self, clients=clients, revoked=revoked)
+
+    def latest(self) -> tuple[FederationFolder, str]:
+        """As :meth:`current`; while the file is not whole, as when somebody edits it, this folder and what is wrong."""
+        try:
+            return self.current(), ""
+        except (ValueError, OSError) as error:
+            return self, str(error)
 
     def with_counted_clients(self) -> FederationFolder:
         """The folder for a new run: its experiment has the clients of today. That of a run that has begun stays."""

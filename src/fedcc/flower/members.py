@@ -43,8 +43,8 @@ import json, sys
 from flwr.cli.flower_config import read_superlink_connection
 from flwr.cli.utils import init_http_client_from_connection
 from flwr.proto.control_pb2 import ListNodesRequest, RegisterNodeRequest, UnregisterNodeRequest
-keys = {key.encode(): name for name, key in json.loads(sys.argv[1]).items()}
-client = init_http_client_from_connection(read_superlink_connection(sys.argv[2]))
+keys = {key.encode(): name for name, key in json.load(sys.stdin).items()}
+client = init_http_client_from_connection(read_superlink_connection(sys.argv[1]))
 known = {n.public_key: n for n in client.ListNodes(ListNodesRequest()).nodes_info if n.status != "unregistered"}
 for key, node in known.items():
     if key not in keys:
@@ -78,7 +78,7 @@ def add_client(
     ``confirmed`` is the fingerprint that was compared. If the client has this key already, nothing is written: an
     ``add`` that was cut off can be run again.
     """
-    with _changing(folder) as folder:
+    with changing(folder) as folder:
         parse_clients([name])
         key = _new_key(folder, name, key_file, confirmed)
         if name in folder.revoked:
@@ -106,7 +106,7 @@ def replace_key(folder: FederationFolder, name: str, key_file: Path, confirmed: 
 
     Returns whether it is another one.
     """
-    with _changing(folder) as folder:
+    with changing(folder) as folder:
         _check_member(folder, name)
         if not folder.key(name).is_file():
             raise ValueError(f"{name} has no key yet; `fedcc federation add FOLDER {name} FILE` takes its first one")
@@ -123,7 +123,7 @@ def replace_key(folder: FederationFolder, name: str, key_file: Path, confirmed: 
 
 def revoke_client(folder: FederationFolder, name: str) -> FederationFolder:
     """Revoke a client; its number and its name are not used again."""
-    with _changing(folder) as folder:
+    with changing(folder) as folder:
         if name in folder.revoked:
             return folder
         _check_member(folder, name)
@@ -137,10 +137,10 @@ def revoke_client(folder: FederationFolder, name: str) -> FederationFolder:
 def register_members(folder: FederationFolder, env: Mapping[str, str] | None = None) -> None:
     """Make the running server's register agree with the folder: others are refused from then on."""
     env = dict(env or environment(folder.operator / "home"))
-    with _changing(folder) as folder:
+    with changing(folder) as folder:
         keys = json.dumps({name: public_bytes(folder.key(name)).decode() for name in folder.members})
-        words = [sys.executable, "-P", "-c", REGISTER, keys, SUPERLINK]
-        completed = subprocess.run(words, env=env, capture_output=True, text=True, check=False)
+        words = [sys.executable, "-P", "-c", REGISTER, SUPERLINK]  # keys of 550 clients do not fit into an argument
+        completed = subprocess.run(words, env=env, input=keys, capture_output=True, text=True, check=False)
     if completed.returncode:
         raise FlowerError(f"could not register the clients' keys: {printable(completed.stderr)[-500:]}")
 
@@ -151,18 +151,19 @@ def upgrade_federation(folder: FederationFolder) -> Path:
     Site folders that are still here are upgraded too; what is there already is left alone.
     """
     public = folder.command_key.with_suffix(".pub")
-    if not folder.command_key.exists():
-        make_command_key(folder.command_key)
-    if not public.exists():
-        write_public_half(folder.command_key, public)
-    for site in map(folder.site, folder.clients):
-        if site.is_dir():
-            if not (site / "command.pub").exists():
-                write_whole(site / "command.pub", public.read_bytes())
-            if not (folder.operator / "app.yaml").exists() and (site / "app.yaml").exists():
-                write_whole(folder.operator / "app.yaml", (site / "app.yaml").read_bytes())
-            upgrade_site(Site.read(site))
-    replace(folder, format=FORMAT).write()
+    with changing(folder) as folder:
+        if not folder.command_key.exists():
+            make_command_key(folder.command_key)
+        if not public.exists():
+            write_public_half(folder.command_key, public)
+        for site in map(folder.site, folder.clients):
+            if site.is_dir():
+                if not (site / "command.pub").exists():
+                    write_whole(site / "command.pub", public.read_bytes())
+                if not (folder.operator / "app.yaml").exists() and (site / "app.yaml").exists():
+                    write_whole(folder.operator / "app.yaml", (site / "app.yaml").read_bytes())
+                upgrade_site(Site.read(site))
+        replace(folder, format=FORMAT).write()
     return public
 
 
@@ -173,12 +174,12 @@ def upgrade_site(site: Site) -> None:
 
 
 @contextmanager
-def _changing(folder: FederationFolder) -> Iterator[FederationFolder]:
-    """The folder as it is now, while nobody else changes it."""
+def changing(folder: FederationFolder) -> Iterator[FederationFolder]:
+    """The folder as all its files are now, while no other command changes it: it may have been read long ago."""
     from filelock import FileLock
 
     with FileLock(folder.operator / "members.lock"):
-        yield folder.current()
+        yield FederationFolder.read(folder.path)
 
 
 def _check_member(folder: FederationFolder, name: str) -> None:

@@ -82,7 +82,7 @@ class Watch:
         if status["accuracy"] is not None:
             yield gauge("accuracy_percent", "the last accuracy on the test set", {"": status["accuracy"]})
         if records:
-            last, failures = records[-1], Counter(dict.fromkeys(self.folder.current().clients, 0))
+            last, failures = records[-1], Counter(dict.fromkeys(self.folder.latest()[0].clients, 0))
             yield gauge(
                 "round_seconds", "seconds that the last round waited for clients", {"": last["seconds"]["clients"]}
             )
@@ -121,7 +121,7 @@ class Watch:
 
 def client_keys(folder: FederationFolder) -> dict[bytes, str]:
     """The clients' names by their public keys; those that have sent no key yet or are revoked are missing."""
-    folder = folder.current()
+    folder, _ = folder.latest()
     return {public_bytes(folder.key(name)): name for name in folder.members}
 
 

@@ -9,7 +9,8 @@ import secrets
 import shutil
 import ssl
 import time
-from contextlib import ExitStack, closing, suppress
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from fedcc.core.files import open_whole, write_whole
+from fedcc.core.naming import printable
 from fedcc.experiments.result import Result
 from fedcc.experiments.store import RunFolder
 from fedcc.flower.command import CommandSigner
@@ -26,7 +28,7 @@ from fedcc.flower.gate import superlink_command
 from fedcc.flower.gate_report import Report
 from fedcc.flower.lifetime import Reminder, warnings_of
 from fedcc.flower.logs import LogFollower, Say
-from fedcc.flower.members import SUPERLINK, register_members
+from fedcc.flower.members import SUPERLINK, changing, register_members
 from fedcc.flower.metrics import MetricsListener, Watch, client_keys
 from fedcc.flower.programs import (
     ChildProcess,
@@ -43,6 +45,7 @@ from fedcc.processes import is_alive
 
 LOCAL = "127.0.0.1"
 RETURN_MEMORY = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_ARENA_MAX": "2"}  # large buffers go back to the system
+ENDING_SECONDS = 30.0  # for an app that was asked to stop
 START_SECONDS = 120.0  # for the SuperLink to start, and for it to start a run
 
 
@@ -114,30 +117,38 @@ def server_file(folder: FederationFolder) -> Path:
 def connected_clients(folder: FederationFolder) -> list[str] | None:
     """Who is connected, whether there is a run or not; None if the server does not say."""
     try:
-        server = json.loads(server_file(folder).read_text())
-        online = Report.fetch(server["inner"], folder.operator / "ca.crt").online
+        online = fetch_report(folder).online
     except (OSError, ValueError, KeyError, TypeError):
         return None
     return sorted(name for key, name in client_keys(folder).items() if key in online)
+
+
+def fetch_report(folder: FederationFolder) -> Report:
+    """What the running server's gate tells its owner."""
+    return Report.fetch(json.loads(server_file(folder).read_text())["inner"], folder.operator / "ca.crt")
 
 
 def train(folder: FederationFolder, overwrite: bool, say: Say) -> float | None:
     """Start or resume the rounds, follow them to the end, and return the final accuracy, if there is a test set."""
     close_to_others(folder.operator, folder.run)
     files = RunFolder(folder.run)
-    if overwrite:
-        if folder.run.is_dir():
-            files.clear()
-        run_file(folder).unlink(missing_ok=True)
-    if (summary := files.summary()) is not None:
+    if (summary := None if overwrite else files.summary()) is not None:
         say(f"{folder.run} holds the finished run; there is nothing to do (--overwrite starts again)")
     else:
-        for warning in warnings_of(folder):
-            say(f"warning: {warning}", "warning")
-        if not run_file(folder).exists() and not (folder.run / "experiment.toml").exists():
-            folder.with_counted_clients().write()
-            write_whole(run_file(folder), json.dumps({"run": secrets.token_hex(8)}))
-        _run_app(folder, "train", folder.operator, say)
+        check_server(folder)
+        with alone(folder):
+            if overwrite:
+                run_file(folder).unlink(missing_ok=True)  # first: under the old name the sites have trained models
+                if folder.run.is_dir():
+                    files.clear()
+            for warning in warnings_of(folder):
+                say(f"warning: {warning}", "warning")
+            if not (folder.run / "experiment.toml").exists():  # a new run, also if somebody has deleted the folder
+                with changing(folder) as now:
+                    folder = now.with_counted_clients()
+                    folder.write()
+                write_whole(run_file(folder), json.dumps({"run": secrets.token_hex(8)}))
+            _run_app(folder, "train", folder.operator, say)
         summary = files.summary()
     return summary["accuracy"]["final"] if summary else None
 
@@ -160,10 +171,12 @@ def predict(folder: FederationFolder, source: Path, target: Path, say: Say) -> i
         with open_whole(target) as file:
             np.savez(file, scores=scores, labels=scores.argmax(-1))
     else:
-        (folder.query / "output.npz").unlink(missing_ok=True)
-        np.savez(folder.query / "input.npz", x=x)
-        _run_app(folder, "predict", folder.query, say)
-        shutil.copyfile(folder.query / "output.npz", target)
+        check_server(folder)
+        with alone(folder):
+            (folder.query / "output.npz").unlink(missing_ok=True)
+            np.savez(folder.query / "input.npz", x=x)
+            _run_app(folder, "predict", folder.query, say)
+            shutil.copyfile(folder.query / "output.npz", target)
     return len(x)
 
 
@@ -195,10 +208,43 @@ def check_server_files(operator: Path) -> None:
         raise ValueError(f"{operator / 'app.json'} is damaged: it must hold the app's signature; {advice}") from None
 
 
-def _run_app(folder: FederationFolder, task: str, directory: Path, say: Say) -> None:
-    """Have the SuperLink run the app, pass on what it logs, and return when it has finished."""
+def check_server(folder: FederationFolder) -> None:
+    """Refuse to go on without a server that serves this user: before anything is deleted or written."""
     if not is_serving(folder):
         raise ValueError(f"the server is not running; `fedcc federation server {folder.path}` starts it")
+    try:
+        fetch_report(folder)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        advice = "run this under the server's account, or try again"
+        raise FlowerError(f"the server cannot be asked: {printable(str(error))}; {advice}") from None
+
+
+@contextmanager
+def alone(folder: FederationFolder) -> Iterator[None]:
+    """Keep other runs and predictions from starting during the block; refused while there is one.
+
+    Two at a time would take each other's ``status.json`` for their own, and the second would ask the sites again what
+    the first has asked.
+    """
+    shown = f"`fedcc federation status {folder.path}` shows it"
+    with _locked(folder.operator / "start.lock", 0, f"a run or a prediction is in progress: {shown}"):
+        advice = "wait for it, or restart the server, which ends it"
+        with _locked(folder.operator / "run.lock", ENDING_SECONDS, f"an earlier run goes on in the server: {advice}"):
+            pass  # the server's app holds it, which may outlive the program that has started it
+        yield
+
+
+def _locked(path: Path, seconds: float, problem: str) -> AbstractContextManager[object]:
+    from filelock import FileLock, Timeout
+
+    try:
+        return FileLock(path).acquire(timeout=seconds)
+    except Timeout:
+        raise FlowerError(problem) from None
+
+
+def _run_app(folder: FederationFolder, task: str, directory: Path, say: Say) -> None:
+    """Have the SuperLink run the app, pass on what it logs, and return when it has finished."""
     env = environment(folder.operator / "home")
     status_file, config = directory / "status.json", directory / "config.toml"
     status_file.unlink(missing_ok=True)
