@@ -134,6 +134,62 @@ def test_a_server_cannot_get_around_a_sites_limits(tmp_path: Path) -> None:
     assert (used.rounds, used.queries) == (2, number + 1)
 
 
+def test_what_a_site_cannot_answer_uses_up_no_limit(tmp_path: Path) -> None:
+    """It has not taken part in the run yet: there is no model that could answer."""
+    folder = make(tmp_path / "f", "fedcc", NAMES[:2], skew="iid", models="mlp")
+    site, signer = limit(folder, "east", queries=3, runs=1), CommandSigner(folder.command_key)
+    images = torch.zeros(3, 1, 8, 8, dtype=torch.uint8)
+
+    def answer(purpose: str, run: str) -> str:
+        message = Inputs(images) if purpose == "query.predict" else None
+        encoded = encode(message, "fp32", run=run, round=1)
+        content = signer.content(purpose, "east", run, 1, folder.terms("east"), encoded)[1]
+        said = dict(LocalTransport(folder, share={"east"}).served("1", "east", purpose, content, None).content["fedcc"])
+        return str(said.get("error", said.get("declined", "sent")))
+
+    assert [answer("query.predict", "other"), answer("query.model", "other")] == ["rounds", "rounds"]
+    assert not (site.state / "other").exists()
+    assert Usage.of(site.audit.entries()) == Usage()
+    assert answer("train", "run1") == "sent"
+    assert [answer("query.predict", "run1"), answer("query.predict", "run1")] == ["sent", "yes"]
+    assert Usage.of(site.audit.entries()) == Usage(frozenset({"run1"}), 1, 3)
+
+
+def test_a_command_that_is_refused_leaves_what_a_site_has_kept(tmp_path: Path) -> None:
+    """It is signed by its server, but repeated, of other terms, against the policy, or its message is not in order."""
+    folder = make(tmp_path / "f", "fedcc", NAMES[:2], skew="iid", models="mlp")
+    site, signer = limit(folder, "east", rounds=2, runs=1), CommandSigner(folder.command_key)
+    kept: list[Any] = []
+
+    def said(purpose: str, run: str, t: int, message: Any, **terms: Any) -> str:
+        encoded = encode(message, "fp32", run=run, round=t)
+        content = signer.content(purpose, "east", run, t, folder.terms("east") | terms, encoded)[1]
+        kept.append((purpose, content))
+        return str(asked(folder, "east", purpose, content).get("error", "sent"))
+
+    def files() -> dict[str, bytes]:
+        paths = (path for path in site.state.rglob("*") if path.is_file() and path.suffix != ".lock")
+        return {str(p.relative_to(site.state)): p.read_bytes() for p in paths if p.name != "audit.jsonl"}
+
+    ours = Predictions(torch.full((folder.task.public, folder.task.classes), 1 / folder.task.classes))
+    assert [said("train", "run1", 1, None), said("train", "run1", 2, ours)] == ["sent", "sent"]
+    before = files()
+    assert any("round-" in name for name in before)
+    assert asked(folder, "east", *kept[0])["error"] == "replay"
+    image = Inputs(torch.zeros(1, 1, 8, 8, dtype=torch.uint8))
+    for code, *question in (
+        ("policy", "train", "run1", 1, ours),
+        ("policy", "train", "run2", 1, None),
+        ("round", "train", "run1", 3, ours),
+        ("message", "query.predict", "run1", 2, Inputs(torch.zeros(1, 8, 8))),
+        ("rounds", "query.predict", "run2", 1, image),
+    ):
+        assert said(*question) == code, question  # type: ignore[arg-type]
+        assert files() == before, question
+    assert said("train", "run1", 2, ours, rounds=9) == "terms"
+    assert files() == before
+
+
 def test_every_training_counts(tmp_path: Path) -> None:
     """Two messages in turn overwrite each other's answer, so each is a training again; purposes are those of a list."""
     folder = make(tmp_path / "f", "fedcc", NAMES[:2], rounds=3, skew="iid")

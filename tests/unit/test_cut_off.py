@@ -285,8 +285,25 @@ def test_a_key_that_a_site_was_making_is_made(
         assert (path / f"{key}.key").stat().st_mode & 0o777 == 0o600
         private: Any = load_ssh_private_key((path / f"{key}.key").read_bytes(), None)
         assert listed_bytes(private.public_key()) == public_bytes(path / f"{name}.pub")
-        if words[0] == "join":
-            assert make_key(path).out == done.out
+        assert make_key(path).out == done.out, "it is shown again: the operator may have taken it already"
+
+
+def test_a_new_key_of_a_site_that_was_made_is_shown_again(
+    folder: FederationFolder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its private half is at the site alone: once the operator has taken the public one, no other gets the site in."""
+    site = folder.site("north")
+    first = call(capsys, "federation", "rotate", site).out
+    key = (site / "next.key").read_bytes()
+    (site / "north.pub").unlink()
+    assert call(capsys, "federation", "rotate", site).out == first
+    assert (site / "next.key").read_bytes() == key
+    assert fingerprint(site / "north.pub") in first
+    other = call(capsys, "federation", "rotate", site, "--another").out
+    assert other != first
+    assert fingerprint(site / "north.pub") in other
+    assert (site / "next.key").read_bytes() != key
+    call(capsys, "federation", "rotate", folder.path, "--another").refused("--another is for a site's folder")
 
 
 @pytest.mark.parametrize(("files", "other"), [

@@ -189,6 +189,10 @@ def test_init_refuses_in_one_line(capsys: pytest.CaptureFixture[str], tmp_path: 
         "FedAvg averages weights, so all clients need the same network"
     )
     call(capsys, *init, "--quorum", 3).refused("quorum must be from 1 to the number of clients, 2, got 3")
+    for host in ("fed.example.org:9092", "[::1]", ""):
+        call(capsys, *init, "--host", host).refused(
+            f"--host must be a name or an IP address, without port and brackets, got {host!r}"
+        )
     call(capsys, *init, "--client", "c=resnet9").refused("depth is 6n + 2 (8, 14, 20, ..., 1202), got 9")
     assert not (tmp_path / "f").exists()
     (tmp_path / "f").mkdir()
@@ -220,6 +224,8 @@ def test_a_key_that_others_can_read_and_a_wrong_model_are_refused(
     folder = make(tmp_path / "f")
     site = folder.path / "sites" / "east"
     start = ("federation", "client", site, "--data", site / "data.npz", "--device", "cpu")
+    for server in ("fed.example.org", "https://fed.example.org:9092"):
+        call(capsys, *start, "--server", server).refused(f"an address is HOST:PORT, got '{server}'")
     call(capsys, *start, "--model", "resnet14").refused("east has agreed on resnet8, got --model resnet14")
     (site / "site.key").chmod(0o644)
     call(capsys, *start).refused("can be read by others")

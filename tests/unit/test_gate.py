@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 
 from fedcc.flower import gate
+from fedcc.flower.address import is_host, parse_address, write_address
 from fedcc.flower.fleet import ROUTES
-from fedcc.flower.gate import Gate, is_owned_by, parse_address
+from fedcc.flower.gate import Gate, is_owned_by
 
 PUBLIC, PRIVATE = ("10.0.0.1", 9092), ("127.0.0.1", 4444)
 linux = pytest.mark.skipif(sys.platform != "linux", reason="asks Linux's kernel")
@@ -177,10 +178,21 @@ def test_whose_connection_it_is(family: int, host: str, target: str) -> None:
 
 
 def test_addresses() -> None:
-    assert parse_address("localhost:9092") == ("localhost", 9092)
-    for wrong in ("9092", ":9092", "host:", "host:0", "host:65536", "host:port"):
+    for host in ("localhost", "fed.example.org", "my_server", "1password.com", "10.0.0.1", "::1", "fe80::1"):
+        assert is_host(host)
+        assert parse_address(write_address(host, 9092)) == (host, 9092)
+    assert parse_address("::1:9092") == ("::1", 9092), "as older versions wrote it"
+    for wrong in (
+        *("9092", ":9092", "host:", "host:0", "host:65536", "host:port", "host", "fed.example.org", "::1", "[]:1"),
+        *("https://host:9092", "host/:9092", "ho st:9092", "host:9092:9092", "host:\u0661", "10.0.0.256:1"),
+    ):
         with pytest.raises(ValueError, match="HOST:PORT"):
             parse_address(wrong)
+    for wrong in (
+        *("", "host:9092", "[::1]", "[::1", "-host", "a..b", "host.", "10.0.0", "*.example.org", "fed\u00e9.org"),
+        *("fe80::1%eth0", "a" * 64, "a." * 127 + "bc"),
+    ):
+        assert not is_host(wrong)
 
 
 def test_commands_start_the_file_itself() -> None:

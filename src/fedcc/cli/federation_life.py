@@ -107,15 +107,20 @@ def rotate(
     file: Annotated[Path | None, Argument(metavar="FILE", help="With --client, the new key that it has sent.")] = None,
     client: Annotated[str | None, Option("--client", help="Replace the key of this client by the one in FILE.")] = None,
     fingerprint: Fingerprint = None,
+    another: Annotated[
+        bool,
+        Option("--another", help="At a site: make another new key, if the operator has not taken the one made before."),
+    ] = False,
 ) -> None:
     """Replace a key. On the server: the key that signs commands, or with --client a client's. At a site: its own.
 
     Sites accept a new command key because the old one has signed it. A site's new key is sent to the operator as when
-    it joined; the site uses its old key until the operator has replaced it.
+    it joined; the site uses its old key until the operator has replaced it. Until then, run it again at the site to see
+    the fingerprint once more.
     """
     from fedcc.flower import members
     from fedcc.flower.folder import FederationFolder, Site
-    from fedcc.flower.keys import federation_fingerprint, make_key_pair
+    from fedcc.flower.keys import federation_fingerprint, make_key_pair, write_public_half
     from fedcc.flower.keys import fingerprint as fingerprint_of
     from fedcc.flower.lifetime import rotate_command_key
 
@@ -124,10 +129,15 @@ def rotate(
         public = site.path / f"{site.name}.pub"
         if (site.path / "previous.key").exists():
             raise ValueError(f"the last rotation in {site.path} is not finished: start the client until it connects")
-        make_key_pair(site.path / "next.key", public, site.name)
+        if another or not (site.path / "next.key").exists():
+            make_key_pair(site.path / "next.key", public, site.name)
+        else:  # the operator may have taken it already: nobody else has the private half
+            write_public_half(site.path / "next.key", public, site.name)
         typer.echo(f"Send to the operator: {public}")
         typer.echo(f"Read out to the operator: {fingerprint_of(public)}")
         return
+    if another:
+        raise ValueError(f"--another is for a site's folder, {folder} is not one")
     if (client is None) != (file is None):
         raise ValueError("--client NAME and FILE belong together: the client, and the key that it has sent")
     federation = FederationFolder.open(folder.resolve())

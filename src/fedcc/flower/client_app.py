@@ -210,10 +210,12 @@ class SiteClient:
             client.model = self.engine.serve([first_model(client)])[0]
         return client
 
-    def predict(self, x: Tensor) -> Predictions | Labels:
-        """Its own model's answers for these inputs: logits, unless the run shares less."""
+    def predict(self) -> Predictions | Labels:
+        """Its own model's answers for the inputs that were sent: logits, unless the run shares less."""
         with self.working():
-            model, samples = self.latest().model, Samples({"x": x.to(self.device)}, self.site.task.view)
+            model, x = self.latest().model, self.inputs()  # first: what cannot be answered uses up no limit
+            self.allow(self.new_samples())
+            samples = Samples({"x": x.to(self.device)}, self.site.task.view)
             logits: Tensor = self.engine.serve([Predict(model, samples)])[0].logits.cpu()
             values = logits.softmax(-1) if self.disclosure.filters else logits
             answers: Predictions | Labels = self.disclose(Predictions(values), model, x)
@@ -262,7 +264,8 @@ class SiteClient:
 
     def before(self, t: int) -> ClientSnapshot | None:
         """Where round t starts: after the latest round before it or, if the server went back further, the first."""
-        rounds = sorted(self.files.paths(), key=lambda r: (r >= t, -r if r < t else r))
+        kept = self.files.paths() if self.folder.exists() else {}
+        rounds = sorted(kept, key=lambda r: (r >= t, -r if r < t else r))
         return next((snapshot for snapshot in map(self.after, rounds) if snapshot is not None), None)
 
     def latest(self) -> ClientSnapshot:
@@ -285,12 +288,14 @@ def train(message: Message, context: Context) -> Message:
 def model(message: Message, context: Context) -> Message:
     """The model, if the site shares it."""
     client = SiteClient(message, context)
-    client.allow()
     site, command = client.site, client.command
-    if site.brings_network or not site.may_share_model or not context.node_config.get("share-model"):
+    declines = site.brings_network or not site.may_share_model or not context.node_config.get("share-model")
+    own = None if declines else client.latest().model  # first: what cannot be answered uses up no limit
+    client.allow()
+    if own is None:
         return client.decline()
     site.audit.disclosed(command.purpose, client.run, client.t, command.nonce, "models", 1)
-    return client.answer(Weights.of(client.latest().model, 1))
+    return client.answer(Weights.of(own, 1))
 
 
 @app.query("predict")
@@ -298,10 +303,9 @@ def predict(message: Message, context: Context) -> Message:
     """The answers of the client's own model for the inputs that the server sent, if the site's policy allows it."""
     try:
         client = SiteClient(message, context)
-        client.allow(client.new_samples())
+        return client.answer(client.predict())
     except SiteError as error:
         if error.code != "policy":
             raise
         log_error(error)
         return Message(write_content({**_nonce(message), "declined": "yes"}), reply_to=message)
-    return client.answer(client.predict(client.inputs()))

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from fedcc.core.naming import clock, printable
 from fedcc.flower import succession
+from fedcc.flower.address import parse_address
 from fedcc.flower.command import read_public_key
 from fedcc.flower.gate import SUCCESSION
 from fedcc.flower.keys import days_left, expiry_warning, read_certificates
@@ -61,8 +62,7 @@ def reach(server: str, site: Path) -> tuple[str | None, list[str]]:
 
 def _ask(server: str, context: ssl.SSLContext) -> tuple[float, bytes, float]:
     """How far the server's clock is ahead, its statements, and the days until its certificate expires."""
-    host, _, port = server.rpartition(":")
-    connection = HTTPSConnection(host.strip("[]"), int(port), timeout=SECONDS, context=context)
+    connection = HTTPSConnection(*parse_address(server), timeout=SECONDS, context=context)
     try:
         connection.connect()
         shown = connection.sock.getpeercert()

@@ -22,6 +22,7 @@ from fedcc.experiments.experiment import Experiment, resolve_machine
 from fedcc.experiments.options import Split
 from fedcc.federate import build_server
 from fedcc.federation import Federation, deal, several
+from fedcc.flower.address import is_host
 from fedcc.flower.data import ENCODED, inputs_sha256, read_arrays, site_samples
 from fedcc.flower.dry_run import check_outputs_suffice
 from fedcc.flower.folder import FederationFolder, Task
@@ -84,6 +85,9 @@ def create_federation(
     """
     if path.exists() and any(path.iterdir()):
         raise ValueError(f"{path} is not empty; a federation needs a folder of its own")
+    for host in hosts:
+        if not is_host(host):
+            raise ValueError(f"--host must be a name or an IP address, without port and brackets, got {host!r}")
     if is_reference(method):
         raise ValueError(f"{method} is code, which sites do not import: a federation's method is part of an installed "
                          "package (entry point fedcc.methods)")  # fmt: skip

@@ -20,6 +20,7 @@ from fedcc.core.samples import IDENTITY, Samples, View
 from fedcc.experiments.experiment import Experiment
 from fedcc.experiments.options import OPTIONS
 from fedcc.experiments.toml import dumps, load
+from fedcc.flower.address import write_address
 from fedcc.flower.data import errors_named, inputs_sha256, read_arrays
 from fedcc.flower.own_network import OWN, client_network
 from fedcc.flower.policy import AuditLog, Policy
@@ -190,7 +191,7 @@ class FederationFolder:
     @property
     def address(self) -> str:
         """Where the sites connect."""
-        return f"{self.hosts[0]}:{self.port}"
+        return write_address(self.hosts[0], self.port)
 
     def site(self, name: str) -> Path:
         return self.path / "sites" / name

@@ -24,6 +24,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from fedcc.flower.address import parse_address
 from fedcc.flower.door import BODY_SECONDS, HEADER_BYTES, SLOWEST, Busy, Door, Line, PrivateDoor
 from fedcc.flower.fleet import ROUTES, RefusedRequest, Replies, authenticated_node
 from fedcc.flower.gate_report import PATH, GateCounts
@@ -230,18 +231,6 @@ def replayed(body: bytes, receive: Receive) -> Receive:
         return messages.pop() if messages else await receive()
 
     return again
-
-
-def parse_address(text: str) -> Address:
-    """HOST:PORT.
-
-    >>> parse_address("[::]:9092")
-    ('::', 9092)
-    """
-    host, _, port = text.rpartition(":")
-    if not host or not port.isdigit() or not 0 < int(port) < 2**16:
-        raise ValueError(f"an address is HOST:PORT, got {text!r}")
-    return host.strip("[]"), int(port)
 
 
 def superlink_command(

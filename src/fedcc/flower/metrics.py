@@ -19,8 +19,8 @@ from cryptography import x509
 
 from fedcc.core.files import open_whole
 from fedcc.experiments.store import RunFolder
+from fedcc.flower.address import parse_address
 from fedcc.flower.folder import FederationFolder
-from fedcc.flower.gate import parse_address
 from fedcc.flower.gate_report import Report
 from fedcc.flower.keys import public_bytes
 

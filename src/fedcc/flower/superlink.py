@@ -21,6 +21,7 @@ from fedcc.core.files import open_whole, write_whole
 from fedcc.core.naming import printable
 from fedcc.experiments.result import Result
 from fedcc.experiments.store import RunFolder
+from fedcc.flower.address import write_address
 from fedcc.flower.command import CommandSigner
 from fedcc.flower.data import new_inputs
 from fedcc.flower.folder import ENVIRONMENT, FederationFolder
@@ -74,7 +75,7 @@ def serve(folder: FederationFolder, bind: str, say: Say, metrics: str | None = N
             f"port {folder.port} is in use; is another server running? {folder.path}/federation.toml sets the port"
         )
     arguments = superlink_command(
-        f"{bind}:{folder.port}",
+        write_address(bind, folder.port),
         *("--host", LOCAL, "--port", str(port)),
         *("--enable-supernode-auth", "--disable-runtime-dependency-installation"),
         *("--ssl-ca-certfile", str(operator / "ca.crt")),

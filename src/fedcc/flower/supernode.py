@@ -14,6 +14,7 @@ from fedcc.core.files import write_whole
 from fedcc.core.rng import Key
 from fedcc.engine import choose_device
 from fedcc.experiments.toml import dumps
+from fedcc.flower.address import parse_address
 from fedcc.flower.answers import stored_labels
 from fedcc.flower.command import read_public_key
 from fedcc.flower.contact import reach
@@ -103,6 +104,7 @@ def take_part(
     ``label`` is the column of a table with the classes; ``network`` is the site's own, if it brings one.
     """
     server, threads = server or site.server, threads or site.experiment.machine.threads
+    parse_address(server)
     key = site.path / "site.key"
     if not key.is_file():
         raise ValueError(
