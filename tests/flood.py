@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import ssl
 import threading
+from collections import Counter
 from contextlib import suppress
 
 MIB = 2**20
+KINDS = ("handshake", "header", "large body", "body")
 HEAD = "POST /v1/fleet/push-object HTTP/1.1\r\nhost: x\r\ncontent-type: application/protobuf\r\n"
 
 
@@ -15,7 +17,8 @@ class Flood:
     """Connections that stay open and send little, or much but never all of it; whoever is cut off comes again."""
 
     def __init__(self, port: int, connections: int):
-        self.port, self.connections, self.cut = port, connections, 0
+        self.port, self.connections = port, connections
+        self.cut = Counter[str]()  # connections that the server has ended, by what they had sent
         self.over = threading.Event()
         self.thread = threading.Thread(target=lambda: asyncio.run(self.all()), daemon=True)
 
@@ -40,15 +43,18 @@ class Flood:
         context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
         await asyncio.sleep(n * 0.01)
         while True:
+            connected = False
             with suppress(OSError, asyncio.IncompleteReadError):
                 reader, writer = await asyncio.open_connection(
                     "127.0.0.1", self.port, ssl=None if n % 4 == 0 else context
                 )
+                connected = True
                 sender = asyncio.create_task(self.send(writer, n % 4))
                 await reader.read()  # until it is cut off
                 sender.cancel()
                 writer.close()
-            self.cut += 1
+            if connected:
+                self.cut[KINDS[n % 4]] += 1
             await asyncio.sleep(3)
 
     async def send(self, writer: asyncio.StreamWriter, kind: int) -> None:

@@ -13,14 +13,18 @@ pytest.importorskip("flwr")
 
 import httpx
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
-from flwr.proto.fleet_pb2 import DeactivateNodeRequest, PullMessagesRequest
+from flwr.proto.fab_pb2 import GetFabRequest
+from flwr.proto.fleet_pb2 import ActivateNodeRequest, DeactivateNodeRequest, PullMessagesRequest
 from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
-from flwr.proto.message_pb2 import PullObjectRequest
+from flwr.proto.message_pb2 import PullObjectRequest, PushObjectRequest
 from flwr.proto.node_pb2 import Node
+from flwr.proto.run_pb2 import GetRunRequest
 
 from attacker import SERVER, Attacker, refused, terms_for, texts_of
 from faulty_client import FAULTY_PATH
+from fedcc.flower.create import APP
 from fedcc.flower.folder import FederationFolder
+from fedcc.flower.keys import public_bytes
 from federation import NAMES, make, real
 from program import wait_until
 
@@ -89,19 +93,27 @@ def test_a_client_cannot_command_another(tmp_path: Path) -> None:
                     attacker.message(RecordDict({}), run_id=run_id, reply_to_message_id="0" * 64)):  # fmt: skip
             tried(attacker.push, bad)
         tried(attacker.push, attacker.message(RecordDict({}), run_id=run_id, **reply), answer)
+        theirs_key = public_bytes(folder.key(victim))
         theirs = logged(folder, victim, "Receiving: train message (ID:")
         assert len(theirs) == 64
         client = attacker.client
         tried(attacker.confirm, run_id, theirs)
         tried(client.PullObject, PullObjectRequest(node=attacker.node, run_id=run_id, object_id=theirs))
-        tried(client.PullMessages, PullMessagesRequest(node=Node(node_id=target)))
+        tried(client.PushObject, PushObjectRequest(node=attacker.node, run_id=run_id, object_id=theirs))
+        tried(client.GetFab, GetFabRequest(node=attacker.node, run_id=run_id, hash_str="../" * 20))
+        as_other = Node(node_id=target)
+        tried(client.PushObject, PushObjectRequest(node=as_other, run_id=run_id, object_id=theirs))
+        tried(client.GetRun, GetRunRequest(node=as_other, run_id=run_id))
+        tried(client.GetFab, GetFabRequest(node=as_other, run_id=run_id, hash_str="a" * 64))
+        tried(client.ActivateNode, ActivateNodeRequest(public_key=theirs_key, heartbeat_interval=30.0))
+        tried(client.PullMessages, PullMessagesRequest(node=as_other))
         tried(client.DeactivateNode, DeactivateNodeRequest(node_id=target))
         tried(client.SendNodeHeartbeat, SendNodeHeartbeatRequest(node=Node(node_id=target), heartbeat_interval=30.0))
         time.sleep(15)  # a client looks for messages every 3 s
         assert files(folder, victim) == before, "the other client has worked for the attacker"
         assert "asks for predictions" not in federation.said(there)
-        assert {text[:3] for text in said[:-3]} == {"403"}, said
-        assert {text[:3] for text in said[-3:]} == {"401"}, said  # another node than the key's
+        assert {text[:3] for text in said[:-7]} == {"403"}, said
+        assert {text[:3] for text in said[-7:]} == {"401"}, said  # another node than the key's
         texts = ConfigRecord({"nonce": texts_of(mine)["nonce"], "error": "failed"})
         honest = RecordDict({"fedcc": texts, "arrays": ArrayRecord({})})  # type: ignore[arg-type]
         attacker.push(attacker.message(honest, run_id=run_id, **reply))
@@ -113,10 +125,6 @@ def test_a_client_cannot_command_another(tmp_path: Path) -> None:
 
 def test_a_site_obeys_commands_that_its_server_has_signed(tmp_path: Path) -> None:
     """Not if they are unsigned, changed, for another site or round, or sent twice. None of those leaves a trace."""
-    try:
-        from fedcc.flower.create import APP
-    except ImportError:  # an older version
-        from fedcc.flower.init import APP  # type: ignore[no-redef]
     app = APP.replace("fedcc.flower.server_app:app", "rogue_server:app")
     folder = make(tmp_path / "f", "fedcc", NAMES[:2], app=app, skew="iid")
     site = folder.path / "sites" / NAMES[0]

@@ -1,4 +1,4 @@
-"""Commands of a federation that are cut off at any write, as by a power failure, and run again."""
+"""Commands of a federation that are cut off at any write, as by a power failure, and run again; old backups."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ from fedcc.flower.folder import FederationFolder, Site
 from fedcc.flower.keys import fingerprint, listed_bytes, make_key_pair, public_bytes, read_certificates
 from fedcc.flower.lifetime import renew, rotate_command_key
 from fedcc.flower.members import add_client, replace_key, revoke_client, upgrade_federation
+from fedcc.flower.site_error import SiteError
 from fedcc.flower.succession import Trust, parse, read_text
 from fedcc.flower.superlink import run_name
 from fedcc.flower.supernode import CONNECTED, NOT_KNOWN, Credentials
@@ -304,6 +305,31 @@ def test_a_new_key_of_a_site_that_was_made_is_shown_again(
     assert fingerprint(site / "north.pub") in other
     assert (site / "next.key").read_bytes() != key
     call(capsys, "federation", "rotate", folder.path, "--another").refused("--another is for a site's folder")
+
+
+def test_a_backup_of_before_new_keys_works_with_the_files_that_the_manual_names(
+    folder: FederationFolder, tmp_path: Path
+) -> None:
+    """docs/operate.md, "Backup": no statement leads a site back, so that nobody else can lead it back either."""
+    shutil.copytree(folder.operator, tmp_path / "backup")
+    rotate_command_key(folder)
+    renew(folder, authority=True)
+    check_trust(folder)
+    restart(folder)
+    for name in folder.clients:  # as a client does when the server has shown the new certificate
+        shutil.copy(folder.operator / "ca.crt", folder.site(name))
+    shutil.rmtree(folder.operator)
+    shutil.copytree(tmp_path / "backup", folder.operator)
+    with pytest.raises(SiteError, match="not signed by this federation's server"):
+        asked(folder)
+    for name in folder.clients:
+        shutil.copy(folder.operator / "command.pub", folder.site(name))
+    assert asked(folder)
+    (server,) = read_certificates(folder.operator / "server.crt")
+    assert not any(has_signed(authority, server) for authority in follow(folder, "north").authorities)
+    for name in folder.clients:
+        shutil.copy(folder.operator / "ca.crt", folder.site(name))
+    check_trust(folder)
 
 
 @pytest.mark.parametrize(("files", "other"), [

@@ -4,6 +4,7 @@ integration/test_federation_commands.py and integration/test_federation_flood.py
 from __future__ import annotations
 
 import json
+import re
 from base64 import b64encode
 from datetime import timedelta
 from hashlib import sha256
@@ -15,6 +16,7 @@ pytest.importorskip("flwr")
 
 from flwr.proto.fab_pb2 import GetFabRequest
 from flwr.proto.fleet_pb2 import DeactivateNodeRequest, PullMessagesRequest, PushMessagesRequest
+from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
 from flwr.proto.message_pb2 import (
     ConfirmMessageReceivedRequest,
     Message,
@@ -24,6 +26,7 @@ from flwr.proto.message_pb2 import (
     PushObjectRequest,
 )
 from flwr.proto.node_pb2 import Node
+from flwr.proto.run_pb2 import GetRunRequest
 from flwr.proto.runtime_pb2 import PushAppMessagesRequest
 from flwr.supercore.date import now
 from flwr.supercore.primitives.asymmetric import generate_key_pairs, public_key_to_bytes, sign_message
@@ -304,6 +307,31 @@ def test_objects_and_confirmations_are_the_clients_own(replies: Replies) -> None
         replies.check("/v1/fleet/confirm-message-received", body, NODE)
     with pytest.raises(RefusedRequest, match="names node 78"):
         replies.check("/v1/fleet/deactivate-node", DeactivateNodeRequest(node_id=OTHER).SerializeToString(), NODE)
+
+
+@pytest.mark.parametrize("request_", [
+    GetRunRequest(node=Node(node_id=OTHER), run_id=1), GetFabRequest(node=Node(node_id=OTHER), hash_str="a" * 64),
+    PushObjectRequest(node=Node(node_id=OTHER), object_id=ARRAY), PullObjectRequest(node=Node(node_id=OTHER)),
+    PullMessagesRequest(node=Node(node_id=OTHER)), ConfirmMessageReceivedRequest(node=Node(node_id=OTHER)),
+    PushMessagesRequest(node=Node(node_id=OTHER)), SendNodeHeartbeatRequest(node=Node(node_id=OTHER)),
+    DeactivateNodeRequest(node_id=OTHER),
+], ids=lambda request: type(request).__name__)  # fmt: skip
+def test_every_request_names_the_keys_own_node(replies: Replies, request_: Any) -> None:
+    name = re.sub(r"(?<=.)([A-Z])", r"-\1", type(request_).__name__.removesuffix("Request")).lower()
+    assert f"/v1/fleet/{name}" in ROUTES
+    with pytest.raises(OtherNode, match="the key belongs to node 77, the request names node 78"):
+        replies.check(f"/v1/fleet/{name}", request_.SerializeToString(), NODE)
+
+
+def test_an_object_of_no_reply_of_its_own_is_refused(replies: Replies) -> None:
+    replies.expect(asked(OTHER, "e" * 64))
+    theirs = PushMessagesRequest.FromString(
+        answer(OTHER, of=tree(ANSWER, name_of(CHUNK)), reply_to_message_id="e" * 64)
+    )
+    theirs.messages_list[0].metadata.src_node_id = OTHER
+    reply(replies, theirs.SerializeToString(), OTHER)
+    with pytest.raises(RefusedRequest, match="belongs to no reply that was announced"):
+        push(replies, object_(CHUNK))
 
 
 def test_only_the_last_messages_are_remembered(replies: Replies) -> None:

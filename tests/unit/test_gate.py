@@ -8,11 +8,12 @@ import socket
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from fedcc.flower import gate
+from fedcc.flower import door, gate
 from fedcc.flower.address import is_host, parse_address, write_address
 from fedcc.flower.fleet import ROUTES
 from fedcc.flower.gate import Gate, is_owned_by
@@ -106,6 +107,82 @@ def test_a_body_beyond_its_stated_length_is_not_read() -> None:
     assert (told[0]["status"], len(read)) == (400, 2)
     chunked = [(b"content-length", b"4"), (b"transfer-encoding", b"chunked")]
     assert answer(request("/v1/fleet/activate-node", headers=chunked), b"abcd")[0] == 411
+
+
+def test_a_body_comes_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever sends it slowly would keep the memory that it was given."""
+    monkeypatch.setattr(gate, "BODY_SECONDS", 0.05)
+    told: list[Any] = []
+
+    async def receive() -> Any:
+        await asyncio.sleep(10)
+
+    async def send(message: Any) -> None:
+        told.append(message)
+
+    async def scene() -> None:
+        own = Gate(None, PRIVATE[1])  # type: ignore[arg-type]
+        await own(request("/v1/fleet/push-object", "1000"), receive, send)
+        assert own.line.bytes.total() == own.line.requests.total() == 0, "others have the room again"
+        assert own.counts.refused == {"slow": 1}
+
+    asyncio.run(scene())
+    assert told[0]["status"] == 408
+    assert told[1]["body"] == b"a request of 1,000 bytes must arrive within 0 s"
+
+
+def test_a_client_that_is_refused_again_and_again_has_to_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reading large requests only to refuse them would keep the server from others."""
+    passed, read, told = list[int](), list[int](), list[Any]()
+    clock = SimpleNamespace(now=100.0)
+    monkeypatch.setattr(door, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    monkeypatch.setattr(gate, "authenticated_node", lambda headers, _: 8 if b"other" in headers else 7)
+
+    async def app(_scope: Any, _receive: Any, send: Any) -> None:
+        passed.append(1)
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+
+    async def send(message: Any) -> None:
+        told.append(message)
+
+    async def scene() -> None:
+        own = Gate(app, PRIVATE[1])
+
+        async def status(path: str, body: bytes, **changes: Any) -> int:
+            async def receive() -> Any:
+                read.append(1)
+                return {"type": "http.request", "body": body}
+
+            told.clear()
+            clock.now += 0.1
+            await own(request(f"/v1/fleet/{path}", "4", **changes), receive, send)
+            return int(told[0]["status"])
+
+        bad, good, other = b"\x0a\x02\x08\x09", b"\x0a\x02\x08\x07", [(b"content-length", b"4"), (b"other", b"")]
+        for n in range(3 * door.REFUSALS):  # an honest client is refused now and then
+            clock.now += door.REFUSALS_SECONDS / (door.REFUSALS - 2)
+            assert await status("pull-messages", bad) == 401, n
+        assert await status("pull-messages", good) == 200
+        clock.now += door.REFUSALS_SECONDS
+        for _ in range(door.REFUSALS):
+            last = await status("pull-messages", bad)
+        assert last == 401
+        read.clear()
+        for _ in range(3):
+            assert await status("pull-messages", bad) == 503, "a SuperNode would end at 429"
+            assert await status("pull-messages", good) == 503
+        assert told[1]["body"] == b"30 requests of this client were refused in a minute; try again in 59 s"
+        assert read == []
+        assert await status("activate-node", b"abcd", headers=other) == 200, "others do not wait"
+        clock.now += door.REFUSALS_SECONDS
+        assert await status("pull-messages", good) == 200
+        assert await status("pull-messages", bad) == 401
+        assert await status("pull-messages", good) == 200
+        assert own.counts.refused["repeated"] == 6
+        assert own.refusals.total == {7: 4 * door.REFUSALS + 1}
+
+    asyncio.run(scene())
 
 
 def test_a_header_that_is_there_twice_is_refused() -> None:

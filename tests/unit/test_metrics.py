@@ -42,7 +42,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> FederationFolder:
 def watch(folder: FederationFolder, monkeypatch: pytest.MonkeyPatch) -> Watch:
     status = {"state": "running", "round": 1, "rounds": 3, "accuracy": None, "clients": {ODD: {"aside": True}}}
     key = public_bytes(folder.key("north"))
-    report = Report(frozenset({key}), {key: 4096}, {"key": 7}, {"slow": 2}, 5)
+    report = Report(frozenset({key}), {key: 4096}, {key: 3}, {"key": 7}, {"slow": 2}, 5)
     monkeypatch.setattr(module.Report, "fetch", lambda *_: report)
     monkeypatch.setattr(module, "FRESH_SECONDS", -1.0)
     return Watch(folder, 1, lambda: status, os.getpid())
@@ -90,6 +90,8 @@ def test_metrics_are_what_prometheus_reads(port: int) -> None:
     assert (values["fedcc_client_failures_total", "east"], values["fedcc_client_failures_total", "north"]) == (1, 0)
     assert (values["fedcc_client_connected", "north"], values["fedcc_client_connected", "east"]) == (1, 0)
     assert values["fedcc_upload_bytes_total", "north"] == 4096
+    assert values["fedcc_client_refused_requests_total", "north"] == 3
+    assert values["fedcc_client_refused_requests_total", "east"] == 0
     assert (values["fedcc_refused_requests_total", "key"], values["fedcc_ended_connections_total", "slow"]) == (7, 2)
     assert values["fedcc_client_aside", ODD] == 1
     assert values["fedcc_process_resident_memory_bytes", "server"] > 2**20

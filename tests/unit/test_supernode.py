@@ -13,10 +13,10 @@ import pytest
 
 pytest.importorskip("flwr")
 
-from fedcc.flower import supernode
+from fedcc.flower import lifetime, supernode
 from fedcc.flower.create import APP
 from fedcc.flower.keys import runtime_certificate
-from fedcc.flower.programs import forget_apps
+from fedcc.flower.programs import FlowerError, forget_apps
 from fedcc.flower.supernode import Credentials
 
 
@@ -96,6 +96,32 @@ def test_a_clock_that_is_set_right_ends_a_supernode_whose_certificate_it_makes_i
     monkeypatch.setattr(supernode, "datetime", Clock)
     supernode._run_supernode(site, "server:1", {}, Credentials(tmp_path), lambda *_: None)  # type: ignore[arg-type]
     assert next(polls) == 1
+
+
+def test_a_client_that_stays_connected_is_warned_once_a_day(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a certificate that is about to expire, for example; a server that cannot be reached is Flower's business."""
+    site: Any = SimpleNamespace(path=tmp_path, state=tmp_path)
+    answers = iter([(None, ["the CA expires"]), ("unreachable", []), FlowerError("other CA")])
+    hours, polls, said = [0.0], count(), list[str]()
+
+    def reach(*_: Any) -> Any:
+        if isinstance(answer := next(answers), Exception):
+            raise answer
+        return answer
+
+    def poll() -> int | None:
+        hours[0] += 8
+        return 1 if next(polls) >= 9 else None
+
+    program = SimpleNamespace(process=SimpleNamespace(poll=poll), close=lambda: None)
+    monkeypatch.setattr(supernode, "ChildProcess", lambda *_: program)
+    monkeypatch.setattr(supernode, "reach", reach)
+    monkeypatch.setattr(supernode, "time", SimpleNamespace(sleep=lambda _: None))
+    monkeypatch.setattr(lifetime, "time", SimpleNamespace(monotonic=lambda: 3600 * hours[0]))
+    say: Any = lambda message, level: said.append(f"{level} {message}")  # noqa: E731
+    supernode._run_supernode(site, "server:1", {}, Credentials(tmp_path), say)
+    assert said == ["warning note: the CA expires", "warning note: other CA"]
+    assert not list(answers)
 
 
 def test_an_app_that_flower_has_unpacked_in_part_is_unpacked_again(

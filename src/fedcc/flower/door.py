@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import time
-from collections import Counter
+from collections import Counter, defaultdict, deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from typing import Any
@@ -27,6 +27,7 @@ PER_NODE = 8  # of a client: a SuperNode has at most four, and each may hold an 
 UNREAD, UNREAD_PER_NODE = 32 * 2**20, 12 * 2**20  # bytes of the bodies that are being read: in all, of a client
 REQUESTS_PER_NODE = 32  # that are read or in line
 HEADER_BYTES = 32 * 2**10
+REFUSALS, REFUSALS_SECONDS = 30, 60.0  # refused requests of a client in this time, and for how long it waits then
 
 Address = tuple[str, int]
 
@@ -136,6 +137,33 @@ class PrivateDoor(Door):
 
 class Busy(Exception):
     """There is no room for a request now."""
+
+
+class Waits(Busy):
+    """Too many requests of this client were refused."""
+
+
+class Refusals:
+    """The requests of each client that were read and refused: who has many in a minute has to wait for as long.
+
+    What is refused while it waits does not count, so a program that tries again gets through.
+    """
+
+    def __init__(self) -> None:
+        self.total = Counter[int]()  # by node
+        self.last = defaultdict[int, deque[float]](lambda: deque(maxlen=REFUSALS))  # times of the last ones
+
+    def note(self, node: int) -> None:
+        self.total[node] += 1
+        self.last[node].append(time.monotonic())
+
+    def check(self, node: int) -> None:
+        """:class:`Waits` if a client has to wait."""
+        last = self.last[node]
+        if len(last) < REFUSALS or last[-1] - last[0] > REFUSALS_SECONDS:
+            return
+        if (seconds := last[-1] + REFUSALS_SECONDS - time.monotonic()) > 0:
+            raise Waits(f"{REFUSALS} requests of this client were refused in a minute; try again in {seconds:.0f} s")
 
 
 class Line:

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from fedcc.flower.address import parse_address
-from fedcc.flower.door import BODY_SECONDS, HEADER_BYTES, SLOWEST, Busy, Door, Line, PrivateDoor
+from fedcc.flower.door import BODY_SECONDS, HEADER_BYTES, SLOWEST, Busy, Door, Line, PrivateDoor, Refusals, Waits
 from fedcc.flower.fleet import ROUTES, RefusedRequest, Replies, authenticated_node
 from fedcc.flower.gate_report import PATH, GateCounts
 from fedcc.flower.loopback import TABLES, check_loopback, is_owned_by
@@ -51,7 +51,7 @@ class Gate:
         self.app, self.private, self.signature = app, private, signature  # private: a port, for its owner alone
         self.succession = succession  # what everybody may read
         self.replies, self.door, self.line = Replies(), door or Door(), Line()
-        self.private_door, self.counts = PrivateDoor(), GateCounts()
+        self.private_door, self.counts, self.refusals = PrivateDoor(), GateCounts(), Refusals()
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         if scope["type"] not in ("lifespan", "http"):
@@ -68,7 +68,7 @@ class Gate:
             else:
                 await self.public_request(scope, receive, send)
         except Refusal as refusal:
-            self.counts.refuse(refusal.status)
+            self.counts.refuse(refusal.status, refusal.kind)
             from starlette.responses import PlainTextResponse
 
             response = PlainTextResponse(refusal.reason, refusal.status, {"connection": "close"})
@@ -97,7 +97,7 @@ class Gate:
         """Tell the operator who is connected and what was counted."""
         from starlette.responses import Response
 
-        content = self.counts.report(self.state, self.door.ended, len(self.door.connections))
+        content = self.counts.report(self.state, self.refusals.total, self.door.ended, len(self.door.connections))
         await Response(content, 200, None, "application/json")(scope, receive, send)
 
     def is_owners(self, scope: Message) -> bool:
@@ -111,7 +111,10 @@ class Gate:
         return owned
 
     async def public_request(self, scope: Message, receive: Receive, send: Send) -> None:
-        """Pass on a request at the public port, if it is a registered client's and its own business."""
+        """Pass on a request at the public port, if it is a registered client's and its own business.
+
+        Reading what is refused costs time, which all clients share: who is refused again and again has to wait.
+        """
         length = self.check_head(scope)
         if (node := authenticated_node(dict(scope["headers"]), self.state)) is None:
             # at 401 a SuperNode ends without a word, at 403 it takes the run for stopped; 412 is Flower's own answer
@@ -127,17 +130,20 @@ class Gate:
             await send(message)
 
         try:
+            self.refusals.check(node)
             async with self.line.room(node, length):
                 body = await self.body(receive, length)
+                self.refusals.check(node)  # of others that were read at the same time
                 self.replies.check(scope["path"], body, node)
                 if scope["path"] == "/v1/fleet/push-object":
                     self.counts.uploaded[node] += length
                 signs = self.signature and scope["path"] == "/v1/fleet/get-fab"
                 await self.app(scope, replayed(body, receive), self.signer(counting) if signs else counting)
         except RefusedRequest as error:
+            self.refusals.note(node)
             raise Refusal(error.status, str(error)) from None
-        except Busy as error:
-            raise Refusal(503, str(error)) from None
+        except Busy as error:  # at 503 a SuperNode tries again; at 429 it would end
+            raise Refusal(503, str(error), "repeated" if isinstance(error, Waits) else "") from None
         finally:
             self.door.finish(address, answered)
 
@@ -204,9 +210,9 @@ class Gate:
 class Refusal(Exception):
     """Why a request does not pass, and the status of the response."""
 
-    def __init__(self, status: int, reason: str):
+    def __init__(self, status: int, reason: str, kind: str = ""):
         super().__init__(reason)
-        self.status, self.reason = status, reason
+        self.status, self.reason, self.kind = status, reason, kind  # kind: where the status does not say it
 
 
 async def read_body(receive: Receive, most: float = math.inf) -> bytes:

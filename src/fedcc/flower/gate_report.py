@@ -26,16 +26,17 @@ class GateCounts:
     refused: Counter[str] = field(default_factory=Counter)  # requests, by reason
     uploaded: Counter[int] = field(default_factory=Counter)  # bytes, by node
 
-    def refuse(self, status: int) -> None:
-        self.refused[REASONS.get(status, "other")] += 1
+    def refuse(self, status: int, kind: str = "") -> None:
+        self.refused[kind or REASONS.get(status, "other")] += 1
 
-    def report(self, state: Any, ended: Counter[str], connections: int) -> bytes:
-        """The report; ``state`` is Flower's, ``ended`` are connections that were cut, by reason."""
+    def report(self, state: Any, refusals: Counter[int], ended: Counter[str], connections: int) -> bytes:
+        """The report; ``state`` is Flower's, ``refusals`` are by node, ``ended`` are connections cut, by reason."""
         nodes = [
             {
                 "key": b64encode(node.public_key).decode(),
                 "online": node.status == "online",
                 "uploaded": self.uploaded[node.node_id],
+                "refused": refusals[node.node_id],
             }
             for node in state.get_node_info()
         ]
@@ -49,6 +50,7 @@ class Report:
 
     online: frozenset[bytes]
     uploaded: dict[bytes, int]
+    refusals: dict[bytes, int]  # requests of registered clients
     refused: dict[str, int]
     ended: dict[str, int]
     open: int
@@ -72,6 +74,7 @@ class Report:
         return Report(
             frozenset(key for key, node in nodes.items() if node["online"]),
             {key: int(node["uploaded"]) for key, node in nodes.items()},
+            {key: int(node["refused"]) for key, node in nodes.items()},
             table["refused"],
             table["ended"],
             int(table["open"]),

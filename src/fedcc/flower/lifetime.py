@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Iterable
 
 from fedcc.flower.command import CommandSigner
 from fedcc.flower.folder import FederationFolder
@@ -44,14 +45,14 @@ def warnings_of(folder: FederationFolder) -> list[str]:
 
 
 class Reminder:
-    """Says once a day what should be renewed soon; called often by a server that waits."""
+    """Says once a day what should be renewed soon; called often by a program that waits, whose wait goes on."""
 
-    def __init__(self, folder: FederationFolder, say: Say):
-        self.folder, self.say, self.next = folder, say, 0.0
+    def __init__(self, warnings: Callable[[], Iterable[str]], say: Say, first: float = 0.0):
+        self.warnings, self.say, self.next = warnings, say, time.monotonic() + first
 
     def __call__(self) -> bool:
         if time.monotonic() >= self.next:
             self.next = time.monotonic() + DAY
-            for warning in warnings_of(self.folder):
+            for warning in self.warnings():
                 self.say(warning, "warning")
         return False

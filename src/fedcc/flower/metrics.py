@@ -114,6 +114,8 @@ class Watch:
         yield gauge("clients_connected", "clients that are connected", {"": sum(online.values())})
         uploads = {name: float(report.uploaded.get(key, 0)) for key, name in keys.items()}
         yield counter("upload_bytes", "bytes of a client's answers since the server started", uploads, "client")
+        refusals = {name: float(report.refusals.get(key, 0)) for key, name in keys.items()}
+        yield counter("client_refused_requests", "requests of a client that were refused", refusals, "client")
         yield counter("refused_requests", "requests refused at the public port", report.refused, "reason")
         yield counter("ended_connections", "connections cut at the public port", report.ended, "reason")
         yield gauge("open_connections", "connections at the public port", {"": report.open})

@@ -61,7 +61,7 @@ def serve(folder: FederationFolder, bind: str, say: Say, metrics: str | None = N
     finish_rotation(folder.command_key)
     forget_old_authorities(operator)
     check_server_files(operator)
-    remind = Reminder(folder, say)
+    remind = Reminder(lambda: warnings_of(folder), say)
     home = operator / "home"
     home.mkdir(exist_ok=True)
     forget_apps(home)

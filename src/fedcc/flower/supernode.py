@@ -23,6 +23,7 @@ from fedcc.flower.folder import Site
 from fedcc.flower.fork_server import ForkServer
 from fedcc.flower.gate import supernode_command
 from fedcc.flower.keys import check_app_key, load_private_key, read_certificates, runtime_certificate
+from fedcc.flower.lifetime import DAY, Reminder
 from fedcc.flower.logs import LogFollower, Say, rotate
 from fedcc.flower.own_network import own_network
 from fedcc.flower.policy import Usage
@@ -236,6 +237,7 @@ def _run_supernode(site: Site, server: str, env: dict[str, str], credentials: Cr
         (certificate,) = read_certificates(runtime / "server.crt")
         first, last = certificate.not_valid_before_utc, certificate.not_valid_after_utc - timedelta(days=1)
         follower = LogFollower(site.state / "supernode.log", lambda line: explain(line, credentials, say))
+        remind = Reminder(lambda: look_at_server(server, site.path), say, first=DAY)
         command = supernode_command(*supernode_arguments(site, server, runtime))
         child = ends.enter_context(closing(ChildProcess(command, env, follower.path)))
         ended = False
@@ -244,6 +246,16 @@ def _run_supernode(site: Site, server: str, env: dict[str, str], credentials: Cr
             ended = child.process.poll() is not None  # asked first, so that its last lines are there
             follower.poll()
             rotate(follower.path, copy=True)
+            remind()
+
+
+def look_at_server(server: str, site: Path) -> list[str]:
+    """What a site that is connected should know of the server: certificates expire during a connection, too."""
+    try:
+        _, notes = reach(server, site)
+    except FlowerError as error:
+        notes = [str(error)]
+    return [f"note: {note}" for note in notes]
 
 
 def supernode_arguments(site: Site, server: str, runtime: Path) -> tuple[str, ...]:
