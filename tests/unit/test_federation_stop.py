@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import threading
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -43,7 +44,7 @@ def test_a_run_that_ends_early_says_why(
     monkeypatch.setattr(server_app, "end_with_parent", lambda: None)
     monkeypatch.setattr(server_app, "GridTransport", lambda *_: None)
     monkeypatch.setattr(server_app, "FlowerServer", lambda *_: SimpleNamespace(train=end))
-    context: Any = SimpleNamespace(run_config={"run": "r", "task": "train"})
+    context: Any = SimpleNamespace(run_id=5, run_config={"run": "r", "task": "train"})
     grid: Any = None
     with pytest.raises(type(error)):
         server_app.main(grid, context)
@@ -97,12 +98,12 @@ def test_a_run_that_cannot_start_replaces_nothing(tmp_path: Path, capsys: pytest
     assert contents(folder) == before
 
 
-@pytest.mark.parametrize("overwrite", [False, True])
-@pytest.mark.parametrize(("lock", "said"), [
-    ("start.lock", "a run or a prediction is in progress"), ("run.lock", "an earlier run goes on in the server"),
+@pytest.mark.parametrize(("lock", "overwrite", "said"), [
+    ("start.lock", False, "a run or a prediction is in progress"), ("start.lock", True, "is in progress"),
+    ("run.lock", True, "an earlier run goes on in the server: `fedcc federation run` follows it"),
 ])  # fmt: skip
 def test_a_second_run_is_refused_and_changes_nothing(
-    lock: str, said: str, overwrite: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    lock: str, overwrite: bool, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It took the first one's status for its own, and had the last step done again."""
     folder = finished(tmp_path / "f")
@@ -117,16 +118,43 @@ def test_a_second_run_is_refused_and_changes_nothing(
     assert (folder.operator / "status.json").exists()
 
 
-def test_a_run_waits_for_one_that_is_ending(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = make(tmp_path / "f", models="mlp")
+@pytest.mark.parametrize("finishes", [False, True])
+def test_a_run_whose_program_was_killed_is_followed_and_not_done_again(
+    finishes: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last step would ask the sites again, which uses up their limits. One that ends early is resumed."""
+    folder, started, said = make(tmp_path / "f", models="mlp"), list[str](), list[str]()
+    summaries = iter([None, {"accuracy": {"final": 7.0}} if finishes else None, {"accuracy": {"final": 7.0}}])
+    monkeypatch.setattr(superlink.RunFolder, "summary", lambda _: next(summaries))
     monkeypatch.setattr(superlink, "check_server", lambda _: None)
-    started: list[str] = []
     monkeypatch.setattr(superlink, "_run_app", lambda _, task, *__: started.append(task))
-    ending = FileLock(folder.operator / "run.lock", thread_local=False)
-    ending.acquire()
-    threading.Timer(0.3, ending.release).start()
-    superlink.train(folder, False, lambda *_: None)
-    assert started == ["train"]
+    running = FileLock(folder.operator / "run.lock", thread_local=False)
+    running.acquire()
+
+    def end() -> None:
+        (folder.operator / "run.log").write_text("the last round is done\n")
+        time.sleep(0.5)
+        running.release()
+
+    threading.Timer(0.3, end).start()
+    assert superlink.train(folder, False, lambda line, *_: said.append(line)) == 7.0
+    assert started == ([] if finishes else ["train"])
+    assert said == ["an earlier run goes on in the server: waiting for its end", "the last round is done"]
+
+
+def test_a_signal_stops_a_run_that_is_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, stopped = make(tmp_path / "f", models="mlp"), list[list[str]]()
+    (folder.operator / "status.json").write_text('{"state": "running", "flower_run": 5}')
+    monkeypatch.setattr(superlink, "check_server", lambda _: None)
+    monkeypatch.setattr(superlink, "flwr", lambda words, _: stopped.append(words))
+
+    def interrupt(line: str, *_: Any) -> None:
+        if "goes on" in line:
+            raise KeyboardInterrupt
+
+    with FileLock(folder.operator / "run.lock"), pytest.raises(KeyboardInterrupt):
+        superlink.train(folder, False, interrupt)
+    assert stopped == [["stop", "5", "fedcc"]]
 
 
 def test_a_run_whose_folder_is_gone_begins_under_a_new_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -335,7 +335,7 @@ def test_a_clock_that_is_off_and_a_certificate_that_expires_soon_are_said(
     assert f"warning: the server's certificate expires in 20 days: `fedcc federation renew {folder.path}`" in status
     assert f"the CA expires in 29 days: `fedcc federation renew {folder.path} --ca`" in status
     said: list[str] = []
-    remind = Reminder(folder, lambda line, level="info": said.append(f"{level} {line[:12]}"))
+    remind = Reminder(lambda: warnings_of(folder), lambda line, level="info": said.append(f"{level} {line[:12]}"))
     remind(), remind()
     assert said == ["warning the server's", "warning the CA expir"], "once a day"
 

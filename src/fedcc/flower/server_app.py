@@ -308,7 +308,7 @@ def main(grid: Grid, context: Context) -> None:
     run, task = str(context.run_config["run"]), str(context.run_config["task"])
     directory = folder.query if task == "predict" else folder.operator
     log = RunLog(directory, run)
-    log.update(pid=os.getpid())
+    log.update(pid=os.getpid(), flower_run=context.run_id)
     try:
         with FileLock(folder.operator / "run.lock"):  # an earlier one may still be ending
             server = FlowerServer(folder, run, GridTransport(grid, folder), log)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import secrets
 import shutil
 import ssl
 import time
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -46,7 +47,7 @@ from fedcc.processes import is_alive
 
 LOCAL = "127.0.0.1"
 RETURN_MEMORY = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_ARENA_MAX": "2"}  # large buffers go back to the system
-ENDING_SECONDS = 30.0  # for an app that was asked to stop
+ENDING_SECONDS = 30.0  # for an earlier app to end
 START_SECONDS = 120.0  # for the SuperLink to start, and for it to start a run
 
 
@@ -133,25 +134,30 @@ def train(folder: FederationFolder, overwrite: bool, say: Say) -> float | None:
     """Start or resume the rounds, follow them to the end, and return the final accuracy, if there is a test set."""
     close_to_others(folder.operator, folder.run)
     files = RunFolder(folder.run)
-    if (summary := None if overwrite else files.summary()) is not None:
+    if not overwrite and files.summary() is not None:
         say(f"{folder.run} holds the finished run; there is nothing to do (--overwrite starts again)")
     else:
         check_server(folder)
-        with alone(folder):
+        with alone(folder, say, ENDING_SECONDS if overwrite else math.inf):
             if overwrite:
                 run_file(folder).unlink(missing_ok=True)  # first: under the old name the sites have trained models
                 if folder.run.is_dir():
                     files.clear()
-            for warning in warnings_of(folder):
-                say(f"warning: {warning}", "warning")
-            if not (folder.run / "experiment.toml").exists():  # a new run, also if somebody has deleted the folder
-                with changing(folder) as now:
-                    folder = now.with_counted_clients()
-                    folder.write()
-                write_whole(run_file(folder), json.dumps({"run": secrets.token_hex(8)}))
-            _run_app(folder, "train", folder.operator, say)
-        summary = files.summary()
+            if files.summary() is None:  # no earlier run has finished meanwhile
+                _start(folder, say)
+    summary = files.summary()
     return summary["accuracy"]["final"] if summary else None
+
+
+def _start(folder: FederationFolder, say: Say) -> None:
+    for warning in warnings_of(folder):
+        say(f"warning: {warning}", "warning")
+    if not (folder.run / "experiment.toml").exists():  # a new run, also if somebody has deleted the folder
+        with changing(folder) as now:
+            folder = now.with_counted_clients()
+            folder.write()
+        write_whole(run_file(folder), json.dumps({"run": secrets.token_hex(8)}))
+    _run_app(folder, "train", folder.operator, say)
 
 
 def predict(folder: FederationFolder, source: Path, target: Path, say: Say) -> int:
@@ -173,7 +179,7 @@ def predict(folder: FederationFolder, source: Path, target: Path, say: Say) -> i
             np.savez(file, scores=scores, labels=scores.argmax(-1))
     else:
         check_server(folder)
-        with alone(folder):
+        with alone(folder, say, ENDING_SECONDS):
             (folder.query / "output.npz").unlink(missing_ok=True)
             np.savez(folder.query / "input.npz", x=x)
             _run_app(folder, "predict", folder.query, say)
@@ -221,27 +227,57 @@ def check_server(folder: FederationFolder) -> None:
 
 
 @contextmanager
-def alone(folder: FederationFolder) -> Iterator[None]:
+def alone(folder: FederationFolder, say: Say, patience: float) -> Iterator[None]:
     """Keep other runs and predictions from starting during the block; refused while there is one.
 
     Two at a time would take each other's ``status.json`` for their own, and the second would ask the sites again what
-    the first has asked.
+    the first has asked. The server's app may outlive the program that has started it: it is followed to its end, for
+    so many seconds.
     """
-    shown = f"`fedcc federation status {folder.path}` shows it"
-    with _locked(folder.operator / "start.lock", 0, f"a run or a prediction is in progress: {shown}"):
-        advice = "wait for it, or restart the server, which ends it"
-        with _locked(folder.operator / "run.lock", ENDING_SECONDS, f"an earlier run goes on in the server: {advice}"):
-            pass  # the server's app holds it, which may outlive the program that has started it
-        yield
-
-
-def _locked(path: Path, seconds: float, problem: str) -> AbstractContextManager[object]:
     from filelock import FileLock, Timeout
 
     try:
-        return FileLock(path).acquire(timeout=seconds)
+        starts = FileLock(folder.operator / "start.lock").acquire(timeout=0)
     except Timeout:
-        raise FlowerError(problem) from None
+        shown = f"`fedcc federation status {folder.path}` shows it"
+        raise FlowerError(f"a run or a prediction is in progress: {shown}") from None
+    with starts:
+        _let_end(folder, say, patience)
+        yield
+
+
+def _let_end(folder: FederationFolder, say: Say, patience: float) -> None:
+    """Return when the server's app of before has ended; Ctrl-C stops it."""
+    from filelock import FileLock, Timeout
+
+    lock, end = FileLock(folder.operator / "run.lock"), time.monotonic() + patience
+    follower, said = LogFollower(folder.operator / "run.log", say), False
+    with _stopping_on_signal(folder, lambda: _stored_status(folder.operator).get("flower_run"), say):
+        while True:
+            try:
+                with lock.acquire(timeout=0.2):
+                    return
+            except Timeout:
+                if time.monotonic() > end:
+                    advice = "`fedcc federation run` follows it, and Ctrl-C then stops it"
+                    raise FlowerError(f"an earlier run goes on in the server: {advice}") from None
+            if not said:
+                say("an earlier run goes on in the server: waiting for its end")
+                said = True
+            follower.poll()
+
+
+@contextmanager
+def _stopping_on_signal(folder: FederationFolder, flower_run: Callable[[], object], say: Say) -> Iterator[None]:
+    """A signal in the block also stops the app, by the number that Flower has given the run."""
+    try:
+        yield
+    except BaseException as error:
+        if not isinstance(error, Exception) and (number := flower_run()) is not None:
+            say("stopping the run")
+            with suppress(FlowerError):  # there may be nothing left to stop
+                flwr(["stop", str(number), SUPERLINK], environment(folder.operator / "home"))
+        raise
 
 
 def _run_app(folder: FederationFolder, task: str, directory: Path, say: Say) -> None:
@@ -253,9 +289,9 @@ def _run_app(folder: FederationFolder, task: str, directory: Path, say: Say) -> 
     config.write_text(f'run = "{run_name(folder)}"\ntask = "{task}"\n')
     answer = flwr(["run", str(folder.operator / "app"), SUPERLINK, "--run-config", str(config)], env)
     start, superlink_log = time.monotonic(), folder.operator / "superlink.log"
-    try:
+    with _stopping_on_signal(folder, lambda: answer["run-id"], say):
         while True:
-            status = json.loads(status_file.read_text()) if status_file.exists() else {}
+            status = _stored_status(directory)
             follower.poll()
             if status.get("state") == "finished":
                 return
@@ -267,12 +303,12 @@ def _run_app(folder: FederationFolder, task: str, directory: Path, say: Say) -> 
             if not status and time.monotonic() - start > START_SECONDS:
                 raise FlowerError(f"the SuperLink has not started the run; see {superlink_log}")
             time.sleep(0.2)
-    except BaseException as error:
-        if not isinstance(error, Exception):  # a signal
-            say("stopping the run")
-            with suppress(FlowerError):  # there may be nothing left to stop
-                flwr(["stop", str(answer["run-id"]), SUPERLINK], env)
-        raise
+
+
+def _stored_status(directory: Path) -> dict[str, Any]:
+    """``status.json`` of the server's app, if it has begun."""
+    path = directory / "status.json"
+    return dict(json.loads(path.read_text())) if path.exists() else {}
 
 
 def read_status(folder: FederationFolder) -> dict[str, Any]:
