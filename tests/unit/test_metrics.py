@@ -24,6 +24,7 @@ from fedcc.flower.keys import public_bytes
 from fedcc.flower.metrics import MetricsListener, Watch
 from fedcc.flower.programs import close_to_others, free_port
 from federation import make
+from program import call
 
 ODD = 'n"or\\th'  # not a name that `init` accepts
 
@@ -159,3 +160,19 @@ def test_what_a_federations_programs_write_is_closed_to_others(tmp_path: Path) -
         0o600,
         0o700,
     ]
+
+
+def test_status_names_clients_whose_requests_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = make(tmp_path / "f", names=("north", "east"), skew="iid", models="mlp")
+    keys = {name: public_bytes(folder.key(name)) for name in ("north", "east")}
+    (folder.operator / "server.json").write_text(json.dumps({"pid": 1, "port": 1, "inner": 1}))
+    report = Report(frozenset({keys["north"]}), {}, {keys["north"]: 29, keys["east"]: 4000}, {}, {}, 5)
+    monkeypatch.setattr(module.Report, "fetch", lambda *_: report)
+    monkeypatch.setattr("fedcc.flower.superlink.is_serving", lambda _: True)
+    said = call(capsys, "federation", "status", folder.path).out
+    assert "warning: east: 4,000 of its requests were refused since the server started" in said
+    assert "north:" not in said, "an honest client is refused now and then"
+    state = json.loads(call(capsys, "federation", "status", folder.path, "--json").out)
+    assert (state["connected"], state["refusals"]) == (["north"], {"north": 29, "east": 4000})

@@ -228,6 +228,7 @@ def predict(
 @federation_app.command()
 def status(folder: Folder, as_json: Json = False) -> None:
     """Show the state of the federation: the round, and every client."""
+    from fedcc.flower.door import REFUSALS
     from fedcc.flower.folder import FederationFolder
     from fedcc.flower.superlink import read_status
 
@@ -264,6 +265,9 @@ def status(folder: Folder, as_json: Json = False) -> None:
     for name, row in state["clients"].items():
         if row.get("warning"):
             typer.echo(f"warning: {name}, {row['warning']}")
+    for name, number in state["refusals"].items():
+        if number >= REFUSALS:
+            typer.echo(f"warning: {name}: {number:,} of its requests were refused since the server started")
 
 
 @federation_app.command()

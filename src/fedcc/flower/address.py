@@ -40,9 +40,10 @@ def parse_address(text: str) -> tuple[str, int]:
 
 
 def write_address(host: str, port: int) -> str:
-    """The address of a host's port.
+    """The address of a host's port; an IPv6 address may be given with brackets.
 
-    >>> write_address("::1", 9092)
-    '[::1]:9092'
+    >>> write_address("::1", 9092), write_address("[::1]", 9092)
+    ('[::1]:9092', '[::1]:9092')
     """
+    host = host.strip("[]")
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -116,15 +116,6 @@ def server_file(folder: FederationFolder) -> Path:
     return folder.operator / "server.json"
 
 
-def connected_clients(folder: FederationFolder) -> list[str] | None:
-    """Who is connected, whether there is a run or not; None if the server does not say."""
-    try:
-        online = fetch_report(folder).online
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-    return sorted(name for key, name in client_keys(folder).items() if key in online)
-
-
 def fetch_report(folder: FederationFolder) -> Report:
     """What the running server's gate tells its owner."""
     return Report.fetch(json.loads(server_file(folder).read_text())["inner"], folder.operator / "ca.crt")
@@ -321,7 +312,12 @@ def read_status(folder: FederationFolder) -> dict[str, Any]:
     except (ValueError, TypeError):
         raise ValueError(f"{path} is damaged: delete it, the next `fedcc federation run` writes it again") from None
     status["server"] = "running" if is_serving(folder) else "not running"
-    status["connected"] = connected_clients(folder) if status["server"] == "running" else None
+    status["connected"], status["refusals"] = None, {}  # as long as the server does not say
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        if status["server"] == "running":
+            report, keys = fetch_report(folder), client_keys(folder)
+            status["connected"] = sorted(name for key, name in keys.items() if key in report.online)
+            status["refusals"] = {name: report.refusals[key] for key, name in keys.items() if key in report.refusals}
     if status["state"] == "running" and not (status["server"] == "running" and is_alive(status.get("pid", 0))):
         status["state"] = "stopped"
     status["warnings"] = warnings_of(folder)
