@@ -177,6 +177,7 @@ def test_a_server_that_is_killed_goes_on_where_it_was(tmp_path: Path) -> None:
         wait_until(lambda: "round 3: north has answered" in log(folder))
         second = (folder.run / "metrics.jsonl").read_text()
         assert second.startswith(first)
+        federation.run().end(60).failed("a run or a prediction is in progress")
         os.kill(json.loads((folder.operator / "status.json").read_text())["pid"], signal.SIGKILL)
         run.end(60).failed("has ended", "run again")
         for name in names[1:]:
