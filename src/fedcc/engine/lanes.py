@@ -126,7 +126,8 @@ class Lanes:
             counts.append([0, 0, seed, *(job.offsets[pool] for pool in self.offsets)])
         if len(fresh) == 2 * len(self.trained) * self.width:
             fresh = [self.means, self.squares]
-        torch._foreach_zero_(fresh)
+        if fresh:
+            torch._foreach_zero_(fresh)
         torch._foreach_copy_(slots, values)
         index = self._index(seats)
         self.reals[:, index] = self._to_device(torch.tensor(reals, dtype=torch.float64)).T
