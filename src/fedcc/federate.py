@@ -88,7 +88,8 @@ def federate(
                     error.add_note(str(server.key))
                 raise
         bytes_up = sum(nbytes(up, cohort.wire) for up in sent.values())
-        bytes_down = sum(nbytes(received[k], cohort.wire) for k in ups)
+        sizes = {id(m): nbytes(m, cohort.wire) for m in {id(received[k]): received[k] for k in ups}.values()}
+        bytes_down = sum(sizes[id(received[k])] for k in ups)  # often one message for all
         yield RoundMessages(t, ups, downs, bytes_up, bytes_down, received, sent)
 
 

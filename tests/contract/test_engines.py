@@ -9,6 +9,7 @@ import pytest
 import torch
 from test_methods import ONE_WIDTH, QUICK, everything
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedcc.core.model import Arch
 from fedcc.core.requests import Fit, Init, Recipe
@@ -133,6 +134,35 @@ def test_a_loss_that_is_not_finite_names_its_client() -> None:
     with pytest.raises(FloatingPointError) as caught:
         Fused("cpu", "fp64").serve(group)
     assert "client 2, round 1, 'fit'" in caught.value.__notes__
+
+
+def test_weights_that_are_not_finite_in_an_empty_lane_matter_to_nobody() -> None:
+    group, fused = (fits(recipe=always(Recipe(batch=6, steps=3))) * 3)[:11], Fused("cpu", "fp64")
+    fused.serve(group)
+    (groups,) = fused.groups.values()
+    groups.step(12).lanes.params.fill_(torch.inf)
+    found = [f.loss for f in fused.serve(group)]
+    assert not groups.step(12).lanes.params.isfinite().all()
+    assert found == pytest.approx([f.loss for f in Plain("cpu", "fp64").serve(group)], abs=1e-9)
+
+
+def test_clients_enter_and_leave_lanes_in_few_calls() -> None:
+    """With a thousand clients of few steps, the host's calls are what a round takes."""
+
+    class Calls(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            calls[-1] += not func.is_view
+            return func(*args, **(kwargs or {}))
+
+    group, calls = fits(recipe=always(Recipe(batch=6, steps=3))), [0]
+    for number in (1, 2):
+        fused = Fused("cpu", "fp64", lanes=4 * number)
+        fused.serve(group * number)
+        calls.append(0)
+        with Calls():
+            fused.serve(group * number)
+    tensors = len(group[0].model.state)
+    assert (calls[2] - calls[1]) / len(group) < tensors  # of one more client: fewer than one for each of its tensors
 
 
 def test_out_of_memory_halves_the_lanes_and_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -612,8 +612,7 @@ def test_gradients_lie_in_few_parts_and_can_be_added_to(device: torch.device) ->
         jobs = [Job(fit) for fit in own]
         step = engine._group(jobs).step(LANES)
         lanes = step.lanes
-        for seat, job in enumerate(jobs):
-            lanes.load(seat, job)
+        lanes.load(dict(enumerate(jobs)))
         found.append(step.gradients(*step.losses(lanes.params, step.batches())))
     ours, more, library = (torch.cat(parts) for parts in found)
     head = LANES * 5 * 64 + LANES * 5
@@ -636,8 +635,7 @@ def test_a_term_or_rule_over_all_weights_is_about_one_operation_per_tensor(
         jobs = [Job(fit) for fit in own]
         step = engine._group(jobs).step(LANES)
         lanes = step.lanes
-        for seat, job in enumerate(jobs):
-            lanes.load(seat, job)
+        lanes.load(dict(enumerate(jobs)))
         with Counting() as counting:
             step.once()
         counts.append(counting.count)

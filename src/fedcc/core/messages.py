@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -116,11 +117,16 @@ def nbytes(message: Any, wire: str = "fp32") -> int:
     total = 0
     for _, leaf, _ in leaves(message):
         if isinstance(leaf, Tensor):
-            parts = parts_of(coding_of(leaf, wire), tuple(leaf.shape), dtype_name(leaf.dtype))
-            total += sum(length * np.dtype(dtype.replace("float64", "float32")).itemsize for dtype, length in parts)
+            total += _tensor_bytes(coding_of(leaf, wire), leaf.shape, leaf.dtype)
         elif leaf is not None and not isinstance(leaf, int | float | str):
             raise TypeError(f"a message holds arrays, numbers and mappings of arrays, got {type(leaf).__name__}")
     return total
+
+
+@lru_cache(maxsize=4096)  # a round with many clients asks about the same few shapes
+def _tensor_bytes(coding: str, shape: tuple[int, ...], dtype: torch.dtype) -> int:
+    parts = parts_of(coding, tuple(shape), dtype_name(dtype))
+    return sum(length * np.dtype(name.replace("float64", "float32")).itemsize for name, length in parts)
 
 
 def carried(message: Any, wire: str, key: Key | None = None) -> Any:

@@ -21,23 +21,12 @@ class NotFiniteError(FloatingPointError):
         self.model = model
 
 
-class Magnitudes:
-    """The largest absolute values of the floating entries of states: queued on the device here, read later."""
-
-    def __init__(self, states: Sequence[State]):
-        self.names = [[n for n, v in state.items() if v.is_floating_point() and v.numel()] for state in states]
-        tensors = [state[name] for state, names in zip(states, self.names, strict=True) for name in names]
-        self.values = torch.stack(torch._foreach_norm(tensors, math.inf)) if tensors else torch.zeros(0)
-
-    def read(self) -> list[dict[str, float]]:
-        """By state and entry; waits for the device."""
-        values = iter(self.values.tolist())
-        return [{name: next(values) for name in names} for names in self.names]
-
-
 def magnitudes(states: Sequence[State]) -> list[dict[str, float]]:
     """The largest absolute value of every floating entry of every state; waits for the device once."""
-    return Magnitudes(states).read()
+    names = [[n for n, v in state.items() if v.is_floating_point() and v.numel()] for state in states]
+    tensors = [state[name] for state, own in zip(states, names, strict=True) for name in own]
+    values = iter(torch.stack(torch._foreach_norm(tensors, math.inf)).tolist() if tensors else [])
+    return [{name: next(values) for name in own} for own in names]
 
 
 def overflowing_entry(before: State, after: State, largest: Mapping[str, float]) -> str:

@@ -15,7 +15,7 @@ from fedcc.core.options import Precision
 from fedcc.core.requests import Fit, Fitted, Predict, Request
 from fedcc.engine import cuda
 from fedcc.engine.drive import signature
-from fedcc.engine.finite import Magnitudes, check_predictions, nonfinite_reason
+from fedcc.engine.finite import check_predictions, limit, magnitudes, nonfinite_reason
 from fedcc.engine.jobs import Job
 from fedcc.engine.lanes import Compute
 from fedcc.engine.mapped import AloneWarning, alone_reason
@@ -134,16 +134,17 @@ class Fused:
                     raise
                 for job in every:
                     job.restart()
-        self._finish([job for job in every if job.loss_sums is not None])
+        self._finish([job for job in every if job.ends is not None])
         return [[cast(Fitted, job.fitted) for job in group] for group in jobs]
 
     def _finish(self, jobs: list[Job]) -> None:
         """Give each fit its mean loss; refuse one that is not finite. This waits for the device."""
-        fits = [cast(Fitted, job.fitted) for job in jobs]
-        magnitudes = Magnitudes([fitted.model.state for fitted in fits])  # before the wait, while the device is busy
-        sums = torch.stack([job.loss_sums for job in jobs if job.loss_sums is not None]).tolist() if jobs else []
-        for job, fitted, (total, finite_steps), own in zip(jobs, fits, sums, magnitudes.read(), strict=True):
-            if reason := nonfinite_reason(job.fit, fitted.model.state, total, int(finite_steps), own):
+        ends = torch.stack([job.ends for job in jobs if job.ends is not None]).tolist() if jobs else []
+        for job, (total, finite_steps, largest) in zip(jobs, ends, strict=True):
+            fitted = cast(Fitted, job.fitted)
+            state = fitted.model.state
+            own = {} if largest <= limit(self.dtype) else magnitudes([state])[0]  # entry by entry only where it matters
+            if reason := nonfinite_reason(job.fit, state, total, int(finite_steps), own):
                 error = FloatingPointError(reason)
                 error.add_note(str(job.fit.key))
                 raise error

@@ -21,14 +21,14 @@ class Job:
     fit: Fit
     done: int = 0  # steps
     steps_loaded: int = 0  # steps whose batches are on the device and not used yet
-    loss_sums: Tensor | None = None  # the sum of its losses, and the number of steps for which that was finite
+    ends: Tensor | None = None  # the sum of its losses, the steps for which that was finite, a bound of its weights
     fitted: Fitted | None = None
     offsets: dict[PoolName, int] = field(default_factory=dict)  # its first row in each pool
     plans: dict[str, Plan] = field(default_factory=dict)
     prepared: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.steps = self.fit.steps
+        self.steps, self.keeps_optimizer = self.fit.steps, self.fit.recipe.reset == "round"
 
     def prepare(self) -> dict[str, tuple[Tensor, Tensor]]:
         """Indices and augmentation of the next steps by stream; drawn on the first call after a refill."""

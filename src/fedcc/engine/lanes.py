@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from fedcc.core.model import Arch, Model, Outputs
@@ -81,10 +85,11 @@ class Lanes:
         self.constants: dict[str, Any] = tree_map_only(
             Tensor, lambda t: zeros(width, *t.shape, dtype=t.dtype), fit.constants
         )
-        # Each number of all lanes is a row, so that a client's numbers are written, and moved, in two calls.
+        # Each number of all lanes is a row, so that clients' numbers are written, and moved, in two calls.
         self.reals = zeros(len(REALS), width, dtype=torch.float64)
-        self.counts = zeros(len(COUNTS), width, dtype=torch.long)
-        self.numbers = dict(zip((*REALS, *COUNTS), (*self.reals, *self.counts), strict=True))
+        self.counts = zeros(len(COUNTS) + len(pools.pools), width, dtype=torch.long)
+        self.numbers = dict(zip((*REALS, *COUNTS), (*self.reals, *self.counts), strict=False))
+        self.offsets = dict(zip(pools.pools, self.counts[len(COUNTS) :].unsqueeze(-1), strict=True))
         self.batches = {s: fit.recipe.batch_size(s) for s in fit.streams}
         self.plan = {s: zeros(width, Job.WINDOW, b, dtype=torch.int32) for s, b in self.batches.items()}
         self.draws = {
@@ -93,74 +98,113 @@ class Lanes:
             )
             for s, v in fit.streams.items()
         }
-        self.offsets = {name: zeros(width, 1, dtype=torch.long) for name in pools.pools}
         self.rows = torch.arange(width, device=device)
         self.streams = streams_read(fit)
         self._tensors: dict[int, LaneTensors] = {}
 
-    def load(self, lane: int, job: Job) -> None:
-        """Put a client into a lane."""
-        fit, optimizer, own = job.fit, job.fit.optimizer, self.tensors(lane)
-        slots = [*own.params, *own.fixed]
-        values = [fit.model.state[name] for name in (*self.trained, *self.fixed)]
-        for name, tensors in self.teacher_tensors.items():
-            slots += [value[lane] for value in tensors.values()]
-            values += [fit.frozen[name].model.state[n] for n in tensors]
-        slots += [slot[lane] for slot in _tensors(self.constants)]
-        values += _tensors(fit.constants)
-        if optimizer:
-            slots += own.moments
-            values += [optimizer[f"{kind}/{name}"] for kind in ("mean", "square") for name in self.trained]
-        else:
-            torch._foreach_zero_(own.moments)
+    def load(self, seats: Mapping[int, Job]) -> None:
+        """Put clients into lanes, in few calls however many they are."""
+        slots, values, reals, counts = list[Tensor](), list[Tensor](), list[list[float]](), list[list[int]]()
+        fresh: list[Tensor] = []
+        for lane, job in seats.items():
+            fit, optimizer, own = job.fit, job.fit.optimizer, self.tensors(lane)
+            slots += [*own.params, *own.fixed]
+            values += [fit.model.state[name] for name in (*self.trained, *self.fixed)]
+            for name, tensors in self.teacher_tensors.items():
+                slots += [value[lane] for value in tensors.values()]
+                values += [fit.frozen[name].model.state[n] for n in tensors]
+            slots += [slot[lane] for slot in _tensors(self.constants)]
+            values += _tensors(fit.constants)
+            if optimizer:
+                slots += own.moments
+                values += [optimizer[f"{kind}/{name}"] for kind in ("mean", "square") for name in self.trained]
+            else:
+                fresh += own.moments
+            age = float(optimizer[f"step/{self.trained[0]}"]) if optimizer else 0.0
+            reals.append([age, fit.recipe.lr, job.steps, fit.recipe.schedule == "cosine", 0.0, 0.0])
+            seed = fit.key.of(stream="dropout").integer() if self.stack.dropouts else 0
+            counts.append([0, 0, seed, *(job.offsets[pool] for pool in self.offsets)])
+        if len(fresh) == 2 * len(self.trained) * self.width:
+            fresh = [self.means, self.squares]
+        if fresh:
+            torch._foreach_zero_(fresh)
         torch._foreach_copy_(slots, values)
-        age = float(optimizer[f"step/{self.trained[0]}"]) if optimizer else 0.0
-        reals = [age, fit.recipe.lr, job.steps, fit.recipe.schedule == "cosine", 0.0, 0.0]
-        self.reals[:, lane].copy_(torch.tensor(reals, dtype=torch.float64), non_blocking=True)
-        self.counts[:, lane] = 0
-        if self.stack.dropouts:
-            self.numbers["seed"][lane] = fit.key.of(stream="dropout").integer()
-        for pool, offset in self.offsets.items():
-            offset[lane] = job.offsets[pool]
-        self.refill(lane, job)
+        index = self._index(seats)
+        self.reals[:, index] = self._to_device(torch.tensor(reals, dtype=torch.float64)).T
+        self.counts[:, index] = self._to_device(torch.tensor(counts)).T
+        self.refill(seats)
 
-    def refill(self, lane: int, job: Job) -> None:
-        """Copy the batches of the next steps."""
-        for stream, (indices, draws) in job.prepare().items():
-            self.plan[stream][lane, : len(indices)].copy_(indices.to(torch.int32), non_blocking=True)
-            self.draws[stream][lane, : len(draws)].copy_(draws.to(torch.uint8), non_blocking=True)
-            job.steps_loaded = len(indices)
-        job.prepared = {}
-        self.numbers["position"][lane] = 0
+    def refill(self, seats: Mapping[int, Job]) -> None:
+        """Copy the batches of clients' next steps."""
+        if not seats:
+            return
+        index, prepared = self._index(seats), [job.prepare() for job in seats.values()]
+        for stream in self.plan:
+            indices, draws = zip(*(batches[stream] for batches in prepared), strict=True)
+            self._write(self.plan[stream], index, indices)
+            if self.draws[stream].numel():
+                self._write(self.draws[stream], index, draws)
+            for job, own in zip(seats.values(), indices, strict=True):
+                job.steps_loaded = len(own)
+        for job in seats.values():
+            job.prepared = {}
+        self.numbers["position"][index] = 0
 
-    def idle(self, lane: int) -> None:
-        """An empty lane takes part in every step: keep its batches within window and pool."""
-        self.numbers["position"][lane] = 0
-        for offset in self.offsets.values():
-            offset[lane] = 0
+    def _write(self, slots: Tensor, index: Any, values: tuple[Tensor, ...]) -> None:
+        """Write the first steps of lanes [width, steps, ...]; what lies behind a shorter one's is never read."""
+        rows = pad_sequence([value.to(slots.dtype) for value in values], batch_first=True)
+        slots[index, : rows.shape[1]] = self._to_device(rows)
 
-    def unload(self, lane: int, job: Job) -> Fitted:
-        """Copy a client's result out of its lane."""
-        own, keep_optimizer = self.tensors(lane), job.fit.recipe.reset == "round"
-        originals = [*own.params, *own.fixed, *(own.moments if keep_optimizer else [])]
-        copies = [torch.empty_like(t) for t in originals]
-        torch._foreach_copy_(copies, originals)
-        entries = dict(zip((*self.trained, *self.fixed), copies, strict=False))
-        steps = job.steps * (1 if self.fit.joint else len(self.streams))
+    def _to_device(self, values: Tensor) -> Tensor:
+        return values.to(self.rows.device, non_blocking=True)
 
-        def count(name: str, value: Tensor) -> Tensor:
-            module, _, entry = name.rpartition(".")
-            counts = entry == "num_batches_tracked" and self.stack.get_submodule(module).training
-            return value + steps if counts else value
+    def _index(self, lanes: Collection[int]) -> Any:
+        """Lanes as an index of tensors on the device; all of them, or a single one, need no copy to it."""
+        first = next(iter(lanes))
+        if len(lanes) == 1:
+            return slice(first, first + 1)
+        return slice(None) if list(lanes) == list(range(self.width)) else self._to_device(torch.tensor(list(lanes)))
 
-        state = {n: entries[n] if n in entries else count(n, v) for n, v in job.fit.model.state.items()}
-        job.loss_sums = self.reals[-2:, lane].clone()  # loss and finite_steps
-        optimizer: dict[str, Tensor] = {}
-        if keep_optimizer:
-            names = [f"{kind}/{n}" for kind in ("mean", "square") for n in self.trained]
-            optimizer = dict(zip(names, copies[-len(names) :], strict=True))
-            optimizer |= {f"step/{n}": self.numbers["age"][lane].float() for n in self.trained}
-        return Fitted(Model(job.fit.model.arch, state), job.steps, 0.0, optimizer, tuple(self.trained))
+    def idle(self, lanes: Collection[int]) -> None:
+        """Empty lanes take part in every step: keep their batches within window and pool."""
+        if lanes:
+            self.counts[:, self._index(lanes)] = 0
+
+    @cached_property
+    def _counters(self) -> list[str]:
+        """Entries that count batches in training."""
+        names = [name.rpartition(".")[::2] for name in self.fit.model.state]
+        return [
+            f"{module}.{entry}"
+            for module, entry in names
+            if entry == "num_batches_tracked" and self.stack.get_submodule(module).training
+        ]
+
+    def unload(self, seats: Mapping[int, Job]) -> list[Fitted]:
+        """Copy clients' results out of their lanes, in few calls however many they are."""
+        originals, counters, counts = list[Tensor](), list[Tensor](), list[int]()
+        for lane, job in seats.items():
+            own = self.tensors(lane)
+            originals += [*own.params, *own.fixed, *(own.moments if job.keeps_optimizer else [])]
+            counters += [job.fit.model.state[name] for name in self._counters]
+            counts += [job.steps * (1 if self.fit.joint else len(self.streams))] * len(self._counters)
+        copies = iter(torch._foreach_mul(originals, 1))  # exact; the copies are made in the same call
+        counted = iter(torch._foreach_add(counters, counts) if counters else [])
+        largest = torch.stack(torch._foreach_norm([self.params, *self.fixed.values()], math.inf)).amax()
+        ends = torch.cat([self.reals[-2:], largest.double().expand(1, self.width)])  # loss, finite_steps, magnitude
+        fitted: list[Fitted] = []
+        for lane, job in seats.items():
+            entries = dict(zip((*self.trained, *self.fixed), copies, strict=False))
+            entries |= dict(zip(self._counters, counted, strict=False))
+            job.ends = ends[:, lane]
+            optimizer: dict[str, Tensor] = {}
+            if job.keeps_optimizer:
+                names = [f"{kind}/{n}" for kind in ("mean", "square") for n in self.trained]
+                optimizer = dict(zip(names, copies, strict=False))
+                optimizer |= {f"step/{n}": self.numbers["age"][lane].float() for n in self.trained}
+            model = Model(job.fit.model.arch, {n: entries.get(n, v) for n, v in job.fit.model.state.items()})
+            fitted.append(Fitted(model, job.steps, 0.0, optimizer, tuple(self.trained)))
+        return fitted
 
     def move(self, other: Lanes, lanes: list[int]) -> None:
         """Move clients from these lanes of wider memory to lanes 0, 1, ... here, in few calls and without waiting."""
@@ -175,7 +219,7 @@ class Lanes:
 
     def _rest(self) -> list[Tensor]:
         """What lanes hold besides the tensors of :meth:`tensors`, [width, ...] each."""
-        batches = [*self.plan.values(), *self.draws.values(), *self.offsets.values()]
+        batches = [*self.plan.values(), *self.draws.values()]
         teacher_tensors = [value for tensors in self.teacher_tensors.values() for value in tensors.values()]
         return [*batches, *teacher_tensors, *_tensors(self.constants), self.reals.T, self.counts.T]
 

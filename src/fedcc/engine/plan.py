@@ -1,5 +1,7 @@
 """The batches and augmentation of a fit: drawn only from its key, so that every engine sees the same."""
 
+from functools import cached_property
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -22,11 +24,19 @@ class Plan:
     def __init__(self, key: Key, samples: int, batch: int, view: View):
         if samples < 1:
             raise ValueError(f"a stream needs at least one sample, got {samples}")
-        self.samples, self.batch, self.view = samples, batch, view
+        self.key, self.samples, self.batch, self.view = key, samples, batch, view
         self.generator, self.rest = key.generator(), np.empty((0, batch), np.int64)
-        self.draws = key.of(stream=f"{key.stream}/augment").generator()
         self.limits = np.array([2 * view.pad + 1, 2 * view.pad + 1, 2 if view.flip else 1])
-        self.strong = key.of(stream=f"{key.stream}/strong").generator()
+
+    @cached_property
+    def draws(self) -> np.random.Generator:
+        """Draws crops and flips."""
+        return self.key.of(stream=f"{self.key.stream}/augment").generator()
+
+    @cached_property
+    def strong(self) -> np.random.Generator:
+        """Draws holes, brightness and shifts."""
+        return self.key.of(stream=f"{self.key.stream}/strong").generator()
 
     def indices(self, steps: int) -> Tensor:
         """Samples of the next steps, int64 [steps, batch]."""

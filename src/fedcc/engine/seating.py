@@ -34,18 +34,13 @@ class Group:
         waiting, width = deque(jobs), lane_count(min(len(jobs), self._limit(most or MOST_LANES, len(jobs))))
         step = self.step(width)
         seats: list[Job | None] = [None] * width  # the client in each lane
-        for lane in range(min(width, len(jobs))):
-            step.lanes.load(lane, waiting[0])
-            seats[lane] = waiting.popleft()
+        _fill(step.lanes, seats, waiting)
         while active := [job for job in seats if job is not None]:
             for job in active:  # all of them first: while batches are copied, the device may run out of work
                 if job.steps_loaded == 0:
                     job.prepare()
-            for lane, occupant in enumerate(seats):
-                if occupant is None:
-                    step.lanes.idle(lane)
-                elif occupant.steps_loaded == 0:
-                    step.lanes.refill(lane, occupant)
+            step.lanes.idle([lane for lane, job in enumerate(seats) if job is None])
+            step.lanes.refill({lane: job for lane, job in enumerate(seats) if job is not None and not job.steps_loaded})
             steps = min(min(job.steps - job.done, job.steps_loaded) for job in active)
             if monitor:
                 monitor.fit_started(active[0].fit)
@@ -54,17 +49,14 @@ class Group:
                 yield
             for job in islice(waiting, sum(job.steps - job.done == steps for job in active)):
                 job.prepare()
-            for lane, occupant in enumerate(seats):
-                if occupant is None:
-                    continue
-                occupant.done += steps
-                occupant.steps_loaded -= steps
-                if occupant.done == occupant.steps:
-                    occupant.fitted = step.lanes.unload(lane, occupant)
-                    seats[lane] = None
-                    if waiting:
-                        step.lanes.load(lane, waiting[0])
-                        seats[lane] = waiting.popleft()
+            for job in active:
+                job.done += steps
+                job.steps_loaded -= steps
+            ended = {lane: job for lane, job in enumerate(seats) if job is not None and job.done == job.steps}
+            if ended:
+                for (lane, job), fitted in zip(ended.items(), step.lanes.unload(ended), strict=True):
+                    job.fitted, seats[lane] = fitted, None
+                _fill(step.lanes, seats, waiting)
             busy = [lane for lane, occupant in enumerate(seats) if occupant is not None]
             if busy and lane_count(len(busy)) < step.lanes.width:
                 narrower = self.step(lane_count(len(busy)))
@@ -84,6 +76,16 @@ class Group:
             self.lane_bytes = torch.cuda.max_memory_allocated(device) - before
         free = torch.cuda.mem_get_info(device)[0]
         return max(1, min(most, int(0.7 * free / max(1, self.lane_bytes))))
+
+
+def _fill(lanes: Lanes, seats: list[Job | None], waiting: deque[Job]) -> None:
+    """Give the empty lanes to those who wait."""
+    free = [lane for lane, job in enumerate(seats) if job is None]
+    seated = {lane: waiting.popleft() for lane in free[: len(waiting)]}
+    if seated:
+        lanes.load(seated)
+    for lane, job in seated.items():
+        seats[lane] = job
 
 
 def lane_count(clients: int) -> int:

@@ -2,7 +2,8 @@
 
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import Any, Self
+from functools import lru_cache
+from typing import Any, Self, cast
 
 import torch
 from torch import Tensor, nn
@@ -85,7 +86,24 @@ def build(arch: Arch, key: Key) -> Network:
 
 
 def _split(factory: Factory, arch: Arch) -> tuple[nn.Module, nn.Linear]:
-    """A factory's network without its last linear layer, and that layer; tested to be equal to the whole."""
+    """A factory's network without its last linear layer, and that layer."""
+    path = _head_path(factory, arch)
+    trunk: nn.Module = factory(arch.outputs)
+    if not path:
+        return nn.Identity(), cast(nn.Linear, trunk)
+    head = trunk.get_submodule(path)
+    setattr(trunk.get_submodule(path.rpartition(".")[0]), path.rpartition(".")[2], nn.Identity())
+    return trunk, cast(nn.Linear, head)
+
+
+@lru_cache(maxsize=256)
+def _head_path(factory: Factory, arch: Arch) -> str:
+    """Where a factory's networks have their last linear layer; tested once: what is left, and it, equal the whole."""
+    with torch.random.fork_rng(devices=[]):
+        return _tested_head_path(factory, arch)
+
+
+def _tested_head_path(factory: Factory, arch: Arch) -> str:
     name, module = factory_name(factory), factory(arch.outputs)
     if not isinstance(module, nn.Module):
         raise ValueError(f"{name}({arch.outputs}) must return an nn.Module, got {type(module).__name__}")
@@ -94,7 +112,6 @@ def _split(factory: Factory, arch: Arch) -> tuple[nn.Module, nn.Linear]:
     paths = {sub: path for path, sub in module.named_modules() if isinstance(sub, nn.Linear)}
     call_order: list[nn.Linear] = []
     hooks = [sub.register_forward_hook(lambda sub, *_: call_order.append(sub)) for sub in paths]
-    modes = {part: part.training for part in module.modules()}
     module.eval()
     try:
         with torch.no_grad():
@@ -113,7 +130,8 @@ def _split(factory: Factory, arch: Arch) -> tuple[nn.Module, nn.Linear]:
             hook.remove()
     if not call_order:
         raise ValueError(f"{name} uses no nn.Linear; its outputs must come from a last nn.Linear, its head")
-    head, path = call_order[-1], paths[call_order[-1]]
+    head = call_order[-1]
+    path: str = paths[head]
     trunk: nn.Module = module
     if path:
         parent = module.get_submodule(path.rpartition(".")[0])
@@ -135,6 +153,4 @@ def _split(factory: Factory, arch: Arch) -> tuple[nn.Module, nn.Linear]:
     if not all(parameter.requires_grad for parameter in head.parameters()):
         frozen = "all its parameters are" if not any(p.requires_grad for p in module.parameters()) else "it is"
         raise ValueError(f"{name}: its last nn.Linear must be trainable, but {frozen} frozen (requires_grad is False)")
-    for part, mode in modes.items():
-        part.training = mode
-    return trunk, head
+    return path
