@@ -15,7 +15,7 @@ from fedcc.core.step import Batch, Step
 from fedcc.engine.jobs import Job, SamplePools
 from fedcc.engine.mapped import together
 from fedcc.engine.plain import LazyStreams
-from fedcc.engine.stack import Together
+from fedcc.engine.stack import Together, batches_counted
 
 REALS = ("age", "lr", "length", "cosine", "loss", "finite_steps")  # the numbers of a lane
 COUNTS = ("step", "position", "seed")
@@ -63,6 +63,7 @@ class Lanes:
         self.stack = compute.together(fit.model.arch)
         self.teachers = {name: compute.together(f.model.arch).eval() for name, f in fit.frozen.items()}
         self.trained = self.stack.train_part(fit.only)
+        self.counted = batches_counted(fit.model.arch)
         template = self.stack.template
         # One flat tensor for all trained parameters, each [width, ...]: one cast and one optimizer step for all.
         self.sizes = [width * template[n].numel() for n in self.trained]
@@ -149,9 +150,8 @@ class Lanes:
         steps = job.steps * (1 if self.fit.joint else len(self.streams))
 
         def count(name: str, value: Tensor) -> Tensor:
-            module, _, entry = name.rpartition(".")
-            counts = entry == "num_batches_tracked" and self.stack.get_submodule(module).training
-            return value + steps if counts else value
+            counts = name in self.counted and self.stack.get_submodule(name.rpartition(".")[0]).training
+            return value + steps * self.counted[name] if counts else value
 
         state = {n: entries[n] if n in entries else count(n, v) for n, v in job.fit.model.state.items()}
         job.loss_sums = self.reals[-2:, lane].clone()  # loss and finite_steps
