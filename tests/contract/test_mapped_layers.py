@@ -119,6 +119,20 @@ def test_layers_train_and_predict_together(factory: Any) -> None:
     assert fused.way(arch_of(factory)) == "vmap"
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+@pytest.mark.parametrize("factory", [Encoder, Named, Cells, Warped, Shared])
+def test_layers_train_together_on_a_gpu(factory: Any) -> None:
+    """Captured as a graph, in float64, and without an error in bf16, where inputs are images of the kernel's kind."""
+    group, fused = with_network(factory), Fused("cuda", "fp64", lanes=2)
+    found = [f.model.to("cpu") for f in fused.serve(group)]
+    for a, b in zip(Plain("cpu", "fp64").serve(group), found, strict=True):
+        for name, value in a.model.state.items():
+            torch.testing.assert_close(value, b.state[name], rtol=1e-6, atol=1e-7)
+    rough = Fused("cuda", "bf16")
+    rough.serve(group)
+    assert [engine.way(arch_of(factory)) for engine in (fused, rough)] == ["vmap"] * 2
+
+
 @pytest.mark.parametrize("factory", [Encoder, Named, Cells, Warped])
 def test_layers_train_together_in_low_precision(factory: Any) -> None:
     group = with_network(factory, recipe=always(Recipe(batch=6, steps=2)))
