@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from test_engines import always
+from test_engines import CASES, always
 from test_mapped import arch_of, assert_equal_fits, with_network
 from torch import Tensor, nn
 
@@ -278,3 +278,44 @@ def test_a_prediction_without_memory_takes_fewer_rows(monkeypatch: pytest.Monkey
     most = 0
     with pytest.raises(torch.cuda.OutOfMemoryError):
         Fused("cpu", "fp64").serve(questions)
+
+
+class Small(nn.Module):
+    """A small CNN with GroupNorm, and dropout of both kinds, also right before the head and in evaluation mode."""
+
+    def __init__(self, outputs: int):
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Conv2d(1, 4, 3, padding=1), nn.GroupNorm(2, 4), nn.ReLU(), nn.Dropout2d(0.3), nn.Dropout(0.9).eval(),
+            nn.MaxPool2d(2), nn.Dropout(0.2), nn.Flatten(), nn.Linear(64, 8), nn.Dropout(0.5), nn.Linear(8, outputs),
+        )  # fmt: skip
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.layers(x)
+        return out
+
+
+@pytest.mark.parametrize("case", ["joint", "separate forwards", "SAM", "head only"])
+def test_group_norm_and_dropout_by_surgery(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Off until it is measured on a GPU: the same numbers as by vmap and alone."""
+    group, expected = with_network(Small, **CASES[case]), Plain("cpu", "fp64")
+    for more, way in ((False, "vmap"), (True, "stacked")):
+        monkeypatch.setattr(stack, "MORE_SURGERY", more)
+        unstackable_reason.cache_clear()
+        fused = Fused("cpu", "fp64", lanes=2)
+        assert_equal_fits(expected.serve(group), fused.serve(group))
+        assert fused.way(arch_of(Small)) == way
+    rough = Fused("cpu", "bf16", kernels=False)
+    for a, b in zip(expected.serve(group), rough.serve(group), strict=True):
+        assert a.loss == pytest.approx(b.loss, rel=0.05)
+    questions = [Predict(fit.model, group[0].streams["public"]) for fit in group]
+    for a, b in zip(expected.serve(questions), fused.serve(questions), strict=True):
+        torch.testing.assert_close(a.logits, b.logits, rtol=1e-8, atol=1e-8)
+    unstackable_reason.cache_clear()
+
+
+def test_group_norm_without_weights_is_not_stacked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stack, "MORE_SURGERY", True)
+    layers = nn.Conv2d(1, 4, 3), nn.GroupNorm(2, 4, affine=False), nn.Flatten()
+    arch = arch_of(lambda outputs: nn.Sequential(*layers, nn.Linear(144, outputs)))
+    assert "GroupNorm without weights" in unstackable_reason.__wrapped__(arch)

@@ -25,6 +25,7 @@ from fedcc.nets.dropout import SeededDropout, dropout_layers
 from fedcc.nets.network import Network, Trainable, build
 from fedcc.nets.resnet import Shortcut, _ResNet
 
+MORE_SURGERY = False  # GroupNorm and dropout, too, instead of vmap: which is faster on a GPU is to be measured
 COUNTER = ".num_batches_tracked"
 LARGE, LARGE_INPUT = 5_000_000, 3 * 64 * 64  # numbers of a network or an input, beyond which less is compared
 
@@ -80,6 +81,37 @@ class StackedNorm(StackedLayer):
         scale = None if weight is None else weight.reshape(-1)
         shift = None if bias is None else bias.reshape(-1)
         return F.batch_norm(x, mean, var, scale, shift, self.training, self.momentum, self.eps)
+
+
+class StackedGroups(StackedLayer):
+    """GroupNorm: the groups of all clients side by side, in full precision."""
+
+    def __init__(self, slots: dict[str, Tensor], name: str, norm: nn.GroupNorm):
+        super().__init__(slots, name)
+        if not norm.affine:
+            raise Unstackable(f"{name}: GroupNorm without weights")
+        self.groups, self.eps = norm.num_groups, norm.eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight, bias = self.tensor("weight"), self.tensor("bias")
+        groups, full = self.groups * len(weight), x.to(weight.dtype)
+        return F.group_norm(full, groups, weight.reshape(-1), bias.reshape(-1), self.eps).to(x.dtype)
+
+
+class StackedDropout(StackedLayer):
+    """Each client's entries are dropped as its own seed says."""
+
+    def __init__(self, slots: dict[str, Tensor], name: str, layer: SeededDropout):
+        super().__init__(slots, name)
+        self.layer = [layer]  # not a child: what is in evaluation mode is this module
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training:
+            return x
+        seeds = self.tensor("seed")
+        own = x.reshape(len(x), len(seeds), -1, *x.shape[2:])
+        out = torch.vmap(self.layer[0].dropped, in_dims=(1, 0), out_dims=1)(own, seeds).flatten(1, 2)
+        return out.contiguous(memory_format=torch.channels_last) if out.ndim == 4 else out
 
 
 class StackedLinear(StackedLayer):
@@ -160,6 +192,7 @@ class Stacked(Together):
             _stacked_module(trunk, f"trunks.{i}", self.slots, anchor) for i, trunk in enumerate(network.trunks)
         )
         self.head = StackedLinear(self.slots, "head")
+        self.dropouts = {m.name: m.layer[0] for m in self.trunks.modules() if isinstance(m, StackedDropout)}
         ours = [t for t in network.trunks if isinstance(t, _ResNet) and t.conv.in_channels <= MOST_CHANNELS]
         whole = not self.eval_modules and len(self.trainable) == len(self.parameter_names)  # kernels freeze nothing
         if kernels and whole and len(ours) == len(network.trunks):
@@ -194,6 +227,10 @@ def _stacked_module(module: nn.Module, name: str, slots: dict[str, Tensor], anch
         return StackedNorm(slots, name, module)
     if isinstance(module, nn.Linear):
         return StackedLinear(slots, name)
+    if MORE_SURGERY and isinstance(module, nn.GroupNorm):
+        return StackedGroups(slots, name, module)
+    if MORE_SURGERY and isinstance(module, SeededDropout):
+        return StackedDropout(slots, name, module)
     if isinstance(module, Shortcut):
         return StackedShortcut(slots, name, module, anchor)
     if any(True for _ in module.parameters(recurse=False)) or any(True for _ in module.buffers(recurse=False)):

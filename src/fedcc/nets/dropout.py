@@ -23,10 +23,14 @@ class SeededDropout(nn.Module):
         self.register_buffer("seed", torch.zeros((), dtype=torch.long), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        if not self.training or self.p == 0:
+        return self.dropped(x, self.seed) if self.training else x
+
+    def dropped(self, x: Tensor, seed: Tensor) -> Tensor:
+        """The input after the next mask of a seed."""
+        if self.p == 0:
             return x
         shape = x.shape[:2] + (1,) * (x.ndim - 2) if self.whole_channels else x.shape
-        own = mixed(self.seed + (1024 * self.layer + self.calls + 1))
+        own = mixed(seed + (1024 * self.layer + self.calls + 1))
         self.calls += 1
         draws = mixed(own + torch.arange(math.prod(shape), device=x.device) * INCREMENT)
         kept = (draws >> (64 - BITS) & 2**BITS - 1) >= round(self.p * 2**BITS)
