@@ -22,6 +22,7 @@ from fedcc.engine.lane_step import LaneStep
 from fedcc.engine.lanes import Compute, Lanes
 from fedcc.engine.mapped import AloneWarning, unmappable_reason
 from fedcc.engine.stack import unstackable_reason
+from fedcc.errors import error_line
 from fedcc.losses import CrossEntropy
 from fedcc.nets import ResNet
 
@@ -247,8 +248,9 @@ def test_memory_does_not_decide_how_networks_are_computed(monkeypatch: pytest.Mo
         raise torch.cuda.OutOfMemoryError("somebody else is here")
 
     monkeypatch.setattr(mapped, "_trial", full)
-    with pytest.raises(torch.cuda.OutOfMemoryError):
+    with pytest.raises(torch.cuda.OutOfMemoryError) as caught:
         Fused("cpu", "fp64").serve(with_network(Encoder))
+    assert error_line(caught.value) == "the GPU has not enough free memory: somebody else is here"
 
 
 @pytest.mark.parametrize(("factory", "by_kernel"), [(Encoder, False), (ResNet(8, 1), True)])
