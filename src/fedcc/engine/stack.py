@@ -329,7 +329,7 @@ def _repeats(network: Network, x: Tensor) -> bool:
             for dropout in dropout_layers(network).values():
                 dropout.calls = 0
             seen.append(network(x).logits)
-    return torch.allclose(*seen, rtol=1e-8, atol=1e-9)
+    return torch.allclose(seen[0], seen[1], rtol=1e-8, atol=1e-9)
 
 
 def _other_buffers(network: Network, floating: Mapping[str, Tensor]) -> dict[str, Tensor]:
