@@ -67,6 +67,8 @@ def error_line(error: BaseException) -> str:
         text = f"{error.filename}: {reason}" if error.filename is not None else reason
     elif isinstance(error, MemoryError) and not text:
         text = "there is not enough memory"
+    elif type(error).__name__ == "OutOfMemoryError":  # torch's, which is imported only where it is needed
+        text = f"the GPU has not enough free memory: {text}"
     elif not isinstance(error, (Interrupted, ValueError, FloatingPointError, MemoryError, UserError)) or not text:
         text, place = f"{type(error).__name__}: {text}", _users_place(error)
         text = f"error in your code {place}: {text}" if place else f"{text} ({BUG})"

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from test_engines import CASES, always, assert_same_runs, fits
 from test_methods import QUICK
 from torch import Tensor, nn
 
+from fedcc import Federation, run
 from fedcc.core.model import Arch
 from fedcc.core.requests import Fit, Init, Predict, Recipe
 from fedcc.core.rng import Key
@@ -179,15 +182,62 @@ def test_dropout_does_not_depend_on_lanes_or_order() -> None:
     assert together[0].loss != without[0].loss
 
 
-@pytest.mark.parametrize("name", METHODS)
-def test_every_method_agrees(name: str) -> None:
-    """A network with LayerNorm and dropout, ragged clients."""
-    method, labels = make(name, QUICK.get(name, {})), ((0,) * 12, (1,) * 7 + (2,) * 3, (0, 1, 2) * 6)
-    assert_same_runs(lambda: Tiny(method, labels=labels, factories=(normed,)), "vmap", lanes=(2,))
-
-
 def normed(outputs: int) -> nn.Module:
     return nn.Sequential(nn.Linear(6, 8), nn.LayerNorm(8), nn.ReLU(), nn.Dropout(0.2), nn.Linear(8, outputs))
+
+
+class Attending(nn.Module):
+    """Attention over two halves of the input, with dropout, and BatchNorm with running statistics.
+
+    Without biases: that of the keys has no effect, so its gradient is rounding, which Adam and FedProx make large.
+    """
+
+    def __init__(self, outputs: int):
+        super().__init__()
+        self.first = nn.Linear(3, 4)
+        self.attention = nn.MultiheadAttention(4, 2, dropout=0.2, bias=False, batch_first=True)
+        self.norm, self.head = nn.BatchNorm1d(8), nn.Linear(8, outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x.view(len(x), 2, 3))
+        out: Tensor = self.head(self.norm(self.attention(x, x, x)[0].flatten(1)).relu())
+        return out
+
+
+@pytest.mark.parametrize("factory", [normed, Attending])
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_agrees(name: str, factory: Any) -> None:
+    """Ragged clients, with a lane for each and with fewer."""
+    method, labels = make(name, QUICK.get(name, {})), ((0,) * 12, (1,) * 7 + (2,) * 3, (0, 1, 2) * 6)
+    assert_same_runs(lambda: Tiny(method, labels=labels, factories=(factory,)), "vmap", lanes=(2, 64))
+
+
+def test_fedcc_on_tokens_agrees() -> None:
+    """A whole run of a network with a padding token and a mask for it."""
+    rng = np.random.default_rng(0)
+    clients = [(rng.integers(0, 9, (n, 4)), np.arange(n) % 3) for n in (7, 12, 5)]
+    federation = Federation.of(clients, rng.integers(0, 9, (10, 4)), clients[0], models=Words)
+    fedcc, words = make("fedcc", {}), {"rounds": 2, "epochs": 2, "batch": 4, "device": "cpu", "precision": "fp64"}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", AloneWarning)
+        plain, fused = (run(fedcc, federation, engine=engine, **words) for engine in ("plain", "fused"))
+    torch.testing.assert_close(plain.scores(clients[1][0]), fused.scores(clients[1][0]), rtol=1e-8, atol=1e-8)
+
+
+class Words(nn.Module):
+    """Token 3 is padding."""
+
+    def __init__(self, outputs: int):
+        super().__init__()
+        self.words, self.layer = (
+            nn.Embedding(9, 8, padding_idx=3),
+            nn.TransformerEncoderLayer(8, 2, 8, batch_first=True),
+        )
+        self.head = nn.Linear(8, outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.head(self.layer(self.words(x), src_key_padding_mask=x == 3).mean(1))
+        return out
 
 
 def test_low_precision_is_near_full_precision() -> None:

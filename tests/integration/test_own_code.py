@@ -39,6 +39,10 @@ CODE = {
         def tiny(outputs):
             return nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, outputs))
 
+        def tall(outputs):
+            layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+            return nn.Sequential(nn.Flatten(1, 2), layer, nn.Flatten(), nn.Dropout(0.3), nn.Linear(64, outputs))
+
         def other(outputs):
             return nn.Sequential(nn.Flatten(), nn.Linear(64, 3))
 
@@ -89,6 +93,19 @@ def forget(monkeypatch: pytest.MonkeyPatch) -> None:
 def numbers(folder: Path | str) -> list[dict[str, object]]:
     rounds = RunFolder(Path(folder)).metrics()
     return [{k: v for k, v in r.items() if k not in ("seconds", "sharing")} for r in rounds]
+
+
+def test_a_network_of_ones_own_trains_in_lanes_and_goes_on_to_the_same_numbers(capsys: Capsys) -> None:
+    """A file outside the package, with attention and dropout, on the fused engine: it is named in no warning."""
+    words = ("run", "fedavg", *SMALL[:-6], "--models", "own_nets:tall", "--epochs", 1, "--device", "cpu")
+    for folder, rounds in (("whole", 2), ("half", 1)):
+        done = call(capsys, *words, "--engine", "fused", "--rounds", rounds, "--out", folder)
+        assert (done.code, done.err) == (0, "")
+    done = call(capsys, "resume", "half", "--rounds", 2, "--code", "own_nets:tall")
+    assert (done.code, done.err) == (0, "")
+    assert numbers("half") == numbers("whole")
+    whole, half = (RunFolder(Path(folder)).path / "models.safetensors" for folder in ("whole", "half"))
+    assert whole.read_bytes() == half.read_bytes()
 
 
 def test_a_method_of_ones_own_from_run_to_report(capsys: Capsys, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -64,6 +64,7 @@ def test_a_tenth_of_the_samples_is_held_out_of_every_class() -> None:
     assert sorted(rows) == sorted(map(tuple, tiny.clients[0].private.x.tolist()))
     assert [len(part) for part in split(tiny.clients[1], 0.1)] == [1, 1]  # a single one is used twice
     assert [len(part) for part in split(tiny.clients[2], 0.1)] == [1, 1]
+    assert [len(part) for part in split(tiny.clients[2], 0.75)] == [1, 1]  # one is left to train on
     assert [len(part) for part in split(tiny.clients[0], 0.0)] == [100, 100]
 
 

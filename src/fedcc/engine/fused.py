@@ -101,17 +101,28 @@ class Fused:
                 answers += self.plain.serve(part)
                 continue
             stack.use(stacked_state([r.model.state for r in part], part[0].model.floating))
-            pixels = math.prod(part[0].samples.x.shape[2:])
-            rows, outputs = max(1, min(PREDICT_ROWS // len(part), PREDICT_PIXELS // pixels)), []
-            for start in range(0, len(part[0].samples), rows):
-                images = [r.samples.x[start : start + rows].to(self.device) for r in part]
-                views = [r.samples.view.clean(x, self.dtype) for r, x in zip(part, images, strict=True)]
-                outputs.append(self.compute.outputs(stack, torch.stack(views)))
+            outputs = self._outputs(stack, part)
             logits, features = (torch.cat(parts, 1) for parts in zip(*outputs, strict=True))
             stack.slots.clear()
             check_predictions(part, logits)
             answers += [Outputs(logits[k], features[k]) for k in range(len(part))]
         return answers
+
+    def _outputs(self, stack: Together, requests: list[Predict]) -> list[Outputs]:
+        """The outputs in parts, of fewer rows where memory does not hold as many."""
+        number, pixels = len(requests[0].samples), math.prod(requests[0].samples.x.shape[2:])
+        rows, start, outputs = max(1, min(PREDICT_ROWS // len(requests), PREDICT_PIXELS // pixels, number)), 0, []
+        while start < number:
+            try:
+                images = [r.samples.x[start : start + rows].to(self.device) for r in requests]
+                views = [r.samples.view.clean(x, self.dtype) for r, x in zip(requests, images, strict=True)]
+                outputs.append(self.compute.outputs(stack, torch.stack(views)))
+                start += rows
+            except torch.cuda.OutOfMemoryError:
+                rows //= 2
+                if not rows:
+                    raise
+        return outputs
 
     def fit(self, groups: list[list[Fit]]) -> list[list[Fitted]]:
         """Train groups, one per network, side by side; the fits' keys, lengths, learning rates and sizes may differ."""

@@ -1,6 +1,5 @@
 """One training step of all lanes, on a GPU captured as a graph."""
 
-import gc
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from fedcc.core.step import Batch, Step
 from fedcc.engine import step_kernels
 from fedcc.engine.adam import BETAS, EPS
 from fedcc.engine.cuda import Side
+from fedcc.engine.graphs import captured
 from fedcc.engine.lanes import Compute, Lanes
 from fedcc.engine.plain import Monitor
 from fedcc.engine.trunk import FastTrunk
@@ -46,7 +46,10 @@ class LaneStep:
             ones = {n: torch.ones(template[n].shape, **own) for n in lanes.trained}  # type: ignore[call-overload]
             self.climbs = self.fit.gradient.ascent(ones) is not None
         pools = [pool for (_, column), pool in lanes.pools.pools.items() if column == "x"]
-        self.images = compute.kernels and all(p.ndim == 4 and p.dtype == torch.uint8 for p in pools)
+        casts = any(
+            networks.casts for networks in (self.stack, *lanes.teachers.values())
+        )  # which take what is not rounded
+        self.images = compute.kernels and not casts and all(p.ndim == 4 and p.dtype == torch.uint8 for p in pools)
         self.graph: Any = None
         if compute.graphs:
             self.capture()
@@ -62,26 +65,14 @@ class LaneStep:
 
     def capture(self) -> None:
         """Record a step as a graph; loading clients overwrites what the trial steps do to the lanes."""
-        device, arch = self.compute.device, self.fit.model.arch
+        pools, arch = self.compute.graph_pools, self.fit.model.arch
         # High priority, ahead of the weight gradients that run beside it: here each layer waits for the previous one.
-        side = torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
-        side.wait_stream(torch.cuda.current_stream(device))
-        with torch.cuda.stream(side):
-            for _ in range(2):
-                self.once()
-                self.lanes.numbers["position"].zero_()
-        torch.cuda.current_stream(device).wait_stream(side)
-        graph = torch.cuda.CUDAGraph()
-        collects = gc.isenabled()
-        gc.disable()  # freeing an old graph during the capture would spoil the new one
-        try:
-            with torch.cuda.graph(graph, pool=self.compute.graph_pools.get(arch), stream=side):
-                self.once()
-        finally:
-            if collects:
-                gc.enable()
-        self.compute.graph_pools[arch] = graph.pool()
-        self.graph = graph
+        self.graph = captured(self.once, self.compute.device, self.attempt, pools.get(arch), priority=-1)
+        pools[arch] = self.graph.pool()
+
+    def attempt(self) -> None:
+        self.once()
+        self.lanes.numbers["position"].zero_()
 
     def once(self) -> None:
         """Train every lane by one step: weights are packed beside the batches, the step is counted beside gradients."""

@@ -19,7 +19,7 @@ from fedcc.core.step import Batch, Step
 from fedcc.engine.jobs import Job, SamplePools
 from fedcc.engine.mapped import together
 from fedcc.engine.plain import LazyStreams
-from fedcc.engine.stack import Together
+from fedcc.engine.stack import Together, batches_counted
 
 REALS = ("age", "lr", "length", "cosine", "loss", "finite_steps")  # the numbers of a lane
 COUNTS = ("step", "position", "seed")
@@ -67,6 +67,7 @@ class Lanes:
         self.stack = compute.together(fit.model.arch)
         self.teachers = {name: compute.together(f.model.arch).eval() for name, f in fit.frozen.items()}
         self.trained = self.stack.train_part(fit.only)
+        self.counted = batches_counted(fit.model.arch)
         template = self.stack.template
         # One flat tensor for all trained parameters, each [width, ...]: one cast and one optimizer step for all.
         self.sizes = [width * template[n].numel() for n in self.trained]
@@ -171,14 +172,10 @@ class Lanes:
             self.counts[:, self._index(lanes)] = 0
 
     @cached_property
-    def _counters(self) -> list[str]:
-        """Entries that count batches in training."""
-        names = [name.rpartition(".")[::2] for name in self.fit.model.state]
-        return [
-            f"{module}.{entry}"
-            for module, entry in names
-            if entry == "num_batches_tracked" and self.stack.get_submodule(module).training
-        ]
+    def _counters(self) -> dict[str, int]:
+        """Entries that count batches in training, and by how many a step moves them."""
+        training = {name for name in self.counted if self.stack.get_submodule(name.rpartition(".")[0]).training}
+        return {name: number for name, number in self.counted.items() if name in training}
 
     def unload(self, seats: Mapping[int, Job]) -> list[Fitted]:
         """Copy clients' results out of their lanes, in few calls however many they are."""
@@ -187,7 +184,8 @@ class Lanes:
             own = self.tensors(lane)
             originals += [*own.params, *own.fixed, *(own.moments if job.keeps_optimizer else [])]
             counters += [job.fit.model.state[name] for name in self._counters]
-            counts += [job.steps * (1 if self.fit.joint else len(self.streams))] * len(self._counters)
+            steps = job.steps * (1 if self.fit.joint else len(self.streams))
+            counts += [steps * number for number in self._counters.values()]
         copies = iter(torch._foreach_mul(originals, 1))  # exact; the copies are made in the same call
         counted = iter(torch._foreach_add(counters, counts) if counters else [])
         largest = torch.stack(torch._foreach_norm([self.params, *self.fixed.values()], math.inf)).amax()

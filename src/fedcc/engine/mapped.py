@@ -21,6 +21,7 @@ from torch.overrides import TorchFunctionMode
 
 from fedcc.core.model import Arch, Outputs
 from fedcc.core.rng import Key
+from fedcc.engine.graphs import captured, no_waiting
 from fedcc.engine.recurrent import unroll_recurrent
 from fedcc.engine.stack import Stacked, Together, difference, unstackable_reason
 from fedcc.nets.dropout import dropout_layers
@@ -31,12 +32,16 @@ LOW: set[Callable[..., Any]] = {
     F.linear, F.bilinear, F.conv1d, F.conv2d, F.conv3d, F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d,
     torch.conv1d, torch.conv2d, torch.conv3d, torch.matmul, torch.mm, torch.bmm, torch.addmm, torch.baddbmm,
     torch.einsum, Tensor.matmul, Tensor.__matmul__, Tensor.mm, Tensor.bmm,
-    F.scaled_dot_product_attention, F.multi_head_attention_forward,
+    F.scaled_dot_product_attention, F.multi_head_attention_forward, F.prelu,
 }  # fmt: skip
 FULL: set[Callable[..., Any]] = {
     F.batch_norm, F.layer_norm, F.group_norm, F.instance_norm, F.rms_norm, F.normalize, F.softmax, F.log_softmax,
     torch.softmax, torch.log_softmax, Tensor.softmax, Tensor.log_softmax, torch.layer_norm, torch.group_norm,
     torch.exp, torch.log, torch.pow, torch.rsqrt, Tensor.exp, Tensor.log, Tensor.pow, Tensor.rsqrt,
+    torch.expm1, torch.log1p, torch.log2, torch.log10, Tensor.expm1, Tensor.log1p, Tensor.log2, Tensor.log10,
+    torch.cumsum, torch.cumprod, torch.prod, torch.logsumexp, Tensor.cumsum, Tensor.cumprod, Tensor.prod,
+    Tensor.logsumexp, torch.norm, Tensor.norm, torch.cdist, F.softplus, F.cosine_similarity, F.local_response_norm,
+    F.grid_sample, torch.grid_sampler, torch.cross, torch.dot, torch.tensordot,  # autocast: the widest of their inputs'
 }  # fmt: skip
 
 
@@ -56,6 +61,8 @@ class LowPrecision(TorchFunctionMode):
         if dtype is not None:
             args = [_cast(a, dtype) for a in args]
             kwargs = {name: _cast(a, dtype) for name, a in (kwargs or {}).items()}
+        if func is F.embedding:
+            return _embedding(*args, **(kwargs or {}))
         if func is F.group_norm and args:  # vmap takes it in this layout only; a convolution may leave another
             args = [args[0].contiguous(), *args[1:]]
         return func(*args, **(kwargs or {}))
@@ -63,6 +70,14 @@ class LowPrecision(TorchFunctionMode):
 
 def _cast(value: Any, dtype: torch.dtype) -> Any:
     return value.to(dtype) if isinstance(value, Tensor) and value.is_floating_point() else value
+
+
+def _embedding(tokens: Tensor, table: Tensor, padding_idx: int | None = None, **options: Any) -> Tensor:
+    """Rows of a table. vmap makes one table of all clients', of which torch would freeze a single padding row."""
+    out = F.embedding(tokens, table, **options)
+    if padding_idx is None:
+        return out
+    return torch.where((tokens == padding_idx % len(table)).unsqueeze(-1), out.detach(), out)
 
 
 class Mapped(Together):
@@ -78,6 +93,8 @@ class Mapped(Together):
         self.trunks, self.head = network.trunks, network.head
         self.dropouts = dropout_layers(network)
         self.norms = [m for m in network.modules() if isinstance(m, _BatchNorm) and m.track_running_stats]
+        if any(norm.momentum is None and norm.training for norm in self.norms):
+            raise ValueError("BatchNorm with momentum=None averages over all its batches, which each client counts")
         self.low: torch.dtype | None = None  # None: the tensors' own
         self.train()
 
@@ -136,6 +153,8 @@ def alone_reason(arch: Arch, device: torch.device, dtype: torch.dtype, low: torc
     if not mapping:
         try:
             _trial(together(arch, False, device, dtype, low), arch, device, dtype)
+        except torch.cuda.OutOfMemoryError:  # who else uses the device must not decide how networks are computed
+            raise
         except Exception as error:  # an operation that this device or number format lacks
             mapping = f"{type(error).__name__}: {error}"
     return f"{stacking}; {mapping}" if mapping else ""
@@ -148,18 +167,17 @@ def _trial(networks: Together, arch: Arch, device: torch.device, dtype: torch.dt
     networks.use({n: networks.slots[n].detach() for n in floating if n not in networks.trainable})
     networks.use({f"{name}.seed": torch.arange(2, device=device) for name in networks.dropouts})
     leaves = [networks.slots[n] for n in networks.trainable]
-    x = torch.ones(2, 2, *arch.shape, device=device, dtype=torch.long if arch.tokens else dtype)
+    x = torch.ones(2, 2, *arch.shape, dtype=torch.long if arch.tokens else dtype, device=device)
+    if len(arch.shape) == 3:  # images may come with channels last
+        x = x.movedim(2, -1).contiguous().movedim(-1, 2)
 
     def step() -> None:
-        torch.autograd.grad(networks(x).logits.to(dtype).square().sum(), leaves)
+        torch.autograd.grad(networks(x).logits.to(dtype).square().sum(), leaves, allow_unused=True)
 
-    if device.type == "cuda":
-        stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        with torch.cuda.stream(stream):
-            step()
-        torch.cuda.synchronize(device)
-        with torch.cuda.graph(torch.cuda.CUDAGraph(), stream=stream):
-            step()
     step()
+    if device.type == "cuda":
+        with no_waiting():
+            step()
+        captured(step, device, step)
     with torch.no_grad():
         networks.eval()(x)

@@ -6,6 +6,7 @@ inside modules; :func:`unstackable_reason` tests this on the network itself, so 
 """
 
 import copy
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from functools import lru_cache
@@ -23,6 +24,10 @@ from fedcc.engine.trunk import MOST_CHANNELS, FastTrunk
 from fedcc.nets.dropout import SeededDropout, dropout_layers
 from fedcc.nets.network import Network, Trainable, build
 from fedcc.nets.resnet import Shortcut, _ResNet
+
+MORE_SURGERY = False  # GroupNorm and dropout, too, instead of vmap: which is faster on a GPU is to be measured
+COUNTER = ".num_batches_tracked"
+LARGE, LARGE_INPUT = 5_000_000, 3 * 64 * 64  # numbers of a network or an input, beyond which less is compared
 
 
 class Unstackable(Exception):
@@ -76,6 +81,37 @@ class StackedNorm(StackedLayer):
         scale = None if weight is None else weight.reshape(-1)
         shift = None if bias is None else bias.reshape(-1)
         return F.batch_norm(x, mean, var, scale, shift, self.training, self.momentum, self.eps)
+
+
+class StackedGroups(StackedLayer):
+    """GroupNorm: the groups of all clients side by side, in full precision."""
+
+    def __init__(self, slots: dict[str, Tensor], name: str, norm: nn.GroupNorm):
+        super().__init__(slots, name)
+        if not norm.affine:
+            raise Unstackable(f"{name}: GroupNorm without weights")
+        self.groups, self.eps = norm.num_groups, norm.eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight, bias = self.tensor("weight"), self.tensor("bias")
+        groups, full = self.groups * len(weight), x.to(weight.dtype)
+        return F.group_norm(full, groups, weight.reshape(-1), bias.reshape(-1), self.eps).to(x.dtype)
+
+
+class StackedDropout(StackedLayer):
+    """Each client's entries are dropped as its own seed says."""
+
+    def __init__(self, slots: dict[str, Tensor], name: str, layer: SeededDropout):
+        super().__init__(slots, name)
+        self.layer = [layer]  # not a child: what is in evaluation mode is this module
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training:
+            return x
+        seeds = self.tensor("seed")
+        own = x.reshape(len(x), len(seeds), -1, *x.shape[2:])
+        out = torch.vmap(self.layer[0].dropped, in_dims=(1, 0), out_dims=1)(own, seeds).flatten(1, 2)
+        return out.contiguous(memory_format=torch.channels_last) if out.ndim == 4 else out
 
 
 class StackedLinear(StackedLayer):
@@ -156,6 +192,7 @@ class Stacked(Together):
             _stacked_module(trunk, f"trunks.{i}", self.slots, anchor) for i, trunk in enumerate(network.trunks)
         )
         self.head = StackedLinear(self.slots, "head")
+        self.dropouts = {m.name: m.layer[0] for m in self.trunks.modules() if isinstance(m, StackedDropout)}
         ours = [t for t in network.trunks if isinstance(t, _ResNet) and t.conv.in_channels <= MOST_CHANNELS]
         whole = not self.eval_modules and len(self.trainable) == len(self.parameter_names)  # kernels freeze nothing
         if kernels and whole and len(ours) == len(network.trunks):
@@ -190,6 +227,10 @@ def _stacked_module(module: nn.Module, name: str, slots: dict[str, Tensor], anch
         return StackedNorm(slots, name, module)
     if isinstance(module, nn.Linear):
         return StackedLinear(slots, name)
+    if MORE_SURGERY and isinstance(module, nn.GroupNorm):
+        return StackedGroups(slots, name, module)
+    if MORE_SURGERY and isinstance(module, SeededDropout):
+        return StackedDropout(slots, name, module)
     if isinstance(module, Shortcut):
         return StackedShortcut(slots, name, module, anchor)
     if any(True for _ in module.parameters(recurse=False)) or any(True for _ in module.buffers(recurse=False)):
@@ -220,12 +261,11 @@ def _difference(arch: Arch) -> str:
 
 
 def difference(arch: Arch, together: Together) -> str:
-    """Compare three networks in float64: values, gradients and buffers in training, and values in evaluation."""
-    clients, batch = 3, 4
-    networks = [build(arch, Key(0, client=k, phase="stackable")).double() for k in range(clients)]
+    """Compare networks in float64: values, gradients and buffers in training and evaluation; large ones in less."""
+    large = sum(v.numel() for v in together.template.values()) > LARGE or math.prod(arch.shape) > LARGE_INPUT
+    clients, batch = (2, 2) if large else (3, 4)
     generator = torch.Generator().manual_seed(0)
-    x = torch.randn(clients, batch, *arch.shape, generator=generator, dtype=torch.float64)
-    x = (x > 0).long() if arch.tokens else x
+    networks = [_perturbed(build(arch, Key(0, client=k, phase="stackable")), generator) for k in range(clients)]
     floating = [name for name, value in together.template.items() if value.is_floating_point()]
     leaves = stacked_state([n.state_dict() for n in networks], floating)
     together.use({name: value.requires_grad_(name in together.trainable) for name, value in leaves.items()})
@@ -234,16 +274,19 @@ def difference(arch: Arch, together: Together) -> str:
         for dropout in dropout_layers(network).values():
             dropout.seed = torch.tensor(k)
     others = [_other_buffers(network, leaves) for network in networks]
-    for training in (True, False):
+    for training in (True, False) if large else (True, True, False):
+        x = _inputs(networks[0], arch, (clients, batch), generator)
         together.train(training)
         outputs = together(x)
         weights = torch.randn(outputs.logits.shape, generator=generator, dtype=torch.float64)
         params = [leaves[n] for n in together.trainable]
-        grads = torch.autograd.grad((outputs.logits * weights).sum() + outputs.features.square().sum(), params)
+        loss = (outputs.logits * weights).sum() + outputs.features.square().sum()
+        grads = torch.autograd.grad(loss, params, materialize_grads=True)  # some may have no effect
         for k, network in enumerate(networks):
             one = network.train(training)(x[k])
             loss = (one.logits * weights[k]).sum() + one.features.square().sum()
-            expected = torch.autograd.grad(loss, [network.get_parameter(name) for name in network.trainable])
+            params = [network.get_parameter(name) for name in network.trainable]
+            expected = torch.autograd.grad(loss, params, materialize_grads=True)
             pairs = [(outputs.logits[k], one.logits), (outputs.features[k], one.features)]
             pairs += [(g[k], e) for g, e in zip(grads, expected, strict=True)]
             pairs += [(leaves[n][k], b) for n, b in network.named_buffers() if n in leaves]
@@ -252,13 +295,59 @@ def difference(arch: Arch, together: Together) -> str:
             now = _other_buffers(network, leaves)
             if any(not torch.equal(value, others[j][n]) for n, value in now.items() for j in (0, k)):
                 return "a buffer that is not a float, or not saved, differs between networks or changes in training"
+    if not _repeats(networks[0].train(), x[0]):
+        return "what it computes depends on how often it was called, which differs between clients"
     return ""
+
+
+def _perturbed(network: Network, generator: torch.Generator) -> Network:
+    """The network in float64, off its first weights, so that factors that start at 0 have an effect."""
+    network = network.double()
+    with torch.no_grad():
+        for p in network.parameters():
+            noise = torch.randn(p.shape, generator=generator, dtype=torch.float64)
+            p.add_(noise, alpha=0.1 / math.sqrt(max(1, p[0].numel() if p.ndim > 1 else 1)))
+    return network
+
+
+def _inputs(network: Network, arch: Arch, sizes: tuple[int, int], generator: torch.Generator) -> Tensor:
+    """Numbers, or the tokens 0 and 1 and those that embeddings treat as padding."""
+    if not arch.tokens:
+        return torch.randn(*sizes, *arch.shape, generator=generator, dtype=torch.float64)
+    tables = [m for m in network.modules() if isinstance(m, nn.Embedding | nn.EmbeddingBag)]
+    tokens = torch.tensor(sorted({0, 1} | {m.padding_idx for m in tables if m.padding_idx is not None}))
+    order = torch.randperm(math.prod(sizes) * math.prod(arch.shape), generator=generator)
+    return tokens[order % len(tokens)].view(*sizes, *arch.shape)
+
+
+def _repeats(network: Network, x: Tensor) -> bool:
+    """Whether the same state gives the same outputs again: a step counter in Python is not part of a state."""
+    state, seen = {name: value.clone() for name, value in network.state_dict().items()}, []
+    with torch.no_grad():
+        for _ in range(2):
+            network.load_state_dict(state)
+            for dropout in dropout_layers(network).values():
+                dropout.calls = 0
+            seen.append(network(x).logits)
+    return torch.allclose(seen[0], seen[1], rtol=1e-8, atol=1e-9)
 
 
 def _other_buffers(network: Network, floating: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Copies of the buffers that all networks must have in common: the rest but for counters and seeds."""
-    ends = (".num_batches_tracked", ".seed")
+    ends = (COUNTER, ".seed")
     return {n: b.clone() for n, b in network.named_buffers() if n not in floating and not n.endswith(ends)}
+
+
+@lru_cache(maxsize=256)
+def batches_counted(arch: Arch) -> Mapping[str, int]:
+    """What a forward pass in training adds to each counter of batches: usually 1; layers may run twice, or never."""
+    network = build(arch, Key(0)).train()
+    counters = {n: b for n, b in network.named_buffers() if n.endswith(COUNTER)}
+    before = {name: int(counter) for name, counter in counters.items()}
+    if counters:
+        with torch.no_grad():
+            network.double()(_inputs(network, arch, (1, 2), torch.Generator())[0])
+    return {name: int(counter) - before[name] for name, counter in counters.items()}
 
 
 def stacked_state(states: list[Mapping[str, Tensor]], names: Any) -> dict[str, Tensor]:

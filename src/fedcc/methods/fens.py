@@ -178,14 +178,14 @@ class FENS(Method[Up, Down]):
 def split(c: Client, share: float) -> tuple[Samples, Samples]:
     """Samples to hold out, the same in every round and spread evenly over the classes, and the rest.
 
-    At least one is held out; a share of 0 gives all samples twice, and so does a client with a single one.
+    At least one is held out and one is left; a share of 0 gives all samples twice, and so does a client with one.
     """
     n = len(c.private)
     if not share or n == 1:
         return c.private, c.private
     order = torch.from_numpy(c.key.of(round=0, phase="holdout").generator().permutation(n)).to(c.private["y"].device)
     order = order[c.private["y"][order].sort(stable=True).indices]
-    number = max(1, round(share * n))
+    number = min(max(1, round(share * n)), n - 1)
     chosen = torch.zeros(n, dtype=torch.bool)
     chosen[order[((torch.arange(number) + 0.5) * n / number).long()]] = True
     return c.private.at(chosen), c.private.at(~chosen)
