@@ -1,4 +1,4 @@
-"""The gate: who may call which of Flower's routes, and why, is in docs/federation.md, "Who may do what".
+"""The gate: who may call which of Flower's routes, and why, is in docs/protocol.md, "Who may do what".
 
 This module starts Flower's SuperLink on two addresses: the public one serves the fleet's routes and nothing else, the
 private one, on loopback, serves everything to processes of the user who started it. A SuperNode gets the same gate on
