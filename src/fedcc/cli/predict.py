@@ -27,7 +27,7 @@ def predict(
         Path, typer.Argument(metavar="INPUT", help="An image, a folder of images, a table or an .npz file.")
     ],
     abstain: Annotated[float | None, typer.Option(min=0, max=1, help="Answer 'unknown' below this confidence.")] = None,
-    explain: Annotated[bool, typer.Option("--explain", help="Name the clients who knew.")] = False,
+    explain: Annotated[bool, typer.Option("--explain", help="Add the most trusted clients and their votes.")] = False,
     out: Annotated[Path | None, typer.Option(help="Write the table to this file.")] = None,
     code: Code = None,
 ) -> None:

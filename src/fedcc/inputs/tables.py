@@ -139,7 +139,7 @@ def read_parquet(path: Path) -> Table:
         from pyarrow import ArrowException
         from pyarrow.parquet import read_table
     except ImportError:
-        raise InputError(f"{path}: parquet files need pyarrow: pip install 'fedcc[parquet]'") from None
+        raise InputError(f"{path}: parquet files need pyarrow: pip install '.[parquet]' in fedcc's checkout") from None
     try:
         return Table.of(read_table(path).to_pydict())
     except (ArrowException, OSError) as error:

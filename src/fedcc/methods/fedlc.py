@@ -53,7 +53,7 @@ class FedLC(FedAvg):
 
     source: ClassVar[str] = "Zhang et al., ICML 2022"
     tau: float = option(0.5, "size of the margins; 0 is FedAvg", "FedVLS appendix, MarsFL", low=0)
-    denominator: Literal["include", "exclude"] = option("include", "the true class in the denominator", "all code")
+    denominator: Literal["include", "exclude"] = option("include", "include or exclude the true class", "all code")
 
     async def train(self, c: Client, received: Weights) -> Fitted:
         loss: Loss = CalibratedAgainstOthers() if self.denominator == "exclude" else Calibrated()
