@@ -123,7 +123,7 @@ def _numbers(name: str, text: str) -> list[int]:
     try:
         numbers = [int(n) for n in text.split(",")]
     except ValueError:
-        raise ValueError(f"{name} must be whole numbers separated by commas, got {text!r}") from None
+        raise ValueError(f"{name} must be integers separated by commas, got {text!r}") from None
     for number in numbers:
         check_value(name, number, int, 1, 65_536)
     return numbers

@@ -100,7 +100,7 @@ def distil(
     ] = 10,
     mixes: Annotated[int, typer.Option(min=0, max=1000, help="Make this many mixtures for each public sample.")] = 19,
     sharpness: Annotated[float, typer.Option(min=0, help="Raise the targets' probabilities to this power.")] = 4.0,
-    seed: Annotated[int, typer.Option(min=0, help="Seed everything random.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Set the seed of everything random.")] = 0,
     out: Annotated[
         Path | None,
         typer.Option(

@@ -289,7 +289,7 @@ def superlink(
 
     mend_flower()
     uvicorn.run = run  # type: ignore[assignment] # Flower builds the application and passes it to this function
-    # a run's process has this long to start; Flower's 30 s are too few for one that imports torch on a busy machine
+    # a run's process has this long to start; Flower's 30 s are too few for one that imports torch on a loaded machine
     in_memory_corestate.HEARTBEAT_DEFAULT_INTERVAL = START_SECONDS  # type: ignore[attr-defined]
     sys.argv = ["flower-superlink", *arguments]
     flower_superlink()

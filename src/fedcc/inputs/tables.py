@@ -245,7 +245,7 @@ class Encoding:
 
 
 def column_labels(values: NDArray[Any]) -> NDArray[Any]:
-    """A column's values as labels: whole numbers, which may be stored as floats, bools or texts; none is missing."""
+    """A column's values as labels: integers, which may be stored as floats, bools or strings; none is missing."""
     if values.dtype == object:
         if missing := sum(not isinstance(value, str) and _is_missing(value) for value in values):
             raise InputError(f"{missing} samples have no label")
@@ -255,7 +255,7 @@ def column_labels(values: NDArray[Any]) -> NDArray[Any]:
     if missing := int((~np.isfinite(values)).sum()):
         raise InputError(f"{missing} samples have no label")
     if (odd := values[values != np.round(values)]).size:
-        raise InputError(f"labels must be whole numbers, bools or texts, found {odd[0]}")
+        raise InputError(f"labels must be integers, bools or strings, found {odd[0]}")
     return values.astype(np.int64)
 
 

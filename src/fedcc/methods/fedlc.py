@@ -23,7 +23,7 @@ from fedcc.methods.fedavg import FedAvg
 
 @dataclass(frozen=True)
 class Calibrated(Loss):
-    """Cross entropy of the logits less ``constants["offset"]`` [C]; an infinite offset removes a class."""
+    """Cross entropy of the logits minus ``constants["offset"]`` [C]; an infinite offset removes a class."""
 
     def __call__(self, step: Step) -> Tensor:
         batch = step["private"]
@@ -32,7 +32,7 @@ class Calibrated(Loss):
 
 @dataclass(frozen=True)
 class CalibratedAgainstOthers(Loss):
-    """-ln(e^{z_y} / sum_{c != y} e^{z_c}), z the logits less the offset: the published formula.
+    """-ln(e^{z_y} / sum_{c != y} e^{z_c}), z the logits minus the offset: the published formula.
 
     A sample whose class has no rival adds nothing.
     """
