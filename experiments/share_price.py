@@ -1,4 +1,4 @@
-"""What it costs to share labels or noisy labels instead of predictions: the table of docs/federation.md.
+"""What it costs to share labels or noisy labels instead of predictions: the table of docs/privacy.md.
 
     python experiments/share_price.py OUT.json [SECONDS]
     python experiments/share_price.py --table OUT.json

@@ -34,7 +34,9 @@ class Exported:
         try:
             import onnxruntime
         except ImportError:
-            raise InputError(f"{path}: exported models need onnxruntime: pip install 'fedcc[onnx]'") from None
+            raise InputError(
+                f"{path}: exported models need onnxruntime: pip install '.[onnx]' in fedcc's checkout"
+            ) from None
         if not path.is_file():
             raise InputError(f"{path}: no such file")
         try:

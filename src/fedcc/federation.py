@@ -196,7 +196,7 @@ class Federation:
         public samples need no ``public``; without ``test`` there are no accuracies.
 
         Floating-point inputs are used as they are, uint8 images are divided by 255, other integers stay integers
-        (tokens). Data frames are scaled and encoded by the public ones. Labels are texts, bools or whole numbers. The
+        (tokens). Data frames are scaled and encoded by the public ones. Labels are strings, bools or integers. The
         classes are their distinct values over all clients and the test set, in ascending order; with ``classes``,
         labels lie in 0 .. classes - 1 and are used as they are. A class that no client holds is an error unless
         ``allow_missing`` is set.

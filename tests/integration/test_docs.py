@@ -14,6 +14,7 @@ from dataclasses import fields
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 import torch
@@ -152,6 +153,18 @@ def test_links_lead_somewhere() -> None:
                 assert (page.parent / target).exists(), f"{page.name} links to {target}"
 
 
+def test_links_to_other_sites_are_https_and_well_formed() -> None:
+    """Without a network: whether they are still there is not known."""
+    texts = [(page.name, page.read_text()) for page in [*PAGES, *(ROOT / "docs").glob("*.ipynb")]]
+    found = [(name, u) for name, t in texts for u in re.findall(r"(?:\]\(|<)(\w+://[^)>]*)[)>]", t)]
+    assert found
+    for name, url in found:
+        parts = urlsplit(url)
+        assert parts.scheme == "https", f"{name} links to {url}"
+        assert re.fullmatch(r"([a-z0-9-]+\.)+[a-z]{2,}", parts.netloc), f"{name} links to {url}"
+        assert not re.search(r"[\s\\\"]|[.,;]$", url), f"{name} links to {url}"
+
+
 def test_the_readme_is_short() -> None:
     """What it is, when to use it, the commands, the results, where to read on: the rest belongs in docs/."""
     before, _, rest = (ROOT / "README.md").read_text().partition(BEGIN)
@@ -164,7 +177,7 @@ def test_the_version_is_the_same_everywhere() -> None:
     stated = {
         "pyproject.toml": r'^version = "(.*)"$',
         "CITATION.cff": r"^version: (.*)$",
-        "CHANGELOG.md": r"^## (.*)$",
+        "CHANGELOG.md": r"^## ([\d.]+)(?: \(unreleased\)|, \d{4}-\d\d-\d\d)$",
         "SECURITY.md": r"now ([\d.]*\d)\.$",
     }
     found = {name: re.search(rule, (ROOT / name).read_text(), re.MULTILINE) for name, rule in stated.items()}

@@ -1,7 +1,7 @@
 """A client that lies, and sites that share less: with a server and sites as processes of their own.
 
-Of the holes of an audit, these are the ones about what clients send and what leaves them; docs/federation.md, "What is
-tested", lists all of them with their tests.
+Of the vulnerabilities that were found, these are about what clients send and what leaves them; docs/threat-model.md,
+"What is tested", lists all of them with their tests.
 """
 
 from __future__ import annotations

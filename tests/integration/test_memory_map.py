@@ -140,7 +140,7 @@ def test_forms_of_maps(tmp_path: Path) -> None:
     assert torch.equal(f.private[0].x[:3], torch.from_numpy(IMAGES[f.partition.clients[0][:3]]))  # type: ignore[union-attr]
     own = Federation.of([(last.transpose(0, 3, 1, 2), LABELS)], models=linear)
     assert isinstance(own.private[0].x, MappedTensor)
-    with pytest.raises(ValueError, match="a memory map holds floats, whole numbers or bools, found complex128"):
+    with pytest.raises(ValueError, match="a memory map holds floats, integers or bools, found complex128"):
         Federation.of([(mapped(tmp_path / "d.npy", np.ones((4, 2), complex)), [0, 1, 0, 1])], models="mlp")
 
 

@@ -198,4 +198,6 @@ def test_a_cut_arrow_file_is_refused(tmp_path: Path, capsys: Capsys) -> None:
 def test_datasets_is_an_extra(tmp_path: Path, capsys: Capsys, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = saved_digits(tmp_path / "saved")
     monkeypatch.setitem(sys.modules, "datasets", None)
-    call(capsys, "run", "fedcc", "--data", folder).refused("need datasets: pip install 'fedcc[huggingface]'")
+    call(capsys, "run", "fedcc", "--data", folder).refused(
+        "need datasets: pip install '.[huggingface]' in fedcc's checkout"
+    )

@@ -261,7 +261,7 @@ class Endless(IterableDataset[Any]):
         (lambda: (NAN, GOOD[1]), {}, "own data, train: inputs must be finite"),
         (lambda: (GOOD[0], GOOD[1][:-1]), {}, "train has 12 inputs and 11 labels"),
         (lambda: (GOOD[0][:0], []), {}, "train has no samples"),
-        (lambda: (GOOD[0], [0.5] * 12), {}, "labels must be whole numbers, bools or texts, found 0.5"),
+        (lambda: (GOOD[0], [0.5] * 12), {}, "labels must be integers, bools or strings, found 0.5"),
         (lambda: (GOOD[0], [*GOOD[1][:-1], None]), {}, "1 samples have no label"),
         (lambda: (GOOD[0], np.zeros((12, 2), int)), {}, r"one value per sample, found an array of shape \(12, 2\)"),
         (lambda: (np.zeros(12), GOOD[1]), {}, r"found float64 of shape \(12,\)"),

@@ -295,7 +295,7 @@ def test_the_same_on_a_ray_cluster(file: Path, alone: dict[str, Any], capsys: Ca
 def test_without_ray_it_says_what_to_install(file: Path, capsys: Capsys, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     done = call(capsys, "sweep", file, "--on", "ray")
-    done.failed("--on ray needs Ray: pip install 'fedcc[ray]'", code=2)
+    done.failed("--on ray needs Ray: pip install '.[ray]' in fedcc's checkout", code=2)
     assert not Path("runs").exists()
 
 

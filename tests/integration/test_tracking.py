@@ -174,7 +174,9 @@ def test_a_missing_package_is_said_before_training(
     name: str, package: str, capsys: Capsys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fedcc.experiments.tracking, "find_spec", lambda asked: None if asked == package else object())
-    call(capsys, *RUN, "--track", name).refused(f"--track {name} needs {package}: pip install 'fedcc[{name}]'")
+    call(capsys, *RUN, "--track", name).refused(
+        f"--track {name} needs {package}: pip install '.[{name}]' in fedcc's checkout"
+    )
     assert not Path("r").exists()
 
 

@@ -33,6 +33,15 @@ def run(*words: str | Path, cwd: Path) -> str:
 
 
 @pytest.mark.slow
+def test_the_wheel_and_the_source_distribution_are_ready_for_an_index(tmp_path: Path) -> None:
+    """The wheel is built from the source distribution, which thus has what a build needs; twine accepts both."""
+    run(sys.executable, "-m", "build", "--outdir", tmp_path, CHECKOUT, cwd=tmp_path)
+    built = sorted(tmp_path.iterdir())
+    assert [path.suffix for path in built] == [".whl", ".gz"]
+    assert run(sys.executable, "-m", "twine", "check", "--strict", *built, cwd=tmp_path).count("PASSED") == 2
+
+
+@pytest.mark.slow
 def test_the_wheel_in_a_clean_environment(tmp_path: Path) -> None:
     run(sys.executable, "-m", "build", "--wheel", "--outdir", tmp_path / "dist", CHECKOUT, cwd=tmp_path)
     (wheel,) = (tmp_path / "dist").iterdir()

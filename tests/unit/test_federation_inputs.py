@@ -107,7 +107,7 @@ def test_arrays_of_other_kinds(table: Task, tmp_path: Path) -> None:
     assert not table.arch(make("fedcc"), "mlp").tokens
     for x, words in (
         (np.array([[1, -2, 3]]), "tokens must not be negative, got -2"),
-        (np.zeros((1, 3)), "x must be whole numbers (tokens) of shape [samples, 3], got float64 [1, 3]"),
+        (np.zeros((1, 3)), "x must be integers (tokens) of shape [samples, 3], got float64 [1, 3]"),
     ):
         np.savez(tmp_path / "bad.npz", x=x, y=np.array([0]))
         with pytest.raises(ValueError) as error:
@@ -117,7 +117,7 @@ def test_arrays_of_other_kinds(table: Task, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="no class of the federation is named '1'"):  # numbers are names here
         site_samples(tmp_path / "bad.npz", tokens)
     (tmp_path / "t.csv").write_text("a,y\n1,5\n")
-    with pytest.raises(ValueError, match=r"is a table, but the federation's inputs are whole numbers \(tokens\)"):
+    with pytest.raises(ValueError, match=r"is a table, but the federation's inputs are integers \(tokens\)"):
         site_samples(tmp_path / "t.csv", tokens, "y")
 
 

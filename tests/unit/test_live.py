@@ -39,6 +39,22 @@ def test_steps_tick_again_after_one_that_was_complete(monkeypatch: pytest.Monkey
     assert max(map(len, text.splitlines())) <= 80
 
 
+@pytest.mark.parametrize("width", [80, 120])
+def test_steps_take_one_line_with_what_is_left(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the longest description of `report` and `federation demo`, and hours to go."""
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr("fedcc.experiments.progress.time", SimpleNamespace(perf_counter=iter([0, 0, 0, 7200]).__next__))
+    console = Console(file=io.StringIO(), force_terminal=True, width=width)
+    with steps(console) as step:
+        step("fedavg in the simulator, rounds", 0, 12)
+        step("fedavg in the simulator, rounds", 6, 12)
+    lines = shown(console).splitlines()
+    assert max(len(line.rstrip()) for line in lines) <= width
+    assert any(
+        re.search(r"fedavg in the simulator, rounds 6/12 .*\d:\d\d:\d\d 2:00:00 left", line) for line in lines
+    ), lines
+
+
 def test_a_run_ticks_while_nothing_is_trained(monkeypatch: pytest.MonkeyPatch) -> None:
     """Predictions between two fits may take minutes; the line shows that the run lives, and fits."""
     monkeypatch.setenv("TERM", "xterm")

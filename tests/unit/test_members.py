@@ -372,7 +372,7 @@ def test_a_change_is_reported_though_the_servers_file_is_damaged(
     (folder.operator / "server.json").write_text(content)
     done = call(capsys, "federation", "revoke", folder.path, "east")
     assert "east is revoked. Its number, 1," in done.out
-    done.failed("the change is made, but a running server uses the keys of before", "server.json is damaged")
+    done.failed("the change is made, but a running server still uses the old keys", "server.json is damaged")
     assert FederationFolder.open(folder.path).members == ["north"]
 
 

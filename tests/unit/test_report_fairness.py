@@ -102,7 +102,7 @@ def test_strong_augmentation_less_standard(tmp_path: Path) -> None:
         ("FedCC, lam=0.5, augment=strong", "FedCC, lam=0.5"): (1.0, None, None),
     }
     text = markdown.paired_section(found)
-    assert text.startswith("## Strong augmentation less standard")
+    assert text.startswith("## Strong augmentation minus standard")
     assert "| FedCC, augment=strong | FedCC | +3.0 / " in text
 
 

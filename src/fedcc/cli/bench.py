@@ -54,12 +54,12 @@ def bench(
         ),
     ] = None,
     every: Annotated[
-        bool, Option("--all", help="Measure nine networks instead, by a fit of 10 clients (CPU: 2), and five runs.")
+        bool, Option("--all", help="Measure nine networks in a fit of 10 clients (2 on a CPU), and five runs.")
     ] = False,
     out: Annotated[Path | None, Option(help="Write the record to this JSON file too.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Measure the engines on this machine and print one table; ratios are within one run."""
+    """Measure the engines on this machine and print one table."""
     from fedcc.core.files import write_whole
     from fedcc.engine import choose_device, default_precision
     from fedcc.engine.threads import check_threads, fixed_threads
@@ -123,7 +123,7 @@ def _numbers(name: str, text: str) -> list[int]:
     try:
         numbers = [int(n) for n in text.split(",")]
     except ValueError:
-        raise ValueError(f"{name} must be whole numbers with commas, got {text!r}") from None
+        raise ValueError(f"{name} must be integers separated by commas, got {text!r}") from None
     for number in numbers:
         check_value(name, number, int, 1, 65_536)
     return numbers

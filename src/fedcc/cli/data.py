@@ -24,7 +24,7 @@ def skew(
     ),
     as_json: Json = False,
 ) -> None:
-    """Show who would hold what: print the client x class table and write the plot."""
+    """Show which client would hold what: print a table of clients and classes, and draw it."""
     from fedcc.federation import Federation
     from fedcc.report.figures import FORMATS, partition_figure, save
 

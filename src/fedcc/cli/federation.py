@@ -29,7 +29,7 @@ SIMULATED = ("clients", "participation", "client_accuracy", "deterministic")  # 
 @federation_app.callback()
 def check_installed() -> None:
     if find_spec("flwr") is None or find_spec("cryptography") is None:
-        raise ValueError("federations need Flower: pip install 'fedcc[flower]'")
+        raise ValueError("federations need Flower: pip install '.[flower]' in fedcc's checkout")
 
 
 @federation_app.command()
@@ -45,7 +45,9 @@ def init(
     settings: Settings = None,
     host: Annotated[
         list[str] | None,
-        Option("--host", help="Certify this name or address of the server; repeatable. Sites use the first."),
+        Option(
+            "--host", help="Put this name or address into the server's certificate; repeatable. Sites use the first."
+        ),
     ] = None,
     port: Annotated[int, Option(help="Let the server listen on this port.")] = 9092,
     public_file: Annotated[
@@ -140,9 +142,7 @@ def client(
     label: Annotated[
         str, Option(help="Read labels from this column of a table, if the operator has not named it.")
     ] = "",
-    network: Annotated[
-        str, Option(help="Bring this network, a name or module:factory, if the site is to bring one.")
-    ] = "",
+    network: Annotated[str, Option(help="Use this network, a name or module:factory, if `init` has NAME=own.")] = "",
     model: Annotated[str | None, Option(help="Check that this network is the agreed one.")] = None,
     server: Annotated[str | None, Option(help="Connect to this HOST:PORT instead of the one in site.toml.")] = None,
     share_model: Annotated[
@@ -150,7 +150,7 @@ def client(
     ] = False,
     log_format: LogFormatOption = "text",
 ) -> None:
-    """Take part as a client until Ctrl-C: Flower's SuperNode, restarted when it ends."""
+    """Take part as a client until Ctrl-C. Flower's SuperNode is restarted if it ends."""
     from fedcc.flower.folder import Site
     from fedcc.flower.logs import console_log
     from fedcc.flower.supernode import take_part
@@ -167,7 +167,7 @@ def client(
 def audit(
     site: Annotated[str, Argument(metavar="SITE", help="The site's folder, or its name.")], as_json: Json = False
 ) -> None:
-    """Show what a site was asked and what it has answered, and check that its log is whole."""
+    """Show what a site was asked and what it has answered, and check that its log is intact."""
     from fedcc.flower.folder import Site
     from fedcc.flower.supernode import policy_text
 
@@ -281,7 +281,7 @@ def demo(
         list[str] | None, Option(help="Compare this method; repeatable. The default is fedcc and fedavg.")
     ] = None,
 ) -> None:
-    """Compare a server and four clients on this machine with the simulator, on digits: equal bit for bit."""
+    """Compare a server and four clients on this machine with the simulator, bit for bit, on digits."""
     terminal = console()
     say_starting(terminal)
     from fedcc.flower.demo import compare

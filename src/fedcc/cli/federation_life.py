@@ -33,9 +33,9 @@ def join(
         Option("--folder", help="Keep the key in this folder of the site. The default is NAME in the current one."),
     ] = None,
 ) -> None:
-    """At a site: make its key. The private half stays in the site's folder, NAME.pub is for the operator.
+    """At a site: make its key. The private half stays in the site's folder; NAME.pub is for the operator.
 
-    Run it again to see the fingerprints once more. The operator's files belong into the same folder.
+    Run it again to see the fingerprints once more. The operator's files belong in the same folder.
     """
     from fedcc.flower.folder import parse_clients
     from fedcc.flower.keys import federation_fingerprint, fingerprint, make_key_pair, write_public_half
@@ -65,7 +65,7 @@ def add(
     model: Annotated[str | None, Option(help="Give a new client this network, if the others have several.")] = None,
     fingerprint: Fingerprint = None,
 ) -> None:
-    """Add a client, or take the key of one that `init` has named. A running run asks it from its next round on."""
+    """Add a client, or take the key of one that `init` has named. A run in progress includes it from the next round."""
     from fedcc.flower.folder import FederationFolder
     from fedcc.flower.keys import federation_fingerprint
     from fedcc.flower.members import add_client
@@ -80,7 +80,7 @@ def add(
 
 @federation_app.command()
 def revoke(folder: Folder, name: ClientName) -> None:
-    """Revoke a client: the server refuses its key at once, and a running run no longer asks it."""
+    """Revoke a client: the server refuses its key at once, and a run in progress goes on without it."""
     from fedcc.flower.folder import FederationFolder
     from fedcc.flower.members import revoke_client
 
@@ -105,7 +105,7 @@ def renew(
 def rotate(
     folder: Annotated[Path, Argument(metavar="FOLDER", help="The federation's folder, or at a site the site's.")],
     file: Annotated[Path | None, Argument(metavar="FILE", help="With --client, the new key that it has sent.")] = None,
-    client: Annotated[str | None, Option("--client", help="Replace the key of this client by the one in FILE.")] = None,
+    client: Annotated[str | None, Option("--client", help="Replace this client's key with the one in FILE.")] = None,
     fingerprint: Fingerprint = None,
     another: Annotated[
         bool,
@@ -196,9 +196,9 @@ def _register(federation: FederationFolder) -> None:
         elif server_file(federation).exists():
             typer.echo(
                 "warning: no running server is seen from here, so none was told. One that runs elsewhere, such as in "
-                f"another container, uses the keys of before: {todo}"
+                f"another container, still uses the old keys: {todo}"
             )
     except (FlowerError, ValueError, OSError) as error:
         raise FlowerError(
-            f"the change is made, but a running server uses the keys of before: {todo} ({error})"
+            f"the change is made, but a running server still uses the old keys: {todo} ({error})"
         ) from None

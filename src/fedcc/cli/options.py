@@ -15,7 +15,7 @@ from fedcc.experiments.options import OPTIONS, Group, Output
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 Code = Annotated[
-    list[str] | None, typer.Option("--code", help="Allow code of yours that the run uses, module:name; repeatable.")
+    list[str] | None, typer.Option("--code", help="Import code of yours that the run uses, module:name; repeatable.")
 ]
 Settings = Annotated[
     list[str] | None, typer.Option("--set", help="Change a setting of the method, name=value; repeatable.")

@@ -27,7 +27,7 @@ def predict(
         Path, typer.Argument(metavar="INPUT", help="An image, a folder of images, a table or an .npz file.")
     ],
     abstain: Annotated[float | None, typer.Option(min=0, max=1, help="Answer 'unknown' below this confidence.")] = None,
-    explain: Annotated[bool, typer.Option("--explain", help="Name the clients who knew.")] = False,
+    explain: Annotated[bool, typer.Option("--explain", help="Add the most trusted clients and their votes.")] = False,
     out: Annotated[Path | None, typer.Option(help="Write the table to this file.")] = None,
     code: Code = None,
 ) -> None:
@@ -100,7 +100,7 @@ def distil(
     ] = 10,
     mixes: Annotated[int, typer.Option(min=0, max=1000, help="Make this many mixtures for each public sample.")] = 19,
     sharpness: Annotated[float, typer.Option(min=0, help="Raise the targets' probabilities to this power.")] = 4.0,
-    seed: Annotated[int, typer.Option(min=0, help="Seed everything random.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Set the seed of everything random.")] = 0,
     out: Annotated[
         Path | None,
         typer.Option(

@@ -33,7 +33,7 @@ def report(
     title: Annotated[str | None, Option(help="Give the page this title.")] = None,
     figures: Annotated[bool, Option("--figures/--no-figures", help="Draw figures for print too.")] = True,
 ) -> None:
-    """Make tables, figures and one page to look at from the records of finished runs."""
+    """Make tables, figures and an HTML page from the records of finished runs."""
     terminal = console(stderr=True)
     say_starting(terminal)
     from fedcc.experiments.progress import steps

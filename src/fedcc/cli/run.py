@@ -85,7 +85,7 @@ def run(
 
 
 def read_config(path: Path) -> tuple[str, dict[str, Any], Mapping[str, Any], str]:
-    """The method, options and settings of ``experiment.toml``, or of a record less what belongs to its machine.
+    """The method, options and settings of ``experiment.toml``, or of a record without what belongs to its machine.
 
     The last value is the digest of a record's data.
     """

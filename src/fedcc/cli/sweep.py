@@ -41,7 +41,7 @@ def sweep(
     ],
     root: Annotated[Path, Option("--out", help="Write the runs below this folder.")] = Path("runs"),
     jobs: Annotated[
-        int | None, Option(help="Run this many at a time. The default is 1, or on Ray what the cluster holds.")
+        int | None, Option(help="Run this many at a time. The default is 1, or on Ray as many as fit.")
     ] = None,
     dry_run: Annotated[bool, Option("--dry-run", help="List the runs and their progress, and run none.")] = False,
     shard: Annotated[str | None, Option(help="Run only part i/n, such as 2/4.")] = None,

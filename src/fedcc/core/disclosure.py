@@ -2,7 +2,7 @@
 
 A filter between method and wire. The client's half turns predictions [n, columns] into one label per sample; columns
 are the classes and, where the method has it, "unknown". The server's half turns labels into the predictions that the
-method expects. docs/federation.md, "Sharing less than predictions", says what this promises and what it does not.
+method expects. docs/privacy.md, "Sharing less than predictions", says what this promises and what it does not.
 """
 
 from __future__ import annotations

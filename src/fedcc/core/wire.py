@@ -1,6 +1,6 @@
 """How one tensor crosses the wire: unchanged, in half precision, or in eight bits.
 
-Rounding is done by numpy in double precision on the CPU, hence the same on every machine; docs/federation.md has the
+Rounding is done by numpy in double precision on the CPU, hence the same on every machine; docs/protocol.md has the
 reasons for each coding.
 
 - ``raw``: the tensor's own numbers. All integers; floats under ``fp32``, and vectors under ``int8``.

@@ -72,7 +72,7 @@ def _tensor(who: str, values: Array) -> Tensor:
 
 
 def labels_of(who: str, values: Array, number: int) -> NDArray[Any]:
-    """The labels of so many samples: whole numbers as int64, bools and texts as texts."""
+    """The labels of so many samples: integers as int64, bools and strings as strings."""
     labels = _texts(values)
     if labels is None:
         tensor = _tensor(f"the labels of {who}", values)
@@ -101,13 +101,13 @@ def _texts(values: Array) -> NDArray[Any] | None:
 def numbered(labels: list[NDArray[Any]], classes: int | None) -> tuple[list[Tensor], tuple[int, ...], tuple[str, ...]]:
     """The number of each sample's class, the caller's label of each class, and the classes' names.
 
-    Labels that are whole numbers from 0 on are kept as such; others (texts, negative numbers) become names.
+    Labels that are integers from 0 are kept as such; others (strings, negative numbers) become names.
     """
     if classes is not None:
         check_value("classes", classes, int, 1)
         check_value("classes", classes, int, high=MAX_CLASSES)
     if len({part.dtype.kind for part in labels}) > 1:
-        raise ValueError("labels must be of one kind, got whole numbers and texts")
+        raise ValueError("labels must be of one kind, got integers and strings")
     together, cuts = np.concatenate(labels), np.cumsum([len(part) for part in labels])[:-1]
     if together.dtype.kind == "U" or together.min() < 0:
         if classes is not None:
@@ -126,7 +126,7 @@ def numbered(labels: list[NDArray[Any]], classes: int | None) -> tuple[list[Tens
 
 
 def whole_labels(names: Sequence[str]) -> tuple[int, ...]:
-    """The labels that class names stand for, if they are whole numbers other than 0, 1, 2 and so on.
+    """The labels that class names stand for, if they are integers other than 0, 1, 2 and so on.
 
     >>> whole_labels(["3", "7"]), whole_labels(["0", "1"]), whole_labels(["-1", "1"])
     ((3, 7), (), ())

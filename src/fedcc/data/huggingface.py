@@ -40,7 +40,9 @@ def open_folder(path: Path) -> Any:
     try:
         import datasets
     except ImportError:
-        raise InputError(f"{path}: Hugging Face data sets need datasets: pip install 'fedcc[huggingface]'") from None
+        raise InputError(
+            f"{path}: Hugging Face data sets need datasets: pip install '.[huggingface]' in fedcc's checkout"
+        ) from None
     try:
         data = datasets.load_from_disk(str(path))
         for one in data.values() if isinstance(data, datasets.DatasetDict) else [data]:

@@ -273,7 +273,7 @@ def as_inputs(who: str, x: Any) -> Inputs:
         return MappedRows.of(array) if is_mapped(array) else np.ascontiguousarray(array)
     if array.dtype.kind in "iu" and array.ndim == 2:
         if array.size and array.min() < 0:
-            raise InputError(f"{who}: whole numbers [samples, length] are tokens and must not be negative, "
+            raise InputError(f"{who}: integers [samples, length] are tokens and must not be negative, "
                             f"found {array.min()}; write a table of numbers as floats")  # fmt: skip
         return MappedRows.of(array) if is_mapped(array) else array.astype(np.int64)
     if (array.dtype.kind == "f" and array.ndim >= 2) or (array.dtype == bool and array.ndim == 2):
@@ -285,7 +285,7 @@ def as_inputs(who: str, x: Any) -> Inputs:
             raise InputError(f"{who}: inputs must be finite; missing values are for tables (.csv, data frames)")
         return numbers
     raise InputError(
-        f"{who}: inputs are uint8 images, whole numbers [samples, length] (tokens) or floats [samples, ...], "
+        f"{who}: inputs are uint8 images, integers [samples, length] (tokens) or floats [samples, ...], "
         f"found {array.dtype} of shape {array.shape}"
     )
 

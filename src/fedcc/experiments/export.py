@@ -101,7 +101,9 @@ def export(result: Result, target: Path) -> int:
         import onnx  # noqa: F401
         import onnxscript  # noqa: F401
     except ImportError:
-        raise InputError(f"{target}: ONNX files need onnx and onnxscript: pip install 'fedcc[onnx]'") from None
+        raise InputError(
+            f"{target}: ONNX files need onnx and onnxscript: pip install '.[onnx]' in fedcc's checkout"
+        ) from None
     with _quiet_torch():
         converted = torch.onnx.export(
             predictor, (example,), dynamo=True, dynamic_shapes=batch, input_names=["x"],

@@ -57,10 +57,12 @@ class Split(Group):
         "Use this data set (`fedcc data list` lists them), or your own: a folder (images, .npy, Hugging Face), .npz, "
         ".csv, .parquet, module:function.",
     )
-    skew: str = option(REQUIRED, "Skew the labels by dirichlet:ETA or classes:N, or not at all by iid.")
+    skew: str = option(REQUIRED, "Split the data by this label skew: dirichlet:ETA, classes:N, or iid for none.")
     clients: int = option(REQUIRED, "Set the number of clients.", low=1, most=1_000_000)
-    models: str = option(REQUIRED, "Deal these networks to the clients in turn, such as resnet14,resnet20.")
-    assignment: Assignment = option("alternate", "Deal the networks to clients by alternate or by halves.")
+    models: str = option(REQUIRED, "Give the clients these networks, such as resnet14,resnet20.")
+    assignment: Assignment = option(
+        "alternate", "Give the networks to clients in turn (alternate) or by halves (halves)."
+    )
     public: float = option(0.1, "Make this share of the training set public.", above=0, below=1)
     stratified: bool = option(False, "Draw the public share from each class.")
     fraction: float = option(1.0, "Use this share of the training set.", above=0, high=1)
@@ -73,15 +75,16 @@ class Split(Group):
     )
     resize: int = option(
         0,
-        "Resize images to this side: 32 or 64 for Tiny ImageNet, any for yours; 0 keeps it, at most 32 if they differ.",
+        "Resize images to squares of this side; Tiny ImageNet takes 32 or 64. 0 keeps equal squares up to 64 and "
+        "resizes others to at most 32.",
         low=0,
         most=1024,
     )
     label: str = option(
         "",
-        "Read labels from this column of a table. In a Hugging Face data set, the only one of class labels is found.",
+        "Read labels from this column of a table. A Hugging Face data set with one column of class labels needs none.",
     )
-    test: float = option(0.2, "Split off this share as test samples where your data has none.", above=0, below=1)
+    test: float = option(0.2, "Use this share as test samples if your data has no test part.", above=0, below=1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,12 +94,12 @@ class Training(Group):
     rounds: int = option(REQUIRED, "Train for this many rounds, T.", low=1, most=100_000, agreed=True)
     epochs: int = option(REQUIRED, "Train for this many local epochs per phase, E.", low=0, most=100_000, agreed=True)
     optimizer: Optimizer = option(
-        "adam", "Optimize by adam, or by sgd with momentum, for which lr is often 0.01.", agreed=True
+        "adam", "Train with adam, or with sgd and momentum; for sgd, lr is often 0.01.", agreed=True
     )
     momentum: float = option(0.9, "Set the momentum of sgd.", low=0, below=1, agreed=True)
     lr: float = option(1e-3, "Set the learning rate.", low=0, agreed=True)
     schedule: Schedule = option(
-        "constant", "Keep the learning rate constant within each fit, or lower it by cosine.", agreed=True
+        "constant", "Set the learning rate within each fit: constant, or cosine, which lowers it.", agreed=True
     )
     decay: float = option(
         1.0, "Multiply the learning rate by this factor from one round to the next.", above=0, high=1, agreed=True
@@ -117,7 +120,7 @@ class Training(Group):
         high=20,
         agreed=True,
     )
-    seed: int = option(0, "Seed everything random but the noise of share=noisy.", low=0, agreed=True)
+    seed: int = option(0, "Set the seed of everything random except the noise of share=noisy.", low=0, agreed=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -144,7 +147,7 @@ class Measurement(Group):
     """What is measured; training does not depend on it."""
 
     client_accuracy: bool = option(True, "Evaluate each client's own model too.")
-    evaluate_every: int = option(1, "Evaluate after every so many rounds, and always after the last.", low=1)
+    evaluate_every: int = option(1, "Evaluate every N rounds, and always after the last one.", low=1)
     readings: bool = option(True, "Evaluate the other readings of the models too.")
 
 
@@ -152,7 +155,7 @@ class Measurement(Group):
 class Machine(Group):
     """What a run computes on. Results depend on it only by rounding."""
 
-    device: str = option("auto", "Compute on auto, cpu or cuda.")
+    device: str = option("auto", "Compute on this device: auto, cpu or cuda.")
     precision: Precision = option(REQUIRED, "Compute in fp32, bf16 or fp64. The default is bf16 on a GPU, else fp32.")
     threads: int = option(
         1,
@@ -161,7 +164,7 @@ class Machine(Group):
         most=1_024,
     )
     engine: Engine = option(
-        REQUIRED, "Train by the plain or the fused engine. The default is fused on a GPU, else plain."
+        REQUIRED, "Train with the plain or the fused engine. The default is fused on a GPU, else plain."
     )
     deterministic: bool = option(False, "Make results on one GPU bit-identical.")
 
@@ -176,7 +179,7 @@ class Output(Group):
     save_models: bool = option(True, "Keep the trained models.")
     checkpoint: bool = option(True, "Write checkpoints, which `fedcc resume` continues from.")
     checkpoint_every: int | None = option(
-        None, "Write a checkpoint after every so many rounds. The default is 1, or more where rounds are very short."
+        None, "Write a checkpoint every N rounds. The default is 1, or more if rounds are very short."
     )
     keep: bool = option(True, "Keep the last checkpoint of a finished run, from which `fedcc resume` can extend it.")
     keep_checkpoints: bool = option(False, "Keep the last two checkpoints of a finished run.")

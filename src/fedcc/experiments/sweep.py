@@ -159,9 +159,7 @@ def _tables(name: str, table: Mapping[str, Any], known: Sequence[str]) -> list[d
 
 def _listed(name: str, value: Any, kind: type) -> list[Any]:
     if not isinstance(value, list) or not all(type(v) is kind for v in value):
-        raise ValueError(
-            f"{name} must be a list of {'whole numbers' if kind is int else 'texts'}, got {shortened(value)}"
-        )
+        raise ValueError(f"{name} must be a list of {'integers' if kind is int else 'strings'}, got {shortened(value)}")
     return value
 
 

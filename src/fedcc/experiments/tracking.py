@@ -131,7 +131,7 @@ def check_trackers(names: Iterable[str], warn: Warn) -> tuple[str, ...]:
         if name not in TRACKERS:
             raise unknown("tracker", name, TRACKERS)
         if missing := [package for package in TRACKERS[name][1] if find_spec(package) is None]:
-            raise ValueError(f"--track {name} needs {', '.join(missing)}: pip install 'fedcc[{name}]'")
+            raise ValueError(f"--track {name} needs {', '.join(missing)}: pip install '.[{name}]' in fedcc's checkout")
     if "mlflow" in unique:
         try:
             mlflow_store()  # once, before several processes would create it at the same time

@@ -134,7 +134,7 @@ class RayPool(Generic[Item, Result]):
         try:
             import ray
         except ModuleNotFoundError:
-            raise ValueError("--on ray needs Ray: pip install 'fedcc[ray]'") from None
+            raise ValueError("--on ray needs Ray: pip install '.[ray]' in fedcc's checkout") from None
         self.ray: Any = ray
         address = address or os.environ.get("RAY_ADDRESS")
         if address:

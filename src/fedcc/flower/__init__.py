@@ -1,4 +1,5 @@
 """Federations across machines, on Flower: the methods of the simulator, unchanged, with each client at its own site.
 
-``pip install 'fedcc[flower]'`` at every site; ``fedcc federation --help`` and docs/federation.md say the rest.
+``pip install '.[flower]'`` in fedcc's checkout, at every site; docs/federation.md and ``fedcc federation --help`` say
+the rest.
 """

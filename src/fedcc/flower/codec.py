@@ -1,4 +1,4 @@
-"""Messages as bytes, and the checks of an upload at the server (docs/federation.md, "Codecs").
+"""Messages as bytes, and the checks of an upload at the server (docs/protocol.md, "Codecs").
 
 The tensors of a message lie end to end in the order of its fields, so there are no offsets that could point anywhere.
 An upload is compared with what a dry run of its client makes of the same downlink (:mod:`fedcc.flower.dry_run`).

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from fedcc.flower.folder import Task
 
 ENCODED = "encoded"  # in an NPZ file instead of x: rows of a table that are encoded already
-KINDS = {"uint8": "uint8 images", "float32": "numbers", "int64": "whole numbers (tokens)"}
+KINDS = {"uint8": "uint8 images", "float32": "numbers", "int64": "integers (tokens)"}
 
 
 def site_samples(path: Path, task: Task, label: str = "") -> Samples:

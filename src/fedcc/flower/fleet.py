@@ -51,7 +51,7 @@ class RefusedRequest(Exception):
 
 
 class OtherNode(RefusedRequest):
-    """A request in the name of a node that is not the key's; also of a SuperNode that outlived its server.
+    """A request in the name of a node that is not the key's; even of a SuperNode that outlived its server.
 
     A server that starts again gives its nodes new numbers. At 401 a SuperNode ends, and its site starts a new one.
     """

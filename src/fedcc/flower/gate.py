@@ -1,4 +1,4 @@
-"""The gate: who may call which of Flower's routes, and why, is in docs/federation.md, "Who may do what".
+"""The gate: who may call which of Flower's routes, and why, is in docs/protocol.md, "Who may do what".
 
 This module starts Flower's SuperLink on two addresses: the public one serves the fleet's routes and nothing else, the
 private one, on loopback, serves everything to processes of the user who started it. A SuperNode gets the same gate on
@@ -284,7 +284,7 @@ def superlink(
 
     mend_flower()
     uvicorn.run = run  # type: ignore[assignment] # Flower builds the application and passes it to this function
-    # a run's process has this long to start; Flower's 30 s are too few for one that imports torch on a busy machine
+    # a run's process has this long to start; Flower's 30 s are too few for one that imports torch on a loaded machine
     in_memory_corestate.HEARTBEAT_DEFAULT_INTERVAL = START_SECONDS  # type: ignore[attr-defined]
     sys.argv = ["flower-superlink", *arguments]
     flower_superlink()

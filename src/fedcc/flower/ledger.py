@@ -87,4 +87,4 @@ class Ledger:
         try:
             return f"{self.record_epsilon():,.4g} at delta {DELTA:g}, {summed}"
         except ImportError:
-            return f"{summed} (pip install 'fedcc[privacy]' for a smaller bound at delta {DELTA:g})"
+            return f"{summed} (for a smaller bound at delta {DELTA:g}: pip install '.[privacy]' in fedcc's checkout)"

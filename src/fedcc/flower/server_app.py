@@ -57,7 +57,7 @@ ERRORS = {
     5: "the site is not connected",
     7: "the site does not accept the app: its signature is not the federation's",
     8: "the site's program has ended",
-}  # texts of Flower's codes; a client's own text is not repeated
+}  # strings for Flower's codes; a client's own text is not repeated
 
 app = ServerApp()
 

@@ -2,7 +2,7 @@
 
 A statement says which CA or key it replaces, so it leads from what a site has to what comes next and never back. The
 operator's folder keeps all of them, in order, in ``succession.json``; every command carries them, and the gate shows
-the file to anybody who asks, also to a site that no longer accepts the server's certificate. A site believes none of
+the file to anybody who asks, even to a site that no longer accepts the server's certificate. A site believes none of
 these ways, only the signatures.
 """
 
@@ -117,7 +117,7 @@ def parse(text: str | bytes) -> list[Statement]:
         raise ValueError(f"there may be {MOST} statements, got {len(statements)}")
     for statement in statements:
         if not all(isinstance(v, str) for v in vars(statement).values()) or statement.kind not in ("ca", "command"):
-            raise ValueError("a statement has a kind, ca or command, and texts")
+            raise ValueError("a statement has a kind, ca or command, and strings")
     return statements
 
 

@@ -35,7 +35,7 @@ class MappedRows:
         """All rows, as images (uint8), tokens (int64) or numbers (float32)."""
         kind = array.dtype.kind
         if kind not in "fbiu" or array.dtype == np.uint64:
-            raise InputError(f"a memory map holds floats, whole numbers or bools, found {array.dtype}")
+            raise InputError(f"a memory map holds floats, integers or bools, found {array.dtype}")
         dtype = array.dtype if array.dtype == np.uint8 else np.float32 if kind in "fb" else np.int64
         return MappedRows(np.asarray(array), np.arange(len(array)), np.dtype(dtype))
 

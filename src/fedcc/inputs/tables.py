@@ -139,7 +139,7 @@ def read_parquet(path: Path) -> Table:
         from pyarrow import ArrowException
         from pyarrow.parquet import read_table
     except ImportError:
-        raise InputError(f"{path}: parquet files need pyarrow: pip install 'fedcc[parquet]'") from None
+        raise InputError(f"{path}: parquet files need pyarrow: pip install '.[parquet]' in fedcc's checkout") from None
     try:
         return Table.of(read_table(path).to_pydict())
     except (ArrowException, OSError) as error:
@@ -245,7 +245,7 @@ class Encoding:
 
 
 def column_labels(values: NDArray[Any]) -> NDArray[Any]:
-    """A column's values as labels: whole numbers, which may be stored as floats, bools or texts; none is missing."""
+    """A column's values as labels: integers, which may be stored as floats, bools or strings; none is missing."""
     if values.dtype == object:
         if missing := sum(not isinstance(value, str) and _is_missing(value) for value in values):
             raise InputError(f"{missing} samples have no label")
@@ -255,7 +255,7 @@ def column_labels(values: NDArray[Any]) -> NDArray[Any]:
     if missing := int((~np.isfinite(values)).sum()):
         raise InputError(f"{missing} samples have no label")
     if (odd := values[values != np.round(values)]).size:
-        raise InputError(f"labels must be whole numbers, bools or texts, found {odd[0]}")
+        raise InputError(f"labels must be integers, bools or strings, found {odd[0]}")
     return values.astype(np.int64)
 
 

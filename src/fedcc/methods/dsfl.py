@@ -36,7 +36,7 @@ class DSFL(GlobalModel[Predictions, Predictions]):
     note: ClassVar[str] = "reconstruction from a port"
     answers = "probabilities"
 
-    temperature: float = option(0.1, "of the softmax that sharpens mean probabilities", "port by its authors", above=0)
+    temperature: float = option(0.1, "temperature of the sharpening softmax", "port by its authors", above=0)
     server_arch: str | None = option(None, "the server's network; the clients' last distinct one by default", "parity")
 
     def readings(self, public: Samples) -> Mapping[str, Reading]:

@@ -47,7 +47,7 @@ class FedCC(Method[Predictions, Predictions]):
     delta: float = option(1e-3, "smoothing of the bias probe, Eq. (9)", "Sec. V-A", low=0, high=1)
     majority_threshold: float = option(0.02, "a majority class is above this probability", "Sec. V-A", low=0, high=1)
     majority_source: Literal["probe", "labels"] = option("probe", "majority classes by probe or label counts", "F-21")
-    majority_empty: Literal["argmax", "alpha_zero"] = option("argmax", "if no class is above the threshold", "F-13")
+    majority_empty: Literal["argmax", "alpha_zero"] = option("argmax", "rule if none is above the threshold", "F-13")
     alpha_design: eq.Design = option("sample", "Eq. (10), without the sample's entropy, or always 1", "F-28")
     probe_kind: Literal[eq.Probe, "labels"] = option(
         "cdmad_ones", "the featureless input of the probe; labels: no probe, p is the label shares", "F-7, F-31"

@@ -63,7 +63,7 @@ class FedConcat(Method[Message, Message]):
     classifier_lr: float = option(0.01, "SGD's rate in such a round, momentum 0.9", "official code", low=0)
     histogram: Literal["labels", "inferred"] = option("labels", "label shares as sent, or inferred from noise", "paper")
     head_init: Literal["auto", "random", "joined"] = option("auto", "auto: joined from 100 classes on", "official code")
-    cap: float | None = option(None, "largest cluster by K / M; by default 1.2 from 100 classes on", "official", low=1)
+    cap: float | None = option(None, "largest cluster / (K / M); by default 1.2 from 100 classes on", "official", low=1)
 
     def rounds(self, rounds: int) -> int:
         return rounds + self.classifier_rounds

@@ -34,7 +34,7 @@ class FedET(FedAvg):
     averaged: ClassVar[bool] = False  # trained on the public samples, statistics included
 
     lam: float = option(0.05, "weight of the diversity term", "port for CIFAR-10", low=0)
-    temperature: float = option(1.0, "temperature of the diversity term, times its square", "ports: 1, 3", low=1e-3)
+    temperature: float = option(1.0, "temperature T of the diversity term, scaled by T^2", "ports: 1, 3", low=1e-3)
     epochs: int | None = option(None, "epochs of the server's training; the run's by default", "parity", low=0)
     steps: int | None = option(None, "steps of the server's training, instead of epochs", "port: 128", low=0)
     lr: float | None = option(None, "the server's learning rate; the run's by default", "parity", low=0)

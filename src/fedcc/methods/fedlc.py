@@ -23,7 +23,7 @@ from fedcc.methods.fedavg import FedAvg
 
 @dataclass(frozen=True)
 class Calibrated(Loss):
-    """Cross entropy of the logits less ``constants["offset"]`` [C]; an infinite offset removes a class."""
+    """Cross entropy of the logits minus ``constants["offset"]`` [C]; an infinite offset removes a class."""
 
     def __call__(self, step: Step) -> Tensor:
         batch = step["private"]
@@ -32,7 +32,7 @@ class Calibrated(Loss):
 
 @dataclass(frozen=True)
 class CalibratedAgainstOthers(Loss):
-    """-ln(e^{z_y} / sum_{c != y} e^{z_c}), z the logits less the offset: the published formula.
+    """-ln(e^{z_y} / sum_{c != y} e^{z_c}), z the logits minus the offset: the published formula.
 
     A sample whose class has no rival adds nothing.
     """
@@ -53,7 +53,7 @@ class FedLC(FedAvg):
 
     source: ClassVar[str] = "Zhang et al., ICML 2022"
     tau: float = option(0.5, "size of the margins; 0 is FedAvg", "FedVLS appendix, MarsFL", low=0)
-    denominator: Literal["include", "exclude"] = option("include", "the true class in the denominator", "all code")
+    denominator: Literal["include", "exclude"] = option("include", "include or exclude the true class", "all code")
 
     async def train(self, c: Client, received: Weights) -> Fitted:
         loss: Loss = CalibratedAgainstOthers() if self.denominator == "exclude" else Calibrated()

@@ -34,7 +34,7 @@ class NotTrue(Loss):
 
 @dataclass(frozen=True)
 class FedNTD(FedAvg):
-    """FedAvg with the received model as a teacher of the classes that a sample is not of."""
+    """FedAvg with the received model as a teacher for all classes but the sample's own."""
 
     source: ClassVar[str] = "Lee et al., NeurIPS 2022"
     beta: float = option(1.0, "weight of the distillation; 0 is FedAvg", "official code", low=0)

@@ -36,7 +36,7 @@ class SecondIsUnknown(Loss):
 
 @dataclass(frozen=True)
 class FedOV(Method[None, None]):
-    """Train alone with an output "unknown" and outliers made from the own samples; vote once, at the end."""
+    """Train alone with an output "unknown" and outliers made from its own samples; vote once, at the end."""
 
     family: ClassVar[Family] = "ensemble"
     source: ClassVar[str] = "Diao et al., ICLR 2023"

@@ -20,7 +20,7 @@ from fedcc.methods.fedavg import FedAvg
 
 @dataclass(frozen=True)
 class FedSAM(FedAvg):
-    """FedAvg with gradients taken a step rho uphill, where the loss is sharper."""
+    """FedAvg with gradients taken a step rho uphill, where the loss is higher."""
 
     source: ClassVar[str] = "Qu et al., ICML 2022"
     rho: float = option(0.1, "how far the worst point lies; 0 is FedAvg", "FedVLS appendix, FedLESAM", low=0)

@@ -46,7 +46,7 @@ class Shift(Loss):
 
 @dataclass(frozen=True)
 class SCAFFOLD(FedAvg):
-    """FedAvg whose clients train with the gradient plus c - c_k, the mean control variate less their own."""
+    """FedAvg whose clients train with the gradient plus c - c_k, the mean control variate minus their own."""
 
     source: ClassVar[str] = "Karimireddy et al., ICML 2020"
     note: ClassVar[str] = "reconstruction from ports"

@@ -28,7 +28,7 @@ PLAIN = FedMD()
 
 @dataclass(frozen=True)
 class SelectiveFD(Method[Rows, Rows]):
-    """Answer for public samples that look like the own data; learn answers that are not ambiguous."""
+    """Answer for public samples that look like a client's own; learn answers that are not ambiguous."""
 
     family: ClassVar[Family] = "distillation"
     source: ClassVar[str] = "Shao et al., Nature Communications 2024"
@@ -36,9 +36,11 @@ class SelectiveFD(Method[Rows, Rows]):
     scores = "shares"
     uploads_models: ClassVar[bool] = True
 
-    quantile: float = option(0.25, "share of the own samples that would be refused", "official code", low=0, high=1)
-    ambiguity: float = option(2.0, "answers this far from one class teach nobody; 2: none", "port", low=0, high=2)
-    points: int = option(250, "own and noise points of the density ratio, at most", "official code", low=1)
+    quantile: float = option(
+        0.25, "share of its own samples that a client would refuse", "official code", low=0, high=1
+    )
+    ambiguity: float = option(2.0, "answers this far from one class are left out; 2: none", "port", low=0, high=2)
+    points: int = option(250, "largest number of own and of noise points", "official code", low=1)
     space: Literal["own", "pixels"] = option("own", "where samples are compared: features or inputs", "ours")
     when: Literal["round", "once"] = option("round", "when the choice is made", "ours; official: once")
 

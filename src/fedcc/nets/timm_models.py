@@ -67,5 +67,7 @@ def _timm(name: str) -> Any:
     try:
         import timm
     except ImportError as error:
-        raise InputError(f"{name} needs timm, which cannot be imported ({error}): pip install 'fedcc[timm]'") from None
+        raise InputError(
+            f"{name} needs timm, which cannot be imported ({error}): pip install '.[timm]' in fedcc's checkout"
+        ) from None
     return timm

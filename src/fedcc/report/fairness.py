@@ -34,7 +34,7 @@ RunsOfKind = dict[Scenario, dict[int, RunRecord]]  # by scenario and seed
 
 @dataclass(frozen=True)
 class Difference:
-    """One kind of run less another in one scenario, seed by seed; ``last`` compares the means of the last rounds."""
+    """One kind of run minus another in one scenario, seed by seed; ``last`` compares the means of the last rounds."""
 
     seeds: int
     final: Value
@@ -43,7 +43,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class Comparison:
-    """One kind of run less another, both in words, by scenario."""
+    """One kind of run minus another, both in words, by scenario."""
 
     kind: str
     reference: str
@@ -51,7 +51,7 @@ class Comparison:
 
 
 def paired_comparisons(runs: Sequence[RunRecord]) -> list[Comparison]:
-    """Every kind of run less FedCC, less its method's defaults and less the usual protocol, where two seeds are shared.
+    """Every kind of run minus FedCC, minus its method's defaults and minus the usual protocol, if two seeds are shared.
 
     A kind is a method with settings and a protocol. A reference has the same data, split and seeds.
     """
@@ -66,7 +66,7 @@ def paired_comparisons(runs: Sequence[RunRecord]) -> list[Comparison]:
 
 
 def strong_comparisons(runs: Sequence[RunRecord]) -> list[Comparison]:
-    """Every kind of run with the strong augmentation less the same with the usual one, also of a single seed."""
+    """Every kind of run with the strong augmentation minus the same with the usual one, even of a single seed."""
     kinds, strong = _by_kind(runs), ("augment", "strong")
     found = [
         _compared(kinds, kind, (*kind[:2], tuple(change for change in kind[2] if change != strong)), least=1)
@@ -77,7 +77,7 @@ def strong_comparisons(runs: Sequence[RunRecord]) -> list[Comparison]:
 
 
 def reading_comparisons(runs: Sequence[RunRecord]) -> list[Comparison]:
-    """Other readings of the same models less their own predictions, of methods with their defaults and two seeds."""
+    """Other readings of the same models minus their own predictions, of methods with their defaults and two seeds."""
     kinds = _by_kind([run for run in runs if not run.changed_settings])
     read: dict[Kind, RunsOfKind] = {}
     for (method, _, protocol), runs_of_kind in kinds.items():
@@ -99,7 +99,7 @@ def _by_kind(runs: Sequence[RunRecord]) -> dict[Kind, RunsOfKind]:
 
 
 def _compared(kinds: Mapping[Kind, RunsOfKind], kind: Kind, reference: Kind, least: int = 2) -> Comparison:
-    """One kind less another by scenario, where at least so many seeds are shared."""
+    """One kind minus another by scenario, where at least so many seeds are shared."""
     runs, others = kinds[kind], kinds.get(reference, {})
     differences = {s: d for s, by_seed in runs.items() if (d := _difference(by_seed, others.get(s, {}), least))}
     return Comparison(_title(kind, runs), _title(reference, others), differences)

@@ -281,17 +281,17 @@ def _equal_compute(cost: EqualCompute | None) -> list[str]:
 
 
 HOW_PAIRED = f"""\
-The first less the second, seed by seed, after the final round and, after the slash, by the mean of the last {LAST}
+The first minus the second, seed by seed, after the final round and, after the slash, by the mean of the last {LAST}
 rounds: mean and sample standard deviation of the differences, and the number of seeds. Both have the same private,
 public and test samples. Only where two seeds or more are shared.
 """
 
 
 HOW_READ = """\
-Other readings of the same models less their own prediction, as above.
+Other readings of the same models minus their own prediction, as above.
 """
 HOW_STRONG = """\
-Runs with `--augment strong` less the same runs with the data set's own augmentation, as above, also of a single seed.
+Runs with `--augment strong` minus the same runs with the data set's own augmentation, as above, even of a single seed.
 """
 
 
@@ -300,7 +300,7 @@ def paired_section(records: Records) -> str:
     sections = (
         ("Differences, paired by seed", HOW_PAIRED, paired_comparisons(records.runs)),
         ("Other readings, paired by seed", HOW_READ, reading_comparisons(records.runs)),
-        ("Strong augmentation less standard", HOW_STRONG, strong_comparisons(records.runs)),
+        ("Strong augmentation minus standard", HOW_STRONG, strong_comparisons(records.runs)),
     )
     return "\n".join(f"## {title}\n\n{about}\n{differences(found)}" for title, about, found in sections if found)
 
@@ -318,7 +318,7 @@ def differences(comparisons: Sequence[Comparison]) -> str:
             texts = [f"{v.mean:+.1f}" + (f" ±{v.spread:.1f}" if v.spread is not None else "") for v in values]
             cells.append(f"{' / '.join(texts)} ({difference.seeds})")
         lines.append([plain(comparison.kind), plain(comparison.reference), *cells])
-    return grid(["runs", "less", *(plain(scenario_title(s)) for s in scenarios)], lines)
+    return grid(["runs", "minus", *(plain(scenario_title(s)) for s in scenarios)], lines)
 
 
 def open_section(table: Table) -> str:
