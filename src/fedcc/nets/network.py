@@ -86,25 +86,33 @@ def build(arch: Arch, key: Key) -> Network:
 
 
 def _split(factory: Factory, arch: Arch) -> tuple[nn.Module, nn.Linear]:
-    """A factory's network without its last linear layer, and that layer."""
-    path = _head_path(factory, arch)
-    trunk: nn.Module = factory(arch.outputs)
-    if not path:
-        return nn.Identity(), cast(nn.Linear, trunk)
-    head = trunk.get_submodule(path)
-    setattr(trunk.get_submodule(path.rpartition(".")[0]), path.rpartition(".")[2], nn.Identity())
-    return trunk, cast(nn.Linear, head)
+    """A factory's network without its last linear layer, and that layer; only its first network is tested."""
+    module: nn.Module = factory(arch.outputs)
+    paths = _head_paths(factory, arch)
+    if not paths:
+        paths.append(_tested_head_path(factory, arch, module))
+    head = cast(nn.Linear, module.get_submodule(paths[0]))
+    return _with_layer(module, paths[0], nn.Identity()), head
 
 
 @lru_cache(maxsize=256)
-def _head_path(factory: Factory, arch: Arch) -> str:
-    """Where a factory's networks have their last linear layer; tested once: what is left, and it, equal the whole."""
-    with torch.random.fork_rng(devices=[]):
-        return _tested_head_path(factory, arch)
+def _head_paths(_factory: Factory, _arch: Arch) -> list[str]:
+    """Where a factory's networks have their last linear layer, once that is known."""
+    return []
 
 
-def _tested_head_path(factory: Factory, arch: Arch) -> str:
-    name, module = factory_name(factory), factory(arch.outputs)
+def _with_layer(module: nn.Module, path: str, layer: nn.Module) -> nn.Module:
+    """A network with another layer at a path."""
+    if not path:
+        return layer
+    parent, _, name = path.rpartition(".")
+    setattr(module.get_submodule(parent), name, layer)
+    return module
+
+
+def _tested_head_path(factory: Factory, arch: Arch, module: nn.Module) -> str:
+    """Where a network has its last linear layer; tested: what comes before, and that layer, equal the whole."""
+    name = factory_name(factory)
     if not isinstance(module, nn.Module):
         raise ValueError(f"{name}({arch.outputs}) must return an nn.Module, got {type(module).__name__}")
     probe = torch.ones(2, *arch.shape, dtype=torch.long if arch.tokens else torch.float32)
@@ -112,6 +120,7 @@ def _tested_head_path(factory: Factory, arch: Arch) -> str:
     paths = {sub: path for path, sub in module.named_modules() if isinstance(sub, nn.Linear)}
     call_order: list[nn.Linear] = []
     hooks = [sub.register_forward_hook(lambda sub, *_: call_order.append(sub)) for sub in paths]
+    modes = {part: part.training for part in module.modules()}
     module.eval()
     try:
         with torch.no_grad():
@@ -132,16 +141,13 @@ def _tested_head_path(factory: Factory, arch: Arch) -> str:
         raise ValueError(f"{name} uses no nn.Linear; its outputs must come from a last nn.Linear, its head")
     head = call_order[-1]
     path: str = paths[head]
-    trunk: nn.Module = module
-    if path:
-        parent = module.get_submodule(path.rpartition(".")[0])
-        setattr(parent, path.rpartition(".")[2], nn.Identity())
-    else:
-        trunk = nn.Identity()
-    parts = None
+    trunk, parts = _with_layer(module, path, nn.Identity()), None
     with torch.no_grad(), suppress(RuntimeError):  # what follows the layer may not take its inputs
         features = logits_of(trunk(probe))
         parts = head(features) if isinstance(features, Tensor) else None
+    _with_layer(module, path, head)
+    for part, mode in modes.items():
+        part.training = mode
     if not isinstance(whole, Tensor) or tuple(whole.shape) != (2, arch.outputs):
         shape = tuple(whole.shape) if isinstance(whole, Tensor) else type(whole).__name__
         raise ValueError(f"{name}({arch.outputs}) must return logits of shape (batch, {arch.outputs}), got {shape}")
