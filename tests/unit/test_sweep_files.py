@@ -167,15 +167,23 @@ def test_the_smoke_test_has_every_method() -> None:
 
 
 @pytest.mark.parametrize("name", ["rivals", "digits"])
-@pytest.mark.parametrize("method", ["scaffold", "moon", "fedntd"])
+@pytest.mark.parametrize("method", ["scaffold", "moon", "fedntd", "fedproto"])
 def test_what_is_tuned_for_sgd_runs_with_both_optimizers_beside_fedavg(name: str, method: str) -> None:
     """On the same data, at the same rate; FedAvg under Adam on CIFAR-10 is one of Table I's runs."""
     own = [run.experiment() for run in read(FILES / f"{name}.toml")]
     known = own + [run.experiment() for run in read(FILES / "seed0.toml")]
     trained = [e for e in own if e.method == method]
     assert {(e.training.optimizer, e.training.lr) for e in trained} == {("adam", 1e-3), ("sgd", 0.01)}
+    averaged = Experiment.resolve("fedavg")
     for e in trained:
-        assert replace(e, method="fedavg", settings=Experiment.resolve("fedavg").settings) in known
+        one_network = e.split if e.build_method().one_network else replace(e.split, models=fedavgs_network(known, e))
+        assert replace(e, method="fedavg", settings=averaged.settings, split=one_network) in known
+
+
+def fedavgs_network(known: list[Experiment], of: Experiment) -> str:
+    """What FedAvg has where this method's clients have different networks."""
+    (models,) = {e.split.models for e in known if (e.method, e.split.data) == ("fedavg", of.split.data)}
+    return models
 
 
 def test_one_round_is_one_round() -> None:
