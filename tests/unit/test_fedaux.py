@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from fedcc.core.model import Arch
 from fedcc.core.rng import SERVER, Key
 from fedcc.core.roles import Client
-from fedcc.core.samples import Samples
-from fedcc.methods import FedAUX, FedDF, fedaux
+from fedcc.core.samples import Samples, View
+from fedcc.engine.plan import Plan
+from fedcc.methods import FedAUX, FedAvg, FedDF, fedaux
 from fedcc.methods.fedaux import certainty, regression, weighted
 from fedcc.methods.feddf import ensemble
 from fedcc.methods.pretext import rotation_reason, turned
@@ -44,6 +45,16 @@ def test_equal_scores_are_feddf(monkeypatch: pytest.MonkeyPatch) -> None:
     mine = ran(FedAUX(pretrain="none"))
     torch.testing.assert_close(mine.scores(), theirs.scores())
     assert not torch.allclose(scored.scores(), theirs.scores())
+
+
+def test_without_distillation_and_with_one_network_it_is_fedavg() -> None:
+    labels = ((0,) * 20, (1,) * 7 + (2,) * 3, (2,) * 9)
+    mine, theirs = (Tiny(method, labels=labels).run(3) for method in (FedAUX(pretrain="none", steps=0), FedAvg()))
+    for name, value in mine.server.models["global"].state.items():
+        torch.testing.assert_close(value, theirs.server.models["global"].state[name])
+    torch.testing.assert_close(mine.scores(), theirs.scores())
+    distilled = Tiny(FedAUX(pretrain="none"), labels=labels).run(3)
+    assert not torch.allclose(distilled.scores(), theirs.scores())
 
 
 @pytest.mark.parametrize("average", ["logits", "probs"])
@@ -135,6 +146,18 @@ def test_images_are_turned_four_ways() -> None:
     assert four["y"].tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
     assert four.x[::2].flatten(1).tolist() == [[0, 1, 2, 3], [1, 3, 0, 2], [3, 2, 1, 0], [2, 0, 3, 1]]
     assert not rotation_reason(images)
+
+
+def test_a_turned_image_is_cropped_but_not_flipped_in_training() -> None:
+    """Flipped after a quarter turn, it is its mirror image after three: labels 1 and 3 would be one."""
+    view = View(1 / 255, (0.5,), (0.2,), pad=1, flip=True, hole=0.5)
+    x = torch.randint(0, 256, (5, 1, 6, 6), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    four = turned(Samples({"x": x}, view))
+    assert four.view == replace(view, flip=False)
+    assert Samples({"x": x}, view).mirrored.x.rot90(3, (2, 3)).equal(x.rot90(1, (2, 3)).flip(-1))
+    draws = Plan(Key(0), samples=20, batch=20, view=four.view).augmentation(5)
+    assert (draws[..., 2] == 0).all()
+    assert (draws[..., :2] > 0).any()
 
 
 @pytest.mark.parametrize("x", [torch.zeros(2, 6), torch.zeros(2, 1, 4, 6)])

@@ -43,6 +43,7 @@ class FedAUX(FedDF):
     """FedDF with teachers weighted by certainty, from a start that was trained on the public samples."""
 
     source: ClassVar[str] = "Sattler et al., IEEE TNNLS 2021"
+    note: ClassVar[str] = "reconstruction with another pretext task"
 
     pretrain: Literal["rotation", "none"] = option("rotation", "the task of the start", "ours; official: SimCLR")
     ridge: float = option(0.01, "weight of the regression's penalty, with the sum of losses", "official code", above=0)
