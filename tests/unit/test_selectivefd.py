@@ -59,7 +59,7 @@ def test_the_official_codes_ratio_is_twice_too_large() -> None:
 
 
 def test_a_large_lambda_makes_it_a_density_estimate() -> None:
-    """r tends to mean_j k(z, y_j) / lambda, which no longer compares with the noise."""
+    """R tends to mean_j k(z, y_j) / lambda, which no longer compares with the noise."""
     a, y, z = draw(0, 40, 2), draw(1, 15, 2), draw(2, 30, 2)
     torch.testing.assert_close(1e6 * fitted(a, y, WIDTH, 1e6)(z), kernel(z, y, WIDTH).mean(-1), rtol=0, atol=1e-6)
 

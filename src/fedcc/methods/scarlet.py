@@ -61,8 +61,8 @@ class SCARLET(GlobalModel[Predictions, Cached]):
     async def start(self, s: Server) -> Mapping[int, Cached]:
         if self.share == 1 and self.lifetime:
             text = (
-                f"with share=1 all targets of SCARLET expire together: for lifetime={self.lifetime} rounds they stay the "
-                "same; set lifetime=0 or a smaller share"
+                f"with share=1 all targets of SCARLET expire together: for lifetime={self.lifetime} rounds they stay "
+                "the same; set lifetime=0 or a smaller share"
             )
             warnings.warn(text, PointlessSetting, stacklevel=2)
         s.models["global"] = await s.init(groups.chosen_network(s, self.server_arch), "server")
