@@ -215,7 +215,18 @@ def test_every_file_there_is_can_be_read() -> None:
 def test_files_for_one_folder_of_runs_agree() -> None:
     """Their runs lie side by side: one folder never stands for two experiments."""
     first: dict[Path, Experiment] = {}
-    for name in ("table1", "seed0", "augmentations", "strong", "strong-rivals", "parts", "seeds", "tiny64", "compute"):
+    for name in (
+        "table1",
+        "seed0",
+        "again",
+        "augmentations",
+        "strong",
+        "strong-rivals",
+        "parts",
+        "seeds",
+        "tiny64",
+        "compute",
+    ):
         for run in read(FILES / f"{name}.toml"):
             assert run.experiment() == first.setdefault(run.folder, run.experiment())
 
@@ -239,6 +250,25 @@ def test_the_backlog_is_what_has_no_record(tmp_path: Path) -> None:
     assert lines[0].split()[-1] == "cifar10_classes-2_centralized_seed0.json"
     table1 = {path.name for path in (FILES.parent / "results").glob("cifar*_seed0.json")}
     assert table1 & {line.split()[-1] for line in backlog(tmp_path, 0, FILES / "seed0.toml").splitlines()[1:]}
+
+
+def test_a_record_without_confusion_is_made_again(tmp_path: Path) -> None:
+    for skew, record in (("classes-1", {}), ("classes-2", {"confusion": [], "known": {}})):
+        (tmp_path / f"cifar10_{skew}_fedcc_seed0.json").write_text(json.dumps(record))
+    first, *lines = backlog(tmp_path, 0, FILES / "again.toml").splitlines()
+    assert first == "again.toml: 7 of 8 runs have no record"
+    assert lines[0].split()[0] == "cifar10_classes-1/fedcc/seed0"
+
+
+def test_strong_runs_wait_until_it_is_decided_what_strong_is(tmp_path: Path) -> None:
+    """A file of which all runs wait begins no sweep."""
+    waits = "wait until augmentations.toml has all records and the choice is made"
+    assert backlog(tmp_path, 1, FILES / "strong.toml") == f"strong.toml: 8 of 8 runs have no record; 8 {waits}\n"
+    assert backlog(tmp_path, 0, FILES / "seeds.toml").startswith(f"seeds.toml: 16 of 16 runs have no record; 4 {waits}")
+    for run in read(FILES / "augmentations.toml"):
+        scenario, variant, seed = run.folder.parts
+        (tmp_path / f"{'_'.join([scenario, *variant.split('-', 1), seed])}.json").touch()
+    assert backlog(tmp_path, 0, FILES / "strong.toml").startswith("strong.toml: 8 of 8 runs have no record\n")
 
 
 @pytest.mark.slow
