@@ -9,9 +9,11 @@ The folder of runs (``--out``) keeps unfinished runs: the same command continues
 """
 
 import argparse
+import json
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from fedcc.experiments.sweep import Run, read
@@ -19,17 +21,19 @@ from fedcc.experiments.sweep import Run, read
 HERE = Path(__file__).parent
 ORDER = (
     "seed0",
-    "rivals",
+    "again",
     "augmentations",
     "strong",
     "strong-rivals",
     "parts",
     "seeds",
+    "rivals",
     "tiny64",
     "compute",
     "baselines",
 )
-"""The files; ``augmentations`` chooses what ``strong`` means, so it comes first."""
+WHOLE = {"again": ("confusion", "known")}  # files whose runs are missing where a record lacks one of these parts
+CHOICE = HERE / "augmentations.toml"  # its records decide what `--augment strong` is
 
 
 def record_name(run: Run) -> str:
@@ -40,19 +44,33 @@ def record_name(run: Run) -> str:
 
 def missing(file: Path, records: Path) -> list[Run]:
     """The runs of a file that have no record, in the file's order."""
-    return [run for run in read(file) if not (records / record_name(run)).exists()]
+    parts = WHOLE.get(file.stem, ())
+    return [run for run in read(file) if not has_record(records / record_name(run), parts)]
+
+
+def has_record(path: Path, parts: Sequence[str]) -> bool:
+    """Whether there is a record, and it has these parts."""
+    return path.exists() and (not parts or set(parts) <= json.loads(path.read_text()).keys())
+
+
+def waiting(runs: Sequence[Run], records: Path) -> list[Run]:
+    """Those by ``--augment strong``, while it is not decided what that is."""
+    undecided = missing(CHOICE, records)
+    return [run for run in runs if undecided and run.experiment().split.augment == "strong"]
 
 
 def main(records: Path, minutes: float, files: list[Path], options: list[str]) -> int:
     end, failed = time.monotonic() + 60 * minutes, 0
     for file in files:
         runs = missing(file, records)
-        print(f"{file.name}: {len(runs)} of {len(read(file))} runs have no record", flush=True)
+        later = waiting(runs, records)
+        note = f"; {len(later)} wait until {CHOICE.name} has all records and the choice is made" if later else ""
+        print(f"{file.name}: {len(runs)} of {len(read(file))} runs have no record{note}", flush=True)
         left = end - time.monotonic()
         if not minutes:
             print("".join(f"  {run.folder}  ->  {record_name(run)}\n" for run in runs), end="")
-        elif runs and left >= 1:  # without a run, `fedcc sweep` would take all of the file's
-            only = [part for run in runs for part in ("--only", run.folder.as_posix())]
+        elif len(runs) > len(later) and left >= 1:  # without a run, `fedcc sweep` would take all of the file's
+            only = [part for run in runs if run not in later for part in ("--only", run.folder.as_posix())]
             command = [sys.executable, "-m", "fedcc", "sweep", str(file), "--time-limit", f"{left:.0f}s"]
             failed |= subprocess.run([*command, *only, *options], check=False).returncode
     return failed

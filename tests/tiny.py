@@ -15,7 +15,7 @@ from fedcc.core.model import Arch, Factory
 from fedcc.core.requests import Recipe
 from fedcc.core.rng import Key
 from fedcc.core.roles import Client, Server
-from fedcc.core.samples import Samples
+from fedcc.core.samples import Samples, View
 from fedcc.engine import Plain, drive
 from fedcc.experiments.rounds import FinishedRound
 from fedcc.federate import RoundMessages, Simulated, federate
@@ -49,11 +49,22 @@ def blobs(labels: Sequence[int] | Tensor, classes: int, seed: int = 0) -> Tensor
     return centres[torch.as_tensor(labels)] + 0.5 * noise
 
 
+@dataclass(frozen=True)
+class Flat:
+    """A factory for small images: flattened, linear, ReLU, linear."""
+
+    width: int = 8
+
+    def __call__(self, outputs: int) -> nn.Module:
+        return nn.Sequential(nn.Flatten(), nn.Linear(16, self.width), nn.ReLU(), nn.Linear(self.width, outputs))
+
+
 @dataclass
 class Tiny:
     """Everything of a run, open to a test: ``Tiny(FedAvg()).run(2)``.
 
-    ``labels`` holds each client's private labels; ``factories`` are given to clients in turn.
+    ``labels`` holds each client's private labels; ``factories`` are given to clients in turn. With ``images``, a view,
+    the inputs are images [1, 4, 4].
     """
 
     method: AnyMethod
@@ -65,17 +76,16 @@ class Tiny:
     seed: int = 0
     precision: Any = "fp64"
     options: dict[str, Any] = field(default_factory=dict)  # of Simulated
+    images: View | None = None
 
     def __post_init__(self) -> None:
         self.executor = Plain("cpu", self.precision)
         everyone = torch.arange(self.publics) % self.classes
         self.hidden = everyone
-        self.public = Samples({"x": blobs(everyone, self.classes, seed=7)})
-        self.test = Samples({"x": blobs(everyone, self.classes, seed=8), "y": everyone})
-        outputs = self.method.outputs(self.classes)
-        archs = {
-            k: Arch((self.factories[k % len(self.factories)],), outputs, (DIMENSIONS,)) for k in range(len(self.labels))
-        }
+        self.public = self.samples(everyone, seed=7).only("x")
+        self.test = self.samples(everyone, seed=8)
+        outputs, shape = self.method.outputs(self.classes), self.public.shape
+        archs = {k: Arch((self.factories[k % len(self.factories)],), outputs, shape) for k in range(len(self.labels))}
         self.clients = [
             Client(
                 public=self.public,
@@ -85,7 +95,7 @@ class Tiny:
                 id=k,
                 arch=archs[k],
                 archs=archs,
-                private=Samples({"x": blobs(own, self.classes, seed=100 + k), "y": torch.as_tensor(own)}),
+                private=self.samples(torch.as_tensor(own), seed=100 + k),
             )
             for k, own in enumerate(self.labels)
         ]
@@ -98,6 +108,12 @@ class Tiny:
         )
         self.cohort = Simulated(self.method, self.clients, self.executor, **self.options)
         self.rounds: list[RoundMessages] = []
+
+    def samples(self, labels: Tensor, seed: int) -> Samples:
+        x = blobs(labels, self.classes, seed)
+        if self.images is None:
+            return Samples({"x": x, "y": labels})
+        return Samples({"x": x.repeat(1, 3)[:, :16].view(-1, 1, 4, 4), "y": labels}, self.images)
 
     def run(self, rounds: int = 1) -> Tiny:
         self.rounds = list(federate(self.method, self.server, self.cohort, rounds, self.executor))

@@ -28,6 +28,10 @@ class LeftOut(UserWarning):
     """Part of the user's data is not used."""
 
 
+class PointlessSetting(UserWarning):
+    """A setting that is allowed and does not do what it is for."""
+
+
 @contextmanager
 def warnings_to(say: Callable[[str], None]) -> Iterator[None]:
     """Pass the warnings of this package to ``say`` while the block runs; others are shown as usual."""

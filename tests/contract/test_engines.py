@@ -26,7 +26,7 @@ from fedcc.losses import CrossEntropy, SoftCrossEntropy
 from fedcc.methods import METHODS, make
 from fedcc.nets import ResNet
 from recording import record
-from tiny import Mlp, Tiny
+from tiny import Flat, Mlp, Tiny
 
 RAGGED = ((0,) * 20, (1,) * 7 + (2,) * 3, (2,) * 9, (0, 1, 2) * 30, (1,) * 40, (2,) * 15 + (0,) * 2)
 
@@ -52,6 +52,20 @@ def test_fused_agrees_with_plain(name: str) -> None:
     factories = (Mlp(),) if method.family == "parameters" else (Mlp(), Mlp(12), Mlp(8, norm=False))
     factories = factories[::2] if name in ONE_WIDTH else factories
     assert_same_runs(lambda: Tiny(method, labels=RAGGED, factories=factories), "stacked", lanes=(2, 64))
+
+
+LEFT_OUT: dict[str, dict[str, Any]] = {
+    "fedaux": {"method": {}, "images": View(pad=1, flip=True), "factories": (Flat(), Flat(12))},
+    "fens": {"method": QUICK["fens"] | {"aggregator": "mlp"}, "factories": (Mlp(), Mlp(12))},
+}
+"""What the quick settings leave out: FedAUX's pretext task, FENS's hidden layer."""
+
+
+@pytest.mark.parametrize("name", LEFT_OUT)
+def test_what_quick_settings_leave_out_agrees_too(name: str) -> None:
+    given = {**LEFT_OUT[name]}
+    method = make(name, given.pop("method"))
+    assert_same_runs(lambda: Tiny(method, labels=RAGGED, **given), "stacked", lanes=(2, 64))
 
 
 def images(n: int, seed: int, augment: str = "standard", **columns: Tensor) -> Samples:

@@ -9,14 +9,17 @@ import pytest
 import torch
 from torch import Tensor
 
+import fedcc
+from fedcc.core.messages import Predictions, Rows
 from fedcc.core.method import Trained
 from fedcc.core.model import Arch, Model, Outputs
 from fedcc.core.requests import Predict, Request
 from fedcc.core.samples import Samples
 from fedcc.evaluate import evaluate
-from fedcc.evaluate.accuracy import class_means, valid
+from fedcc.evaluate.accuracy import choice_accuracy, class_means, valid
 from fedcc.experiments.record import logs, table2
-from fedcc.methods import FedAvg, FedCC, FedMD, Local
+from fedcc.federation import Federation
+from fedcc.methods import FedAvg, FedCC, FedMD, Local, SelectiveFD
 from tiny import Mlp, Tiny
 
 LABELS = torch.tensor([0, 0, 1, 1, 2, 2])
@@ -150,3 +153,22 @@ def test_logs_have_an_entry_a_round() -> None:
     rounds = [{"log": {"0": {"a": 1.0}}}, {"log": {}}, {"log": {"0": {"a": 2.0, "b": 3.0}, "1": {"a": 4.0}}}]
     assert logs(rounds) == {"a": {"0": [1.0, None, 2.0], "1": [None, None, 4.0]}, "b": {"0": [None, None, 3.0]}}
     assert logs([{"log": {}}]) == {}
+
+
+def test_a_choice_is_right_where_the_hidden_label_is_one_of_the_clients_own() -> None:
+    hidden, own = torch.tensor([0, 1, 2, 0, 1]), torch.tensor([0, 0, 2])
+    up = Rows(torch.tensor([0, 1, 2, 4], dtype=torch.int32), torch.zeros(4, 3))
+    assert choice_accuracy(up, hidden, own) == 50.0
+    assert choice_accuracy(up, None, own) is None
+    assert choice_accuracy(Rows(torch.zeros(0, dtype=torch.int32), torch.zeros(0, 3)), hidden, own) is None
+    assert choice_accuracy(Predictions(torch.zeros(5, 3)), hidden, own) is None
+
+
+@pytest.mark.parametrize("method", [SelectiveFD(), FedMD()])
+def test_the_record_says_how_often_clients_chose_right(method: Any) -> None:
+    federation = Federation.named("digits", skew="classes:2", clients=5, models="resnet8", fraction=0.1)
+    (record,) = fedcc.run(method, federation, rounds=1, epochs=1, readings=False).rounds
+    assert len(federation.hidden) == len(federation.public)
+    names = {name for log in record["log"].values() for name in log}
+    assert names == ({"chosen", "chosen, of own classes"} if method == SelectiveFD() else set())
+    assert all(0 <= log["chosen, of own classes"] <= 100 for log in record["log"].values())

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from fedcc.core.requests import Recipe
 from fedcc.methods import COMET, FedMD
 from fedcc.methods.comet import centroids, members
 from recording import record
@@ -38,6 +39,25 @@ def test_as_many_clusters_as_clients_give_everyone_its_own_prediction() -> None:
     p = draw(0, 4, 30, 5)
     torch.testing.assert_close(centroids(p, 4), p, rtol=0, atol=1e-15)
     torch.testing.assert_close(centroids(p, 9, "client"), p, rtol=0, atol=1e-15)  # more cannot be
+
+
+def test_as_many_clusters_as_clients_leave_nothing_to_learn_from_public_samples() -> None:
+    """The target is the own prediction, so the gradient is 0 from the start: gradient descent moves nothing."""
+    recipe = Recipe(lr=1.0, batch=8, epochs=2, momentum=0.0)
+    moves = {}
+    for clusters in (3, 1):
+        tiny = Tiny(COMET(clusters=clusters), LABELS, factories=(Mlp(norm=False),), recipe=recipe)
+        asked = record(tiny)
+        tiny.run(2)
+        synced = asked.fitted("sync")
+        assert len(synced) == 3
+        moves[clusters] = max(
+            float((fitted.model.state[name] - value).abs().max())
+            for fit, fitted in synced
+            for name, value in fit.model.state.items()
+        )
+    assert moves[3] < 1e-12
+    assert moves[1] > 1e-3
 
 
 def test_clusters_by_hand() -> None:

@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from fedcc.core.model import Arch
 from fedcc.core.rng import SERVER, Key
 from fedcc.core.roles import Client
-from fedcc.core.samples import Samples
-from fedcc.methods import FedAUX, FedDF, fedaux
-from fedcc.methods.fedaux import certainty, regression, weighted
+from fedcc.core.samples import Samples, View
+from fedcc.engine.plan import Plan
+from fedcc.methods import FedAUX, FedAvg, FedDF, fedaux
+from fedcc.methods.fedaux import certainty, penalised, regression, weighted
 from fedcc.methods.feddf import ensemble
 from fedcc.methods.pretext import rotation_reason, turned
 from recording import record
 from steps import equal
-from tiny import Mlp, Tiny
+from tiny import Flat, Mlp, Tiny
 
 LABELS = ([0, 1] * 8, [1, 2] * 8, [2, 0] * 8)
 
@@ -46,6 +47,16 @@ def test_equal_scores_are_feddf(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not torch.allclose(scored.scores(), theirs.scores())
 
 
+def test_without_distillation_and_with_one_network_it_is_fedavg() -> None:
+    labels = ((0,) * 20, (1,) * 7 + (2,) * 3, (2,) * 9)
+    mine, theirs = (Tiny(method, labels=labels).run(3) for method in (FedAUX(pretrain="none", steps=0), FedAvg()))
+    for name, value in mine.server.models["global"].state.items():
+        torch.testing.assert_close(value, theirs.server.models["global"].state[name])
+    torch.testing.assert_close(mine.scores(), theirs.scores())
+    distilled = Tiny(FedAUX(pretrain="none"), labels=labels).run(3)
+    assert not torch.allclose(distilled.scores(), theirs.scores())
+
+
 @pytest.mark.parametrize("average", ["logits", "probs"])
 def test_the_weighted_teacher(average: str) -> None:
     z, s = draw(0, 3, 10, 4), draw(1, 3, 10).sigmoid()
@@ -67,11 +78,14 @@ def test_the_regressions_gradient_is_zero_at_its_solution() -> None:
         h, y = scale * draw(0, 50, 5), (draw(1, 50) > 0).double()
         y = y if scale == 1 else (h[:, 0] > 0).double()
         w = regression(h, y, 0.01).requires_grad_()
-        loss = (
-            torch.nn.functional.binary_cross_entropy_with_logits(h @ w, y, reduction="sum") + 0.005 * w.square().sum()
-        )
-        (gradient,) = torch.autograd.grad(loss, w)
+        (gradient,) = torch.autograd.grad(penalised(w, h, y, 0.01), w)
         assert gradient.abs().max() < 1e-7
+
+
+def test_the_regressions_objective_by_hand() -> None:
+    w, h, y = (torch.tensor(v, dtype=torch.float64) for v in ([1.0, -2.0], [[1.0, 0.0], [1.0, 1.0]], [1.0, 0.0]))
+    losses = math.log1p(math.exp(-1)) + math.log1p(math.exp(-1))  # margins 1 and -1
+    assert float(penalised(w, h, y, 0.4)) == pytest.approx(losses + 0.2 * 5)
 
 
 def test_samples_like_the_own_score_higher() -> None:
@@ -137,6 +151,18 @@ def test_images_are_turned_four_ways() -> None:
     assert not rotation_reason(images)
 
 
+def test_a_turned_image_is_cropped_but_not_flipped_in_training() -> None:
+    """Flipped after a quarter turn, it is its mirror image after three: labels 1 and 3 would be one."""
+    view = View(1 / 255, (0.5,), (0.2,), pad=1, flip=True, hole=0.5)
+    x = torch.randint(0, 256, (5, 1, 6, 6), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    four = turned(Samples({"x": x}, view))
+    assert four.view == replace(view, flip=False)
+    assert Samples({"x": x}, view).mirrored.x.rot90(3, (2, 3)).equal(x.rot90(1, (2, 3)).flip(-1))
+    draws = Plan(Key(0), samples=20, batch=20, view=four.view).augmentation(5)
+    assert (draws[..., 2] == 0).all()
+    assert (draws[..., :2] > 0).any()
+
+
 @pytest.mark.parametrize("x", [torch.zeros(2, 6), torch.zeros(2, 1, 4, 6)])
 def test_what_is_not_square_is_refused_with_the_default_start(x: Tensor) -> None:
     assert FedAUX().unusable_reason(Samples({"x": x})) == (
@@ -150,25 +176,15 @@ def test_trunks_start_from_the_pretext_task_and_heads_do_not() -> None:
     """On two shapes of network; the clients of one get the same start."""
     starts = {}
     for pretrain in ("rotation", "none"):
-        tiny = Tiny(FedAUX(pretrain=pretrain), LABELS)  # type: ignore[arg-type]
-        tiny.server.public = Samples({"x": draw(5, 12, 1, 4, 4)})
-        tiny.server.archs = {k: Arch((Flat(8 + 4 * (k > 1)),), 3, (1, 4, 4)) for k in range(3)}
+        method, factories = FedAUX(pretrain=pretrain), (Flat(8), Flat(8), Flat(12))  # type: ignore[arg-type]
+        tiny = Tiny(method, LABELS, images=View(pad=1, flip=True), factories=factories)
         asked = record(tiny)
         starts[pretrain] = tiny.ask(tiny.method.start(tiny.server))
         phases = [fit.key.phase for fit in asked.fits()]
         assert phases == (["pretext"] * 2 if pretrain == "rotation" else [])
+        assert {fit.streams["public"].view for fit in asked.fits()} <= {View(pad=1)}
     for k in range(3):
         trained, plain = starts["rotation"][k].state, starts["none"][k].state
         for name, value in trained.items():
             assert torch.equal(value, plain[name]) == name.startswith("head."), name
     assert equal(starts["rotation"][0].state, starts["rotation"][1].state)
-
-
-@dataclass(frozen=True)
-class Flat:
-    """A factory for small images."""
-
-    width: int
-
-    def __call__(self, outputs: int) -> nn.Module:
-        return nn.Sequential(nn.Flatten(), nn.Linear(16, self.width), nn.ReLU(), nn.Linear(self.width, outputs))

@@ -15,7 +15,7 @@ from fedcc.losses import CrossEntropy
 from fedcc.methods import MOON, FedAvg
 from fedcc.methods.moon import ModelContrast, contrast
 from private_steps import draw, same
-from recording import record
+from recording import changed, record
 from tiny import Tiny
 
 
@@ -84,6 +84,22 @@ def test_the_received_model_is_near_and_the_clients_own_of_before_is_far() -> No
     assert {frozen.stream for frozen in fit.frozen.values()} == {"private"}
     assert same(fit.model.floating, seen["received"])
     assert fit.loss == CrossEntropy("private") + 0.25 * ModelContrast(0.5)
+
+
+def test_its_teachers_do_not_change() -> None:
+    """Not even BatchNorm's running statistics, while the student's do."""
+    tiny = Tiny(MOON()).run(1)
+    client, down = tiny.clients[1], tiny.rounds[0].downs[1]
+    teachers = {"received": down.state, "previous": client.model.floating}
+    before = {name: {n: v.clone() for n, v in state.items()} for name, state in teachers.items()}
+    asked = record(tiny)
+    client.begin(2)
+    tiny.ask(tiny.method.client(client, down))
+    ((fit, fitted),) = asked.fitted("fit")
+    for name, state in before.items():
+        assert same(fit.frozen[name].model.floating, state)
+        assert same(teachers[name], state)
+    assert any("running" in name for name in changed(fit.model.state, fitted.model.state))
 
 
 def test_the_first_round_is_fedavgs() -> None:

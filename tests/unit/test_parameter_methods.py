@@ -12,7 +12,10 @@ from fedcc.core.requests import Recipe
 from fedcc.methods import FedConcat, FedLC, FedMR, FedNova, FedVLS, make
 from tiny import Tiny
 
-NAMES = ["fedavg", "fedprox", "fednova", "fedrs", "fedsam", "fedlc", "fedmr", "fedconcat", "fedvls"]
+NAMES = [
+    "fedavg", "fedprox", "fednova", "fedrs", "fedsam", "fedlc", "fedmr", "fedconcat", "fedvls",
+    "fedntd", "moon", "scaffold",
+]  # fmt: skip
 EXTRA: list[AnyMethod] = [
     FedNova(normaliser="momentum", server_momentum=0.5),
     FedMR(mode="paper"),

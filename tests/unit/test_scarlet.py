@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from fedcc.core.rng import SERVER, Key
 from fedcc.core.roles import Server
 from fedcc.core.samples import Samples
 from fedcc.engine import Plain, drive
+from fedcc.errors import PointlessSetting
 from fedcc.methods import DSFL, LSR, SCARLET, FedMD, dsfl
 from fedcc.methods.abstention import entropy
 from fedcc.methods.scarlet import Cached, due, subset
@@ -36,6 +38,7 @@ def same_clients(a: Tiny, b: Tiny) -> bool:
 # -- reductions
 
 
+@pytest.mark.filterwarnings("ignore::fedcc.errors.PointlessSetting")
 def test_without_cache_subset_and_power_it_is_fedmd_and_lsr_to_the_bit() -> None:
     mine = ran(SCARLET(beta=1.0, lifetime=0, share=1.0))
     assert same_clients(mine, ran(FedMD(loss="kl", average="probs")))
@@ -100,13 +103,36 @@ def asked(method: SCARLET, rounds: int, publics: int = 2000) -> list[float]:
     return found
 
 
-@pytest.mark.parametrize(("expired", "saved"), [("refresh", 0.664), ("drop", 0.500)])
-def test_the_share_of_answers_that_caches_save(expired: Any, saved: float) -> None:
-    """FD / (1 + fD) if an expired row is refreshed, fD / (2 + fD) if it is dropped."""
-    shares = asked(SCARLET(expired=expired), 60)
+@pytest.mark.parametrize(
+    ("share", "lifetime", "expired", "saved"),
+    [(0.5, 4, "refresh", 0.664), (0.5, 4, "drop", 0.500), (0.1, 50, "refresh", 0.832), (0.1, 50, "drop", 0.715)],
+)
+def test_the_share_of_answers_that_caches_save(share: float, lifetime: int, expired: Any, saved: float) -> None:
+    """FD / (1 + fD) if an expired row is refreshed, fD / (2 + fD) if dropped. The official f and D come last."""
+    begin, rounds = 4 * lifetime, max(40, 5 * lifetime)
+    shares = asked(SCARLET(share=share, lifetime=lifetime, expired=expired), begin + rounds)
     assert shares[0] == 1
-    assert 1 - sum(shares[20:]) / 40 == pytest.approx(saved, abs=0.02)
+    assert 1 - sum(shares[begin:]) / rounds == pytest.approx(saved, abs=0.02)
+
+
+@pytest.mark.parametrize(("expired", "saved"), [("refresh", 0.63), ("drop", 0.50)])
+def test_what_caches_save_in_a_run_of_15_rounds(expired: Any, saved: float) -> None:
+    assert 1 - sum(asked(SCARLET(expired=expired), 15)) / 15 == pytest.approx(saved, abs=0.02)
     assert sum(asked(SCARLET(lifetime=0), 4)) == 4
+
+
+def test_caching_everything_at_once_is_warned_of() -> None:
+    """All targets would expire together."""
+    with pytest.warns(PointlessSetting) as found:
+        ran(SCARLET(share=1.0, lifetime=2), 0)
+    assert [str(warning.message) for warning in found] == [
+        "with share=1 all targets of SCARLET expire together: for lifetime=2 rounds they stay the same; set lifetime=0 "
+        "or a smaller share"
+    ]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for method in (SCARLET(), SCARLET(share=1.0, lifetime=0), SCARLET(share=0.99, lifetime=9)):
+            ran(method, 0)
 
 
 # -- caches
@@ -135,6 +161,7 @@ def tiny_rounds(tiny: Tiny, rounds: int) -> Any:
     return federate(tiny.method, tiny.server, tiny.cohort, rounds, tiny.executor)
 
 
+@pytest.mark.filterwarnings("ignore::fedcc.errors.PointlessSetting")
 def test_targets_are_the_sharpened_mean_and_stay_until_they_expire() -> None:
     tiny = ran(SCARLET(beta=2.0, share=1.0, lifetime=2), 5)
     sizes = [len(done.ups[0].values) for done in tiny.rounds]
@@ -147,6 +174,29 @@ def test_targets_are_the_sharpened_mean_and_stay_until_they_expire() -> None:
     assert [done.bytes_up for done in tiny.rounds] == [3 * 4 * 3 * n for n in sizes]
 
 
+@pytest.mark.filterwarnings("ignore::fedcc.errors.PointlessSetting")
+def test_a_sample_that_nobody_answered_keeps_its_target_or_has_none() -> None:
+    """Without a target it teaches nobody, and is asked for again."""
+    tiny = Tiny(SCARLET(share=1.0, lifetime=1), labels=LABELS, factories=(Mlp(norm=False),))
+    downs = tiny.ask(tiny.method.start(tiny.server))
+    first, targets = tiny.server.models["global"], []
+    for t, answered in enumerate((False, True, True, False), 1):
+        tiny.server.begin(t)
+        for c in tiny.clients:
+            c.begin(t)
+        ups = {k: tiny.ask(tiny.method.client(c, downs[k])) for k, c in enumerate(tiny.clients)}
+        downs = tiny.ask(tiny.method.server(tiny.server, ups if answered else {}))
+        targets.append(tiny.server.memory["cache"].clone())
+        if t == 1:
+            assert not targets[0].any()
+            assert equal(tiny.server.models["global"].state, first.state)
+            assert all(not len(down.rows) and len(down.request) == 24 for down in downs.values())
+    torch.testing.assert_close(targets[1].sum(-1), torch.ones(24, dtype=torch.float64))
+    assert targets[3].equal(targets[1])
+    assert all(len(down.request) == 24 for down in downs.values())
+
+
+@pytest.mark.filterwarnings("ignore::fedcc.errors.PointlessSetting")
 def test_a_client_that_was_away_gets_the_difference() -> None:
     tiny = Tiny(SCARLET(share=1.0, lifetime=9), labels=LABELS)
     downs = tiny.ask(tiny.method.start(tiny.server))

@@ -46,6 +46,24 @@ def test_it_finds_the_ratio_of_two_densities() -> None:
     assert float(r(torch.tensor([[0.8]]).double())) == pytest.approx(0.0, abs=0.2)
 
 
+def test_the_official_codes_ratio_is_twice_too_large() -> None:
+    """A true ratio of 4 with its lambda: 7.6 instead of 2.9, as it multiplies the inverse by the matrix itself."""
+    n, width, z = 250, 0.057, torch.tensor([[0.375]], dtype=torch.float64)
+    a, y = torch.linspace(0, 1, n).double()[:, None], torch.linspace(0.25, 0.5, n).double()[:, None]
+    lam = n**-0.5
+    matrix = kernel(a, a, width) / n + lam * torch.eye(n, dtype=torch.float64)
+    alpha = -torch.linalg.inv(matrix) @ matrix @ kernel(a, y, width).mean(-1) / (n * lam)
+    official = kernel(z, a, width) @ alpha + kernel(z, y, width).mean(-1) / lam
+    assert float(official) == pytest.approx(7.6, abs=0.05)
+    assert float(fitted(a, y, width, lam)(z)) == pytest.approx(2.9, abs=0.1)
+
+
+def test_a_large_lambda_makes_it_a_density_estimate() -> None:
+    """R tends to mean_j k(z, y_j) / lambda, which no longer compares with the noise."""
+    a, y, z = draw(0, 40, 2), draw(1, 15, 2), draw(2, 30, 2)
+    torch.testing.assert_close(1e6 * fitted(a, y, WIDTH, 1e6)(z), kernel(z, y, WIDTH).mean(-1), rtol=0, atol=1e-6)
+
+
 def test_it_is_linear_in_the_own_points_and_does_not_depend_on_the_scale() -> None:
     a, y, other, z = draw(0, 30, 2), draw(1, 10, 2), draw(3, 10, 2), draw(2, 20, 2)
     both = fitted(a, torch.cat([y, other]), WIDTH, LAM)(z)

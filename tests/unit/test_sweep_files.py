@@ -167,15 +167,23 @@ def test_the_smoke_test_has_every_method() -> None:
 
 
 @pytest.mark.parametrize("name", ["rivals", "digits"])
-@pytest.mark.parametrize("method", ["scaffold", "moon", "fedntd"])
+@pytest.mark.parametrize("method", ["scaffold", "moon", "fedntd", "fedproto"])
 def test_what_is_tuned_for_sgd_runs_with_both_optimizers_beside_fedavg(name: str, method: str) -> None:
     """On the same data, at the same rate; FedAvg under Adam on CIFAR-10 is one of Table I's runs."""
     own = [run.experiment() for run in read(FILES / f"{name}.toml")]
     known = own + [run.experiment() for run in read(FILES / "seed0.toml")]
     trained = [e for e in own if e.method == method]
     assert {(e.training.optimizer, e.training.lr) for e in trained} == {("adam", 1e-3), ("sgd", 0.01)}
+    averaged = Experiment.resolve("fedavg")
     for e in trained:
-        assert replace(e, method="fedavg", settings=Experiment.resolve("fedavg").settings) in known
+        one_network = e.split if e.build_method().one_network else replace(e.split, models=fedavgs_network(known, e))
+        assert replace(e, method="fedavg", settings=averaged.settings, split=one_network) in known
+
+
+def fedavgs_network(known: list[Experiment], of: Experiment) -> str:
+    """What FedAvg has where this method's clients have different networks."""
+    (models,) = {e.split.models for e in known if (e.method, e.split.data) == ("fedavg", of.split.data)}
+    return models
 
 
 def test_one_round_is_one_round() -> None:
@@ -207,7 +215,18 @@ def test_every_file_there_is_can_be_read() -> None:
 def test_files_for_one_folder_of_runs_agree() -> None:
     """Their runs lie side by side: one folder never stands for two experiments."""
     first: dict[Path, Experiment] = {}
-    for name in ("table1", "seed0", "augmentations", "strong", "strong-rivals", "parts", "seeds", "tiny64", "compute"):
+    for name in (
+        "table1",
+        "seed0",
+        "again",
+        "augmentations",
+        "strong",
+        "strong-rivals",
+        "parts",
+        "seeds",
+        "tiny64",
+        "compute",
+    ):
         for run in read(FILES / f"{name}.toml"):
             assert run.experiment() == first.setdefault(run.folder, run.experiment())
 
@@ -231,6 +250,25 @@ def test_the_backlog_is_what_has_no_record(tmp_path: Path) -> None:
     assert lines[0].split()[-1] == "cifar10_classes-2_centralized_seed0.json"
     table1 = {path.name for path in (FILES.parent / "results").glob("cifar*_seed0.json")}
     assert table1 & {line.split()[-1] for line in backlog(tmp_path, 0, FILES / "seed0.toml").splitlines()[1:]}
+
+
+def test_a_record_without_confusion_is_made_again(tmp_path: Path) -> None:
+    for skew, record in (("classes-1", {}), ("classes-2", {"confusion": [], "known": {}})):
+        (tmp_path / f"cifar10_{skew}_fedcc_seed0.json").write_text(json.dumps(record))
+    first, *lines = backlog(tmp_path, 0, FILES / "again.toml").splitlines()
+    assert first == "again.toml: 7 of 8 runs have no record"
+    assert lines[0].split()[0] == "cifar10_classes-1/fedcc/seed0"
+
+
+def test_strong_runs_wait_until_it_is_decided_what_strong_is(tmp_path: Path) -> None:
+    """A file of which all runs wait begins no sweep."""
+    waits = "wait until augmentations.toml has all records and the choice is made"
+    assert backlog(tmp_path, 1, FILES / "strong.toml") == f"strong.toml: 8 of 8 runs have no record; 8 {waits}\n"
+    assert backlog(tmp_path, 0, FILES / "seeds.toml").startswith(f"seeds.toml: 16 of 16 runs have no record; 4 {waits}")
+    for run in read(FILES / "augmentations.toml"):
+        scenario, variant, seed = run.folder.parts
+        (tmp_path / f"{'_'.join([scenario, *variant.split('-', 1), seed])}.json").touch()
+    assert backlog(tmp_path, 0, FILES / "strong.toml").startswith("strong.toml: 8 of 8 runs have no record\n")
 
 
 @pytest.mark.slow

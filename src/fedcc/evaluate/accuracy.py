@@ -209,3 +209,10 @@ def targets_accuracy(downs: Mapping[int, Any], hidden: Tensor | None) -> float |
         return None
     predicted = message.values if isinstance(message, Labels) else message.values.argmax(-1)
     return percent(predicted.long() == hidden.to(predicted.device))
+
+
+def choice_accuracy(up: Any, hidden: Tensor | None, labels: Tensor) -> float | None:
+    """How often a public sample for which a client chose to answer has one of the labels of its own samples."""
+    if not isinstance(up, Rows) or hidden is None or not len(up.rows):
+        return None
+    return percent(torch.isin(hidden[up.rows.long().to(hidden.device)], labels.to(hidden.device)))

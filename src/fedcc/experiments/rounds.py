@@ -15,7 +15,7 @@ from fedcc.core.roles import Server
 from fedcc.engine import Fused, Plain
 from fedcc.engine.counting import Counting
 from fedcc.evaluate import Evaluation, Metric, evaluate, readings_in_round
-from fedcc.evaluate.accuracy import targets_accuracy
+from fedcc.evaluate.accuracy import choice_accuracy, targets_accuracy
 from fedcc.evaluate.uploads import upload_signs
 from fedcc.experiments.options import Measurement, Training
 from fedcc.experiments.record import Record, round_record
@@ -202,9 +202,13 @@ class Simulation:
     def details(self, messages: RoundMessages) -> dict[str, Any]:
         present = self.cohort.present
         majorities = {str(c.id): c.majority for c in present if c.majority is not None}
+        logs = {c.id: {n: round(float(v), 6) for n, v in c.log.items()} for c in present}
+        for c in present:
+            right = choice_accuracy(messages.ups.get(c.id), self.federation.hidden, c.private["y"])
+            logs[c.id] |= {} if right is None else {"chosen, of own classes": right}
         return {
             "majority": {k: mask.nonzero().flatten().tolist() for k, mask in majorities.items()},
-            "log": {str(c.id): {n: round(float(v), 6) for n, v in c.log.items()} for c in present if c.log},
+            "log": {str(k): log for k, log in logs.items() if log},
             "images": self.executor.take(),
         }
 

@@ -43,6 +43,7 @@ class FedAUX(FedDF):
     """FedDF with teachers weighted by certainty, from a start that was trained on the public samples."""
 
     source: ClassVar[str] = "Sattler et al., IEEE TNNLS 2021"
+    note: ClassVar[str] = "reconstruction with another pretext task"
 
     pretrain: Literal["rotation", "none"] = option("rotation", "the task of the start", "ours; official: SimCLR")
     ridge: float = option(0.01, "weight of the regression's penalty, with the sum of losses", "official code", above=0)
@@ -105,12 +106,13 @@ def certainty(own: Tensor, public: Tensor, negatives: Tensor, ridge: float) -> T
     return (public @ regression(h, y, ridge)).sigmoid() + LEAST
 
 
+def penalised(w: Tensor, h: Tensor, y: Tensor, ridge: float) -> Tensor:
+    """The sum of log losses + ridge / 2 |w|^2, of weights [d], features [N, d] and labels [N]."""
+    return F.binary_cross_entropy_with_logits(h @ w, y, reduction="sum") + ridge / 2 * w.square().sum()
+
+
 def regression(h: Tensor, y: Tensor, ridge: float) -> Tensor:
-    """W [d] of least sum of log losses + ridge / 2 |w|^2, by Newton's steps, each halved until it descends."""
-
-    def objective(w: Tensor) -> Tensor:
-        return F.binary_cross_entropy_with_logits(h @ w, y, reduction="sum") + ridge / 2 * w.square().sum()
-
+    """W [d] of least :func:`penalised`, by Newton's steps, each halved until it descends."""
     w = h.new_zeros(h.shape[1])
     for _ in range(NEWTON):
         p = (h @ w).sigmoid()
@@ -118,8 +120,8 @@ def regression(h: Tensor, y: Tensor, ridge: float) -> Tensor:
         if float(gradient.abs().max().item() if len(w) else 0) < 1e-10:
             break
         hessian = h.mT @ (h * (p * (1 - p))[:, None]) + ridge * torch.eye(len(w), dtype=h.dtype, device=h.device)
-        step, now, size = torch.linalg.solve(hessian, gradient), objective(w), 1.0
-        while size > 1e-6 and float(objective(w - size * step)) > float(now):
+        step, now, size = torch.linalg.solve(hessian, gradient), penalised(w, h, y, ridge), 1.0
+        while size > 1e-6 and float(penalised(w - size * step, h, y, ridge)) > float(now):
             size /= 2
         w = w - size * step
     return w

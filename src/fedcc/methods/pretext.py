@@ -25,9 +25,13 @@ def rotation_reason(samples: Samples) -> str:
 
 
 def turned(samples: Samples) -> Samples:
-    """Each image four times, turned by 0, 90, 180 and 270 degrees, with the number of turns as its label."""
+    """Each image four times, turned by 0, 90, 180 and 270 degrees, with the number of turns as its label.
+
+    Training does not flip them: a quarter turn that is flipped is three quarter turns of the mirror image.
+    """
     x = torch.cat([samples.x.rot90(turn, (2, 3)) for turn in range(TURNS)])
-    return Samples({"x": x, "y": torch.arange(TURNS, device=x.device).repeat_interleave(len(samples))}, samples.view)
+    y = torch.arange(TURNS, device=x.device).repeat_interleave(len(samples))
+    return Samples({"x": x, "y": y}, replace(samples.view, flip=False))
 
 
 async def pretrained(s: Server, model: Model) -> Model:

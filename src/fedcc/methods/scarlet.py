@@ -9,6 +9,7 @@ to answer next; predicts with the server's model.
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
@@ -21,6 +22,7 @@ from fedcc.core.method import Family, Reading, option
 from fedcc.core.rng import SERVER
 from fedcc.core.roles import Client, Role, Server
 from fedcc.core.samples import Samples
+from fedcc.errors import PointlessSetting
 from fedcc.losses import CrossEntropy, Distill
 from fedcc.methods import groups
 from fedcc.methods.dsfl import learn
@@ -57,6 +59,12 @@ class SCARLET(GlobalModel[Predictions, Cached]):
         return {**super().readings(public), "clients-mean": groups.clients_mean}
 
     async def start(self, s: Server) -> Mapping[int, Cached]:
+        if self.share == 1 and self.lifetime:
+            text = (
+                f"with share=1 all targets of SCARLET expire together: for lifetime={self.lifetime} rounds they stay "
+                "the same; set lifetime=0 or a smaller share"
+            )
+            warnings.warn(text, PointlessSetting, stacklevel=2)
         s.models["global"] = await s.init(groups.chosen_network(s, self.server_arch), "server")
         n, device = len(s.public), s.public.x.device
         s.memory["cache"] = torch.zeros(n, s.classes, device=device)
@@ -84,7 +92,7 @@ class SCARLET(GlobalModel[Predictions, Cached]):
         memory["received"] |= {k: memory["offered"][k] for k in ups if k in memory["offered"]}
         rows = due(memory["expires"], subset(s, t, self.share), t)
         s.log["asked"] = len(rows) / len(s.public)
-        if len(rows):
+        if len(rows) and ups:
             target = enhanced_era(PLAIN.mean([ups[k].values for k in sorted(ups)]), self.beta)
             memory["cache"] = memory["cache"].to(target.dtype).index_copy(0, rows, target)
             lives = torch.full_like(rows, t + self.lifetime)
