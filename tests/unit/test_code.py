@@ -141,7 +141,5 @@ def test_names_that_are_none_of_timms(name: str, shape: tuple[int, ...], message
 
 def test_without_timm_one_line_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "timm", None)
-    with pytest.raises(
-        code.InputError, match=r"timm:resnet18 needs timm, .*pip install '\.\[timm\]'"
-    ):
+    with pytest.raises(code.InputError, match=r"timm:resnet18 needs timm, .*pip install '\.\[timm\]'"):
         network("timm:resnet18", (3, 32, 32))
