@@ -65,7 +65,7 @@ COMMANDS = {
     "federation add": "--fingerprint --model",
     "federation revoke": "",
     "federation renew": "--ca",
-    "federation rotate": "--client --fingerprint",
+    "federation rotate": "--another --client --fingerprint",
     "federation upgrade": "",
     "federation server": "--bind --metrics --log-format",
     "federation client": "--data --model --server --device --threads --network --label --share-model --log-format",

@@ -1,6 +1,7 @@
 """The clients at their sites as a cohort: who is asked, who is waited for, and which uploads count.
 
-docs/federation.md, "Rounds", says when a round ends and what becomes of clients that are away, slow, late or failing.
+docs/federation.md, "Rounds, and sites that are down", says when a round ends and what becomes of clients that are away,
+slow, late or failing.
 """
 
 from __future__ import annotations
