@@ -6,7 +6,6 @@ import json
 import re
 import shutil
 import subprocess
-import time
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -145,13 +144,9 @@ def test_latex_compiles(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
 @pytest.mark.slow
 def test_the_whole_of_table_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     synthetic.folders(tmp_path / "runs", analysed=("fedavg", "fedcc"))
-    begun, used = time.perf_counter(), time.process_time()
     done = call(capsys, "report", tmp_path / "runs", "--out", tmp_path / "r")
-    took, worked = time.perf_counter() - begun, time.process_time() - used
     assert done.code == 0, done
     assert "576 runs" in done.out
-    size = (tmp_path / "r" / "index.html").stat().st_size
-    with capsys.disabled():
-        print(f"\n576 run folders: {took:.1f} s ({worked:.1f} s of work in this process), page {size / 1e6:.1f} MB")
-    assert size < 6e6  # of which Tiny ImageNet's and CIFAR-100's records are most
-    assert worked < 20
+    assert (
+        tmp_path / "r" / "index.html"
+    ).stat().st_size < 6e6  # of which Tiny ImageNet's and CIFAR-100's records are most

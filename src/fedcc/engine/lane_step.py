@@ -46,9 +46,8 @@ class LaneStep:
             ones = {n: torch.ones(template[n].shape, **own) for n in lanes.trained}  # type: ignore[call-overload]
             self.climbs = self.fit.gradient.ascent(ones) is not None
         pools = [pool for (_, column), pool in lanes.pools.pools.items() if column == "x"]
-        casts = any(
-            networks.casts for networks in (self.stack, *lanes.teachers.values())
-        )  # which take what is not rounded
+        # Networks that cast their inputs themselves take them as they are, not rounded.
+        casts = any(networks.casts for networks in (self.stack, *lanes.teachers.values()))
         self.images = compute.kernels and not casts and all(p.ndim == 4 and p.dtype == torch.uint8 for p in pools)
         self.graph: Any = None
         if compute.graphs:

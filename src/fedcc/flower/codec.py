@@ -14,7 +14,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, is_dataclass
 from itertools import zip_longest
-from math import prod
 from typing import Any
 
 import numpy as np
@@ -386,7 +385,7 @@ class _Unpack(Unpack):
         if coding != "raw" and not dtype.startswith("float"):
             raise InvalidMessage(f"{coding} coding is for floats, got {dtype}")
         parts = tuple(self.take(name, length) for name, length in parts_of(coding, tuple(shape), dtype))
-        if coding == "simplex" and not (prod(shape) and parts[0].reshape(shape).any(1).all()):
+        if coding == "simplex" and not (math.prod(shape) and parts[0].reshape(shape).any(1).all()):
             raise InvalidMessage("probabilities of a row are all zero")
         with np.errstate(over="ignore", invalid="ignore"):  # values that are not finite are found later
             value = restored(coding, parts, tuple(shape), dtype)
