@@ -369,7 +369,8 @@ def readme_block(tables: Sequence[Table], picture: str = PICTURE) -> str:
         "Accuracy on the global test set after the last round, in percent. "
         f"{protocol(table)} {filled(table)} of the {len(paper.TABLE1)} cells of the paper's Table I have been run; "
         '"rivals" is how many other methods have a run in the scenario. A margin uses only the seeds that both methods '
-        "have, before rounding, so it may differ from the difference of two columns. N = 2: two classes per client (`classes:2` on the command line). Dir(0.05): "
+        "have, before rounding, so it may differ from the difference of two columns. N = 2: two classes per client "
+        "(`classes:2` on the command line). Dir(0.05): "
         "each class is distributed unevenly, by a Dirichlet distribution (`dirichlet:0.05`); with Dir(0.5) every "
         "client has most classes. The paper does not say whether it augments images."
     )
