@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -70,7 +71,10 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
         for name in method_pages.METHODS:
             markdown = markdown.replace(f"| `{name}` |", f"| [`{name}`](methods/{name}.md) |")
     if source == "report.md":
-        markdown += "\n[The report of this project's results](report/index.html)\n"
+        title, rest = markdown.split("\n", 1)
+        markdown = f"{title}\n\n[The report of this project's results](report/index.html)\n{rest}"
+    if source == "results.md":  # make.css gives these long commands room
+        markdown = re.sub(r"(\| `fedcc [^`|]*`) \|$", r"\1{ .command } |", markdown, flags=re.MULTILINE)
     if source == "api.md":
         markdown = with_options(markdown)
     generated = source in ("index.md", *(name.lower() for name in links.PROJECT)) or source.startswith("methods/")

@@ -110,6 +110,21 @@ def test_pages_are_accessible(scheme: str, site: Path, browser: Any, axe: Callab
 
 
 @pytest.mark.slow
+def test_tables_are_neither_cut_nor_pages_tall(site: Path, browser: Any) -> None:
+    """The first page's table fits a desktop, and a long command has room: in a narrow column it is a row of a page."""
+    page = browser.new_page(viewport={"width": 1280, "height": 800})
+    page.goto((site / "index.html").as_uri())
+    page.wait_for_selector(".md-typeset__scrollwrap")
+    wide = "areas => areas.filter(a => a.scrollWidth > a.clientWidth).length"
+    assert page.locator(".md-typeset__scrollwrap").evaluate_all(wide) == 0
+    page.goto((site / "results.html").as_uri())
+    page.wait_for_selector(".md-typeset__scrollwrap")
+    tallest = "rows => Math.max(...rows.map(r => r.getBoundingClientRect().height))"
+    assert page.locator("tr").evaluate_all(tallest) < 250
+    page.close()
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["index", "lab/speed"])
 def test_pages_opened_as_files_can_be_searched(name: str, site: Path, browser: Any) -> None:
     page = browser.new_page(viewport={"width": 1280, "height": 900})

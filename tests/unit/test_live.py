@@ -25,16 +25,19 @@ def shown(console: Console) -> str:
     return re.sub(r"\x1b\[[\d;?]*[A-Za-z]", "", console.file.getvalue()).replace("\r", "\n")
 
 
-def test_steps_tick_again_after_one_that_was_complete(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_steps_tick_when_one_is_complete_and_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm")
     console = Console(file=io.StringIO(), force_terminal=True, width=80)
     with steps(console) as step:
         step("figures", 0, 2)
         step("figures", 1, 2)
         step("figures", 2, 2)
+        time.sleep(1.3)
         step("page", 0, 4)
         time.sleep(1.3)
     text = shown(console)
+    assert re.search(r"figures 2/2 .* 0:00:0[1-9]", text)
+    assert "0:00 left" not in text
     assert re.search(r"page 0/4 .* 0:00:0[1-9]", text)
     assert max(map(len, text.splitlines())) <= 80
 
@@ -136,6 +139,8 @@ def test_a_run_in_progress_is_a_row(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     os.utime(metrics, (1e9 - 10, 1e9 - 10))  # the round took 20 s of the 30
     row = rows.row(folder, start)
     assert row[1:] == ("round 2/4", "12.3 %", "0:30", "0:50 left")
+    os.utime(metrics, (1e9 - 25, 1e9 - 25))  # the first took 5 s, and the second takes longer than all four would
+    assert rows.row(folder, start)[-1] == ""
     console = Console(file=io.StringIO(), width=80)
     console.print(rows.table(("0/1 runs", "", "", "0:30", ""), [row]))
     lines = shown(console).splitlines()

@@ -282,6 +282,8 @@ def demo(
     ] = None,
 ) -> None:
     """Compare a server and four clients on this machine with the simulator, bit for bit, on digits."""
+    if out.is_dir() and any(out.iterdir()):
+        raise ValueError(f"{out} is not empty; remove it or choose another --out")
     terminal = console()
     say_starting(terminal)
     from fedcc.flower.demo import compare

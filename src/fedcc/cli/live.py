@@ -47,7 +47,8 @@ class RunRows:
         left = ""
         if records and total:  # judged by the rounds that are done
             since = time.time() - (self.root / folder / "metrics.jsonl").stat().st_mtime
-            left = f"{clock(max(0.0, (elapsed - since) / len(records) * total - elapsed))} left"
+            seconds = (elapsed - since) / len(records) * total - elapsed
+            left = f"{clock(seconds)} left" if seconds > 0 else ""  # nothing is known of a round that takes longer
         return str(folder), state, f"{accuracy:.1f} %" if accuracy is not None else "", clock(elapsed), left
 
     def total(self, folder: Path) -> int:

@@ -41,12 +41,13 @@ def steps(console: Console) -> Iterator[Step]:
 
         def step(text: str, done: int, total: int) -> None:
             nonlocal start_time, current
-            if text != current:  # a task that was complete would stand still
+            if text != current:
                 start_time, current = time.perf_counter(), text
                 shown.reset(task)
             elapsed = time.perf_counter() - start_time
-            left = f"{clock(elapsed / done * (total - done))} left" if done else ""
+            left = f"{clock(elapsed / done * (total - done))} left" if 0 < done < total else ""
             shown.update(task, description=text, completed=done, total=total, left=left)
+            shown.tasks[0].finished_time = None  # a task that is complete would stand still until the next begins
 
         yield step
 

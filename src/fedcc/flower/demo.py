@@ -73,12 +73,15 @@ def compare_method(
     )
     rounds = folder.experiment.training.rounds
     console.print(f"{method}: a server and {len(CLIENTS)} clients over TLS, each with its key, in {folder.path}")
-    step(f"{method} on Flower, rounds", 0, rounds)
+    step(f"{method} on Flower: starting, rounds", 0, rounds)
 
     def say(line: str) -> None:
+        if "round 1: asking" in line:
+            step(f"{method} on Flower, rounds", 0, rounds)
         if done := re.search(r"round (\d+) of \d+ is done.*", line):  # without date and level
             console.print(f"  {done[0]}")
-            step(f"{method} on Flower, rounds", int(done[1]), rounds)
+            state = "on Flower" if int(done[1]) < rounds else "on Flower: ending"
+            step(f"{method} {state}, rounds", int(done[1]), rounds)
 
     real = federated(folder, say)
     console.print(f"{method}: the simulator, the same experiment")

@@ -33,7 +33,7 @@ function redraw() {
     cost: [[some("images"), "images processed"], [some("sent"), "bytes sent"]],
     classes: [[s.confusions.length, "confusion matrices"], [s.clients.length, "accuracies of clients"]],
     known: [[s.partitions.length, "who holds what"], [s.known.length, "who knew what (methods with the output “unknown”)"]],
-    models: [[s.analyses.length, "margins, features and an example (`fedcc analyse`)"]],
+    models: [[s.analyses.length, "margins, features and an example, which fedcc analyse computes"]],
     compare: [],
   }[state.tab].filter(([there]) => !there).map(([, what]) => what);
   $("absent").textContent = absent.length ? `Not in these records: ${absent.join("; ")}.` : "";
