@@ -198,7 +198,9 @@ def test_init_refuses_in_one_line(capsys: pytest.CaptureFixture[str], tmp_path: 
     (tmp_path / "f").mkdir()
     (tmp_path / "f" / "mine").write_text("")
     call(capsys, *init).refused("is not empty")
-    call(capsys, "federation", "demo", "--out", tmp_path / "f").refused("is not empty; remove it or choose another --out")
+    call(capsys, "federation", "demo", "--out", tmp_path / "f").refused(
+        "is not empty; remove it or choose another --out"
+    )
     call(capsys, "federation", "status", tmp_path / "f").refused("federation.toml is missing")
 
 

@@ -80,10 +80,9 @@ def compare_method(
             step(f"{method} on Flower, rounds", 0, rounds)
         if done := re.search(r"round (\d+) of \d+ is done.*", line):  # without date and level
             console.print(f"  {done[0]}")
-            state = "on Flower" if int(done[1]) < rounds else "on Flower: ending"
-            step(f"{method} {state}, rounds", int(done[1]), rounds)
+            step(f"{method} on Flower, rounds", int(done[1]), rounds)
 
-    real = federated(folder, say)
+    real = federated(folder, say, lambda: step(f"{method} on Flower: ending, programs", 0, 2 + len(CLIENTS)))
     console.print(f"{method}: the simulator, the same experiment")
     step(f"{method} in the simulator, rounds", 0, rounds)
     simulated = simulate(folder.experiment, round_done=lambda t: step(f"{method} in the simulator, rounds", t, rounds))
@@ -122,8 +121,13 @@ def simulate(
     return RunTrace(uplinks, done.record["accuracy"], time.perf_counter() - start_time)
 
 
-def federated(folder: FederationFolder, say: Callable[[str], None]) -> RunTrace:
-    """The same on Flower: what the clients say they sent, and the accuracy that the server measured."""
+def federated(
+    folder: FederationFolder, say: Callable[[str], None], ending: Callable[[], None] = lambda: None
+) -> RunTrace:
+    """The same on Flower: what the clients say they sent, and the accuracy that the server measured.
+
+    ``say`` is told the run's log, ``ending`` is called when the programs begin to end, also by a signal.
+    """
     path, start_time = folder.path, time.perf_counter()
     with ExitStack() as programs:
 
@@ -140,6 +144,13 @@ def federated(folder: FederationFolder, say: Callable[[str], None]) -> RunTrace:
         follower = LogFollower(path / "run.log", say)
         run = start(follower.path, "run", path)
 
+        def end() -> None:  # all at once: each takes seconds
+            ending()
+            for program in (run, *clients):
+                program.process.terminate()
+
+        programs.callback(end)
+
         def finished() -> bool:
             for client in clients:
                 client.check()
@@ -148,8 +159,6 @@ def federated(folder: FederationFolder, say: Callable[[str], None]) -> RunTrace:
             return ended
 
         server.wait_until(finished, LIMIT)
-        for client in clients:  # all at once: each takes seconds to end
-            client.process.terminate()
     summary = RunFolder(folder.run).summary()
     if summary is None:
         raise FlowerError(f"the federation has not finished; see {path / 'run.log'}")
