@@ -183,7 +183,7 @@ def test_rules_are_checked() -> None:
 
 
 def test_a_file_that_was_cut_off_is_never_read_as_a_whole_one(tmp_path: Path) -> None:
-    """An editor may be writing it. A task that lost its last values would be another one, and `revoke` would keep it."""
+    """An editor may be writing it. A task without its last values is another one, and `revoke` would keep it."""
     (tmp_path / "public.csv").write_text("width,colour\n" + "".join(f"{k}.5,red\n{k},blue\n" for k in range(20)))
     folder = create_federation(
         tmp_path / "f", "fedcc", {"a": None, "b": None}, options={}, port=9092,
