@@ -83,7 +83,7 @@ def test_a_noisy_answer_is_drawn_once_and_counted_once(tmp_path: Path, capsys: C
     assert "record-level epsilon over all runs: " in shown
     assert json.loads((folder.run / "summary.json").read_text())["noise"].startswith("the operating system's")
     (site.state / "noisy-answers").unlink()
-    with pytest.raises(NoQuorum, match="'east': 'an error at the site"):
+    with pytest.raises(NoQuorum, match="east: an error at the site"):
         ask(folder, x, tmp_path / "5.npz")
     assert site.audit.ledger().noisy == {(1.0, 11): count + 5}, "fresh noise for the same questions"
     start = ("federation", "client", site.path, "--data", site.path / "data.npz", "--device", "cpu")

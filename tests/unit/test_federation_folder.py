@@ -19,7 +19,7 @@ from program import call
 pytest.importorskip("flwr")
 
 from fedcc.experiments.experiment import Experiment, resolve_machine
-from fedcc.flower.create import _own_experiment
+from fedcc.flower.create import _own_experiment, create_federation
 from fedcc.flower.data import site_samples
 from fedcc.flower.folder import FederationFolder, Site, Task, disagreement, parse_clients
 from fedcc.flower.keys import public_bytes
@@ -182,6 +182,26 @@ def test_rules_are_checked() -> None:
             Rules(**rules).check(4)
 
 
+def test_a_file_that_was_cut_off_is_never_read_as_a_whole_one(tmp_path: Path) -> None:
+    """An editor may be writing it. A task without its last values is another one, and `revoke` would keep it."""
+    (tmp_path / "public.csv").write_text("width,colour\n" + "".join(f"{k}.5,red\n{k},blue\n" for k in range(20)))
+    folder = create_federation(
+        tmp_path / "f", "fedcc", {"a": None, "b": None}, options={}, port=9092,
+        public_file=tmp_path / "public.csv", class_names=("x", "y"),
+    )  # fmt: skip
+    for file, read in (
+        (folder.path / "federation.toml", lambda: FederationFolder.read(folder.path)),
+        (folder.site("a") / "site.toml", lambda: Site.read(folder.site("a"))),
+    ):
+        whole = file.read_bytes()
+        read()
+        for length in range(len(whole) - 1):  # the last byte ends the last line
+            file.write_bytes(whole[:length])
+            with pytest.raises(ValueError, match=file.name):
+                read()
+        file.write_bytes(whole)
+
+
 def test_init_refuses_in_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     init = ("federation", "init", tmp_path / "f", "--client", "a", "--client", "b", "--skew", "iid")
     call(capsys, *init, "--method", "centralized").refused("Centralized is a bound for simulations")
@@ -191,8 +211,10 @@ def test_init_refuses_in_one_line(capsys: pytest.CaptureFixture[str], tmp_path: 
     call(capsys, *init, "--quorum", 3).refused("quorum must be from 1 to the number of clients, 2, got 3")
     for host in ("fed.example.org:9092", "[::1]", ""):
         call(capsys, *init, "--host", host).refused(
-            f"--host must be a name or an IP address, without port and brackets, got {host!r}"
+            f"--host must be a name or an IP address, without port and brackets, got {host!r}; --port sets the port"
         )
+    for port in (0, 91_920):
+        call(capsys, *init, "--port", port).refused(f"port must be from 1 to 65535, got {port}")
     call(capsys, *init, "--client", "c=resnet9").refused("depth is 6n + 2 (8, 14, 20, ..., 1202), got 9")
     assert not (tmp_path / "f").exists()
     (tmp_path / "f").mkdir()

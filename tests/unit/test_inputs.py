@@ -48,7 +48,10 @@ def test_a_folder_without_classes_or_images_is_refused(tmp_path: Path, content: 
     for name in content:
         (tmp_path / name).parent.mkdir()
         (tmp_path / name).write_text("")
-    with pytest.raises(InputError, match="found none"), pytest.warns() if content else nullcontext():
+    with (
+        pytest.raises(InputError, match="found none; delete" if content else "found none"),
+        pytest.warns() if content else nullcontext(),
+    ):
         list_parts(tmp_path)
 
 

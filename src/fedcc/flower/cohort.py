@@ -23,6 +23,7 @@ from fedcc.core.messages import Predictions, Weights, leaves
 from fedcc.core.model import Arch
 from fedcc.core.naming import printable
 from fedcc.core.rng import Key
+from fedcc.errors import UserError
 from fedcc.experiments.record import Record
 from fedcc.flower import codec
 from fedcc.flower.attendance import Attendance, ClientStatus
@@ -59,7 +60,7 @@ class RunLog:
         write_whole(self.status_path, json.dumps(self.status, indent=1))
 
 
-class NoQuorum(RuntimeError):
+class NoQuorum(UserError):
     """Too few clients for a round; the run can be resumed."""
 
 
@@ -222,7 +223,8 @@ class FlowerCohort:
                 quorum = min(quorum, max(1, here))
             if len(answers) + len(waiting) < quorum:
                 if all(self.status[name].aside for name in exchange.failures):
-                    reasons = {**self.attendance.failed, **self.attendance.refused}
+                    problems = {**self.attendance.failed, **self.attendance.refused}
+                    reasons = "; ".join(f"{name}: {problem}" for name, problem in problems.items())
                     raise NoQuorum(
                         f"round {t}: only {len(answers)} of the {quorum} clients needed for a quorum; {reasons}"
                     )

@@ -12,7 +12,7 @@ import torch
 
 from fedcc import __version__
 from fedcc.code import is_reference
-from fedcc.core.options import options_of
+from fedcc.core.options import check_options, options_of
 from fedcc.core.samples import IDENTITY, Samples, View
 from fedcc.data.arrays import usual_network
 from fedcc.data.dataset import PAPER_EPOCHS, PAPER_ROUNDS, Inputs
@@ -87,7 +87,9 @@ def create_federation(
         raise ValueError(f"{path} is not empty; a federation needs a folder of its own")
     for host in hosts:
         if not is_host(host):
-            raise ValueError(f"--host must be a name or an IP address, without port and brackets, got {host!r}")
+            raise ValueError(
+                f"--host must be a name or an IP address, without port and brackets, got {host!r}; --port sets the port"
+            )
     if is_reference(method):
         raise ValueError(f"{method} is code, which sites do not import: a federation's method is part of an installed "
                          "package (entry point fedcc.methods)")  # fmt: skip
@@ -124,6 +126,7 @@ def create_federation(
     round_rules.check(len(clients))
     hosts = tuple(dict.fromkeys((*hosts, "localhost", "127.0.0.1")))
     folder = FederationFolder(path, experiment, task, round_rules, networks, hosts, port)
+    check_options(folder)
     test = federation.test if test_file is None else site_samples(test_file, task, experiment.split.label)
     _write(folder, public, app, make_keys or simulate_sites)
     if len(test):

@@ -67,10 +67,11 @@ class Task:
         return task
 
     def table(self) -> dict[str, Any]:
-        """The task as a file holds it."""
+        """The task as a file holds it. Its last value is a required one, so a file that was cut off is refused."""
         values = asdict(replace(self, encoding=None))
         del values["encoding"]
         values |= values.pop("view") | ({"columns": self.encoding.values()} if self.encoding else {})
+        values["public_sha256"] = values.pop("public_sha256")
         return {name: list(v) if isinstance(v, tuple) else v for name, v in values.items()}
 
     @property

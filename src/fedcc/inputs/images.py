@@ -72,7 +72,10 @@ def list_classes(folder: Path) -> Listing:
         if deeper := _folders(path):
             _leave_out(path, len(deeper), "folders", deeper[0], "a class's images lie in its own folder")
         if not images:
-            raise InputError(f"{path}: a class needs images ({', '.join(SUFFIXES)}), found none")
+            raise InputError(
+                f"{path}: a class needs images ({', '.join(SUFFIXES)}), found none; "
+                "delete the folder if there are none of this class"
+            )
         listing.paths.extend(images)
         listing.names.extend([path.name] * len(images))
     return listing
