@@ -285,6 +285,11 @@ def test_a_client_that_had_its_server_waits_while_somebody_else_answers(
         take_part(wrong)
     assert not sessions
     assert not (site / "state" / "home" / "apps").exists(), "an app that was unpacked in part would be used"
+    with (
+        supernode.only_client(Site.read(site)),
+        pytest.raises(FlowerError, match="another client takes part with .*; end it first"),
+    ):
+        take_part(right)
     with pytest.raises(Ended):
         take_part(right, wrong, wrong, "localhost:1", right)
     waiting = [line for line in said if "cannot be reached" in line]

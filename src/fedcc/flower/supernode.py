@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import re
 import time
-from contextlib import ExitStack, closing
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
 from datetime import UTC, datetime, timedelta
 from itertools import count
 from pathlib import Path
@@ -143,11 +144,12 @@ def take_part(
             say(text)
     site.state.mkdir(exist_ok=True)
     close_to_others(site.state)
-    forget_apps(site.state / "home")
     config = {"site": str(site.path), "data": str(data.resolve()), "device": device, "threads": threads,
               "share-model": share_model, "label": label, "network": network, "code": str(Path.cwd())}  # fmt: skip
-    write_whole(site.state / "node.toml", dumps(config))
-    with closing(ForkServer(site.state / "warm")) as fork_server:  # before CUDA is initialised: no fork survives that
+    # The fork server comes before CUDA is initialised: no fork survives that.
+    with only_client(site), closing(ForkServer(site.state / "warm")) as fork_server:
+        forget_apps(site.state / "home")
+        write_whole(site.state / "node.toml", dumps(config))
         choose_device(device)
         if network:  # after the fork: what the code initialises may not survive one
             check_network(site, network)
@@ -162,6 +164,20 @@ def take_part(
             text = "the connection has ended; retrying in {:g} s (a server may keep a session for a minute)"
             say(text.format(RETRY_SECONDS), "warning")
             time.sleep(RETRY_SECONDS)
+
+
+@contextmanager
+def only_client(site: Site) -> Iterator[None]:
+    """Refuse a second client of a site's folder: the server holds one session for its key, and would turn it away."""
+    from filelock import FileLock, Timeout
+
+    try:
+        lock = FileLock(site.state / "client.lock").acquire(timeout=0)
+    except Timeout:
+        advice = "end it first, or join with a folder and a name of its own"
+        raise FlowerError(f"another client takes part with {site.path}; {advice}") from None
+    with lock:
+        yield
 
 
 def _wait_for_server(server: str, site: Path, say: Say, known: bool) -> None:
