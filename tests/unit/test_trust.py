@@ -287,7 +287,7 @@ def test_a_client_that_had_its_server_waits_while_somebody_else_answers(
     assert not (site / "state" / "home" / "apps").exists(), "an app that was unpacked in part would be used"
     with (
         supernode.only_client(Site.read(site)),
-        pytest.raises(FlowerError, match="another client takes part with .*; end it first"),
+        pytest.raises(FlowerError, match=r"another client takes part with .*; end it first"),
     ):
         take_part(right)
     with pytest.raises(Ended):
