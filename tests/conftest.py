@@ -25,15 +25,26 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Slow tests begin first, so that none is left when the others are done; one that fails runs once more.
+    """Slow tests begin first, in all processes, so that none is left when the others are done.
 
-    They wait for real programs, and a busy machine may be late. ``-rR`` lists those that ran again; a fast test never
-    does.
+    They wait for real programs, and a busy machine may be late: one that fails runs once more. ``-rR`` lists those that
+    did; a fast test never does. pytest-xdist begins with one stretch of the list for each process: here each stretch begins with slow tests,
+    those of a module together, since they share what they start.
     """
-    slow = {item for item in items if item.get_closest_marker("slow")}
-    items.sort(key=lambda item: item not in slow)
-    for item in slow:
-        item.add_marker(pytest.mark.flaky(reruns=1))
+    slow: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        if item.get_closest_marker("slow"):
+            slow.setdefault(item.nodeid.partition("::")[0], []).append(item)
+            item.add_marker(pytest.mark.flaky(reruns=1))
+    fast = [item for item in items if not item.get_closest_marker("slow")]
+    processes = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    ordered: list[pytest.Item] = []
+    for i in range(processes):
+        first = [item for module in list(slow.values())[i::processes] for item in module]
+        more = max(0, len(items) // processes - len(first))
+        ordered += first + fast[:more]
+        fast = fast[more:]
+    items[:] = ordered + fast
 
 
 def pytest_runtest_setup() -> None:
