@@ -28,8 +28,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Slow tests begin first, in all processes, so that none is left when the others are done.
 
     They wait for real programs, and a busy machine may be late: one that fails runs once more. ``-rR`` lists those that
-    did; a fast test never does. pytest-xdist begins with one stretch of the list for each process: here each stretch begins with slow tests,
-    those of a module together, since they share what they start.
+    did; a fast test never does. pytest-xdist gives each process one stretch of the list at first: each begins with slow
+    tests, those of a module together, since they share what they start.
     """
     slow: dict[str, list[pytest.Item]] = {}
     for item in items:
