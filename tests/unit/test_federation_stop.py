@@ -100,7 +100,7 @@ def test_a_run_that_cannot_start_replaces_nothing(tmp_path: Path, capsys: pytest
 
 @pytest.mark.parametrize(("lock", "overwrite", "said"), [
     ("start.lock", False, "a run or a prediction is in progress"), ("start.lock", True, "is in progress"),
-    ("run.lock", True, "an earlier run goes on in the server: `fedcc federation run` follows it"),
+    ("run.lock", True, "an earlier run is still in progress: `fedcc federation run` follows it"),
 ])  # fmt: skip
 def test_a_second_run_is_refused_and_changes_nothing(
     lock: str, overwrite: bool, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -139,7 +139,7 @@ def test_a_run_whose_program_was_killed_is_followed_and_not_done_again(
     threading.Timer(0.3, end).start()
     assert superlink.train(folder, False, lambda line, *_: said.append(line)) == 7.0
     assert started == ([] if finishes else ["train"])
-    assert said == ["an earlier run goes on in the server: waiting for its end", "the last round is done"]
+    assert said == ["an earlier run is still in progress: waiting for its end", "the last round is done"]
 
 
 def test_a_signal_stops_a_run_that_is_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,7 +149,7 @@ def test_a_signal_stops_a_run_that_is_followed(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(superlink, "flwr", lambda words, _: stopped.append(words))
 
     def interrupt(line: str, *_: Any) -> None:
-        if "goes on" in line:
+        if "still in progress" in line:
             raise KeyboardInterrupt
 
     with FileLock(folder.operator / "run.lock"), pytest.raises(KeyboardInterrupt):

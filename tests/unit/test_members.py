@@ -179,7 +179,7 @@ def test_a_folders_file_that_is_saved_half_does_not_stop_a_run(tmp_path: Path) -
     server.train()
     others = ["north", "south", "west"]
     assert present(folder) == [list(NAMES), others, others]
-    said = [line for line in (folder.operator / "run.log").read_text().splitlines() if "clients of before" in line]
+    said = [line for line in (folder.operator / "run.log").read_text().splitlines() if "its present clients" in line]
     assert len(said) == 1, "it is said once"
     assert "federation.toml" in said[0]
 

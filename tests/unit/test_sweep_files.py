@@ -18,6 +18,7 @@ from fedcc.experiments.store import RunFolder
 from fedcc.experiments.sweep import Deadline, Run, duration, planned, read, shard
 from fedcc.methods import METHODS, PAPER
 from program import call
+from scripts import loaded
 
 FILES = Path(__file__).parents[2] / "experiments"
 SUMMARY = json.dumps({"accuracy": {"final": 50.0}, "experiment": {}})  # the least that a finished run has
@@ -215,18 +216,7 @@ def test_every_file_there_is_can_be_read() -> None:
 def test_files_for_one_folder_of_runs_agree() -> None:
     """Their runs lie side by side: one folder never stands for two experiments."""
     first: dict[Path, Experiment] = {}
-    for name in (
-        "table1",
-        "seed0",
-        "again",
-        "augmentations",
-        "strong",
-        "strong-rivals",
-        "parts",
-        "seeds",
-        "tiny64",
-        "compute",
-    ):
+    for name in ("table1", *loaded("experiments/backlog.py").ORDER):
         for run in read(FILES / f"{name}.toml"):
             assert run.experiment() == first.setdefault(run.folder, run.experiment())
 

@@ -80,7 +80,7 @@ def add(
 
 @federation_app.command()
 def revoke(folder: Folder, name: ClientName) -> None:
-    """Revoke a client: the server refuses its key at once, and a run in progress goes on without it."""
+    """Revoke a client: the server refuses its key at once, and a run in progress continues without it."""
     from fedcc.flower.folder import FederationFolder
     from fedcc.flower.members import revoke_client
 

@@ -21,12 +21,13 @@ class NotFiniteError(FloatingPointError):
         self.model = model
 
 
-def magnitudes(states: Sequence[State]) -> list[dict[str, float]]:
-    """The largest absolute value of every floating entry of every state; waits for the device once."""
-    names = [[n for n, v in state.items() if v.is_floating_point() and v.numel()] for state in states]
-    tensors = [state[name] for state, own in zip(states, names, strict=True) for name in own]
-    values = iter(torch.stack(torch._foreach_norm(tensors, math.inf)).tolist() if tensors else [])
-    return [{name: next(values) for name in own} for own in names]
+def magnitudes(state: State) -> dict[str, float]:
+    """The largest absolute value of every floating entry; waits for the device once."""
+    tensors = {name: value for name, value in state.items() if value.is_floating_point() and value.numel()}
+    if not tensors:
+        return {}
+    norms = torch.stack(torch._foreach_norm(list(tensors.values()), math.inf)).tolist()
+    return dict(zip(tensors, norms, strict=True))
 
 
 def overflowing_entry(before: State, after: State, largest: Mapping[str, float]) -> str:
@@ -80,7 +81,7 @@ def check_models(before: Mapping[str, Model], after: Mapping[str, Model]) -> Non
         if who in before and before[who].arch == model.arch:
             old = before[who].state
             new = {name: value for name, value in model.state.items() if value is not old[name]}
-            if name := overflowing_entry(old, new, magnitudes([new])[0]):
+            if name := overflowing_entry(old, new, magnitudes(new)):
                 raise FloatingPointError(
                     f"the weights of the server's model {who!r} are not finite or overflow ({name})"
                 )

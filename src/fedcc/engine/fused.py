@@ -154,7 +154,7 @@ class Fused:
         for job, (total, finite_steps, largest) in zip(jobs, ends, strict=True):
             fitted = cast(Fitted, job.fitted)
             state = fitted.model.state
-            own = {} if largest <= limit(self.dtype) else magnitudes([state])[0]  # entry by entry only where it matters
+            own = {} if largest <= limit(self.dtype) else magnitudes(state)  # entry by entry only where it matters
             if reason := nonfinite_reason(job.fit, state, total, int(finite_steps), own):
                 error = FloatingPointError(reason)
                 error.add_note(str(job.fit.key))

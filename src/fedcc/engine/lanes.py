@@ -211,7 +211,7 @@ class Lanes:
             for memory, order in ((self, range(len(lanes))), (other, lanes))
         )
         torch._foreach_copy_(slots, values)
-        index = torch.tensor(lanes).to(self.rows.device, non_blocking=True)
+        index = self._to_device(torch.tensor(lanes))
         for slot, value in zip(self._rest(), other._rest(), strict=True):
             slot[: len(lanes)].copy_(value[index])
 

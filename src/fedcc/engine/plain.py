@@ -106,7 +106,7 @@ class Plain:
         parts = x.tensor_split(-(-len(x) // PREDICT_BATCH))  # of equal size, so that none is tiny
         inputs = (samples.view.clean(x.to(self.device), self.dtype) for x in parts)
         state = statistics(module, lambda x: self.forward(module, x), inputs)
-        if name := overflowing_entry(request.model.state, state, magnitudes([state])[0]):
+        if name := overflowing_entry(request.model.state, state, magnitudes(state)):
             raise FloatingPointError(f"BatchNorm's statistics are not finite ({name})")
         return request.model.with_(state) if state else request.model
 
@@ -136,7 +136,7 @@ class Plain:
         state = {n: v.detach().clone(memory_format=torch.contiguous_format) for n, v in module.state_dict().items()}
         total = float(sum_on_device)
         finite_steps = steps if math.isfinite(total) else int(torch.stack(losses).double().cumsum(0).isfinite().sum())
-        if reason := nonfinite_reason(fit, state, total, finite_steps, magnitudes([state])[0]):
+        if reason := nonfinite_reason(fit, state, total, finite_steps, magnitudes(state)):
             raise FloatingPointError(reason)
         moments = optimizer.state() if fit.recipe.reset == "round" else {}
         return Fitted(Model(fit.model.arch, state), steps, total / steps, moments, tuple(params))

@@ -113,7 +113,7 @@ class FlowerCohort:
         """Let go of clients that were revoked, and forget what those with a new key were asked with the old one."""
         (self.folder, problem), before = self.folder.latest(), self.keys
         if problem and not self.unreadable:  # it may be saved half: the next look reads it again
-            self.say(f"{problem}; the run goes on with the clients of before", "warning")
+            self.say(f"{problem}; the run continues with its present clients", "warning")
         self.unreadable = bool(problem)
         self.keys, self.signer = key_bytes(self.folder), CommandSigner(self.folder.command_key, __version__)
         for name, status in self.status.items():

@@ -45,7 +45,7 @@ def warnings_of(folder: FederationFolder) -> list[str]:
 
 
 class Reminder:
-    """Says once a day what should be renewed soon; called often by a program that waits, whose wait goes on."""
+    """Says once a day what should be renewed soon; called often by a program that waits for something else."""
 
     def __init__(self, warnings: Callable[[], Iterable[str]], say: Say, first: float = 0.0):
         self.warnings, self.say, self.next = warnings, say, time.monotonic() + first

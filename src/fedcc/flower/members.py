@@ -1,4 +1,4 @@
-"""Who belongs to a federation: clients are added, revoked, and given new keys, even while a run goes on.
+"""Who belongs to a federation: clients are added, revoked, and given new keys, even during a run.
 
 A client's number is its place in ``[clients]`` of ``federation.toml``. New clients come last, and revoked ones keep
 their place, so numbers never change and are never used again. The file is what counts: the server's app reads it

@@ -184,7 +184,7 @@ def run_file(folder: FederationFolder) -> Path:
 
 
 def run_name(folder: FederationFolder) -> str:
-    """The run's name; with another one the sites would go on with new models."""
+    """The run's name; with another one the sites would start with new models."""
     try:
         return re.fullmatch(r"[0-9a-f]{16}", json.loads(run_file(folder).read_bytes())["run"])[0]  # type: ignore[index]
     except (OSError, ValueError, TypeError, KeyError):
@@ -207,7 +207,7 @@ def check_server_files(operator: Path) -> None:
 
 
 def check_server(folder: FederationFolder) -> None:
-    """Refuse to go on without a server that serves this user: before anything is deleted or written."""
+    """Raise an error if no server answers this user: before anything is deleted or written."""
     if not is_serving(folder):
         raise ValueError(f"the server is not running; `fedcc federation server {folder.path}` starts it")
     try:
@@ -238,7 +238,7 @@ def alone(folder: FederationFolder, say: Say, patience: float) -> Iterator[None]
 
 
 def _let_end(folder: FederationFolder, say: Say, patience: float) -> None:
-    """Return when the server's app of before has ended; Ctrl-C stops it."""
+    """Return when the server's earlier app has ended; Ctrl-C stops it."""
     from filelock import FileLock, Timeout
 
     lock, end = FileLock(folder.operator / "run.lock"), time.monotonic() + patience
@@ -251,9 +251,9 @@ def _let_end(folder: FederationFolder, say: Say, patience: float) -> None:
             except Timeout:
                 if time.monotonic() > end:
                     advice = "`fedcc federation run` follows it, and Ctrl-C then stops it"
-                    raise FlowerError(f"an earlier run goes on in the server: {advice}") from None
+                    raise FlowerError(f"an earlier run is still in progress: {advice}") from None
             if not said:
-                say("an earlier run goes on in the server: waiting for its end")
+                say("an earlier run is still in progress: waiting for its end")
                 said = True
             follower.poll()
 

@@ -1,4 +1,4 @@
-"""MOON: a sample's features are pulled to the received model's and pushed away from the client's own of before.
+"""MOON: a sample's features are pulled to the received model's and pushed away from those of the client's previous one.
 
 Li, He and Song, "Model-contrastive federated learning", CVPR 2021.
 Shares, receives and predicts as FedAvg. A client keeps the model that it trained last.
